@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.skyrl.generator import token_rewards
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
-from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn
+from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory, Turn
 
 SETTINGS = EpisodeSettings(
     env="desk", tool_call_parser="hermes", verify="always", max_turns=12, retries=0
@@ -104,6 +105,19 @@ async def test_an_aborted_episode_is_masked_and_leaves_the_group_s_mean() -> Non
     assert output["stop_reasons"] == ["abort", "stop", "stop"]
     assert sum(output["loss_masks"][0]) == 0 and sum(output["rewards"][0]) == 1.0
     assert output["rollout_metrics"]["toolroll/aborted"] == 1.0
+
+
+async def test_an_aborted_episode_gets_the_mean_of_what_is_trained() -> None:
+    """The rewards of cut episodes are set to 0 before the group's mean is taken."""
+    async with generator(zero_reward_on_non_stop=True) as (own, _):
+        made = await own._play(batch(1), 0, batch(1)["sampling_params"])
+        result = made.result
+        cut = replace(result, status=Status.TRUNCATED, reward=1.0)
+        aborted = replace(result, status=Status.ABORTED, reward=None)
+        ask = {"trajectory_ids": [TrajectoryID("a", at) for at in range(2)]}
+        played = [replace(made, result=one) for one in (cut, aborted)]
+        output = own._output(played, ask, with_logprobs=True)
+    assert [sum(rewards) for rewards in output["rewards"]] == [0.0, 0.0]
 
 
 async def test_the_trainer_s_filters_are_applied() -> None:

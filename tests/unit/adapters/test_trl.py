@@ -151,6 +151,18 @@ def test_what_is_wrong_is_refused() -> None:
         rollout(["What is 2 + 2?"], a_trainer())
 
 
+def test_options_that_trl_would_not_follow_are_refused() -> None:
+    """With tools, TRL's own loop runs after the episode, and env_mask is not read."""
+    with rollouts() as (engine, rollout):
+        trainer = a_trainer()
+        trainer.tools = [print]
+        with pytest.raises(UsageError, match="drop env_mask"):
+            rollout(["0"], trainer)
+        with pytest.raises(UsageError, match="vllm_structured_outputs_regex has no effect"):
+            rollout(["0"], a_trainer(vllm_structured_outputs_regex="a+"))
+        assert not engine.log
+
+
 # --- environment_factory --------------------------------------------------------------------------
 
 ADDING = '''

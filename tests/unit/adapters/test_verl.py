@@ -12,10 +12,15 @@ import aiohttp
 import numpy as np
 import pytest
 from support.desk_episodes import ByTask, known_tasks
-from support.verl_mirror import Servers, TokenOutput
+from support.verl_mirror import Servers, TokenOutput, loop_arguments
 
 from toolroll.rollout.adapters.episodes import EpisodePlayer
-from toolroll.rollout.adapters.verl import ServerEngine, VerlSettings, to_fields
+from toolroll.rollout.adapters.verl import (
+    ServerEngine,
+    ToolrollAgentLoop,
+    VerlSettings,
+    to_fields,
+)
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
@@ -141,6 +146,26 @@ async def test_a_turn_that_cannot_be_sampled_is_refused(
     engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
     with pytest.raises(CompletionError, match=words):
         await engine.generate(asked())
+
+
+@pytest.mark.parametrize(("own", "turns"), [({}, 5), ({"max_turns": 7}, 7)])
+async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> None:
+    manager: Any = Says(token_ids=[9])
+    given = loop_arguments(
+        manager, load_embedded_tokenizer(), multi_turn={"max_assistant_turns": 5}
+    )
+    loop = ToolrollAgentLoop(**given, settings={"env": "desk", **own})
+    player = loop._player(loop.settings)
+    assert player.settings.max_turns == turns
+    await player.aclose()
+
+
+def test_routing_replay_is_refused() -> None:
+    manager: Any = Says(token_ids=[9])
+    given = loop_arguments(manager, load_embedded_tokenizer(), enable_rollout_routing_replay=True)
+    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
+    with pytest.raises(UsageError, match="does not pass the routed experts"):
+        loop._player(loop.settings)
 
 
 async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:

@@ -145,16 +145,17 @@ class ToolrollGenerator:
     ) -> dict[str, Any]:
         ids = batch.get("trajectory_ids")
         reasons = [_STOP_REASONS[one.result.status] for one in played]
+        given = [one.result.reward for one in played]
+        if self._cfg.zero_reward_on_non_stop:  # before the means of the groups are taken
+            given = [
+                0.0 if reason == "length" else reward
+                for reward, reason in zip(given, reasons, strict=True)
+            ]
         rewards = _filled_rewards(
-            [one.result.reward for one in played],
+            given,
             [each.instance_id for each in ids] if ids else [str(at) for at in range(len(played))],
         )
         masks = [one.sequence.loss_mask for one in played]
-        if self._cfg.zero_reward_on_non_stop:
-            rewards = [
-                0.0 if reason == "length" else reward
-                for reward, reason in zip(rewards, reasons, strict=True)
-            ]
         if self._cfg.apply_overlong_filtering:
             masks = [
                 mask if reason == "stop" else [0] * len(mask)

@@ -72,8 +72,10 @@ class RolloutFunc:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, and the fields
-        `toolroll_*` for reward functions, with one entry per prompt.
+        `toolroll_*` for reward functions, with one entry per prompt. Raise `UsageError` for options
+        of TRL that do not go with a `rollout_func`.
         """
+        _check_supported(trainer)
         if self._sync_weights is not None and self._synced != trainer.state.global_step:
             self._sync_weights(trainer)
             self._synced = trainer.state.global_step
@@ -136,6 +138,20 @@ class RolloutFunc:
         finally:
             for episode in episodes:
                 episode.cancel()
+
+
+def _check_supported(trainer: Any) -> None:
+    """Raise `UsageError` for what TRL would do to the tokens, or would not do."""
+    if getattr(trainer, "tools", None):
+        raise UsageError(
+            "GRPOTrainer has tools (tools= or environment_factory=): TRL would play on after each "
+            "episode and drop env_mask; leave them out, an environment has its own tools"
+        )
+    if getattr(trainer.args, "vllm_structured_outputs_regex", None):
+        raise UsageError(
+            "vllm_structured_outputs_regex has no effect on an SGLang server: set "
+            'generation_kwargs={"regex": ...} instead'
+        )
 
 
 def _read_prompt(prompt: Any) -> tuple[int, Mapping[str, Any]]:

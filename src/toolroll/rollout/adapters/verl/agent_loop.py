@@ -109,6 +109,14 @@ class ToolrollAgentLoop:
 
     def _player(self, settings: VerlSettings) -> EpisodePlayer:
         config = self.rollout_config
+        if config.get("enable_rollout_routing_replay"):
+            raise UsageError(
+                "rollout.enable_rollout_routing_replay: toolroll does not pass the routed experts "
+                "to verl; run without it"
+            )
+        turns = (config.get("multi_turn") or {}).get("max_assistant_turns")
+        if turns and "max_turns" not in settings.model_fields_set:
+            settings = settings.model_copy(update={"max_turns": int(turns)})
         length = int(config.prompt_length) + int(config.response_length)
         own = {name: getattr(settings, name) for name in ModelSettings.model_fields}
         own["context_length"] = settings.context_length or config.get("max_model_len") or length
