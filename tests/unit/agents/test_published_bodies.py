@@ -222,6 +222,18 @@ async def test_other_ways_to_change_a_response(kind: type[TrainableToolCallingAg
     assert threading.main_thread() not in shop.threads
 
 
+async def test_a_plain_hook_s_call_is_executed_even_if_it_is_not_read() -> None:
+    """As with an environment that is called directly; a published hook may ignore a result."""
+
+    class Twice(TrainableToolCallingAgent):
+        def _execute_tool(self, env: Any, action: Any) -> Any:
+            env.step(action)
+            return env.step(action)
+
+    _, shop = await played(Twice)
+    assert [action.name for action in shop.actions[:2]] == ["look", "look"]
+
+
 async def test_a_result_that_is_none() -> None:
     class Wrong(TrainableToolCallingAgent):
         async def _execute_tool(self, env: Any, action: Any) -> Any:

@@ -146,22 +146,34 @@ class HookEnvironment:
     def reset(self, task_index: int | None = None) -> HookCall[Observation]:
         """Start the episode's task; `task_index` has no effect."""
         runner = self._runner
-        return HookCall(
-            self,
-            runner.reset,
-            runner.reset_now,
-            lambda found: ResetResponse(ObservationText.of(found), HookInfo(found.info)),
+        return self._begun(
+            HookCall(
+                self,
+                runner.reset,
+                runner.reset_now,
+                lambda found: ResetResponse(ObservationText.of(found), HookInfo(found.info)),
+            )
         )
 
     def step(self, action: Action) -> HookCall[StepResult]:
         """Execute `action`."""
         runner = self._runner
-        return HookCall(
-            self,
-            lambda: runner.step(action),
-            lambda: runner.step_now(action),
-            StepResponse.of,
+        return self._begun(
+            HookCall(
+                self,
+                lambda: runner.step(action),
+                lambda: runner.step_now(action),
+                StepResponse.of,
+            )
         )
+
+    def _begun(self, call: HookCall[T]) -> HookCall[T]:
+        """Execute a plain hook's `call` at once: the hook may not read its result."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            call.response()
+        return call
 
     def wait(self, start: Callable[[], Coroutine[Any, Any, T]], now: Callable[[], T]) -> T:
         """Return the result of a call that is read without `await`."""
