@@ -59,7 +59,7 @@ from toolroll.rollout.types import Action, EnvironmentOptions
 EPISODES = known_tasks()[:20]
 MAX_NEW = 256
 _NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
-SETTINGS = {"env": "desk", "tool_call_parser": "hermes", "verify": "always"}
+SETTINGS: dict[str, Any] = {"env": "desk", "tool_call_parser": "hermes", "verify": "always"}
 
 
 @dataclass
