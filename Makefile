@@ -23,7 +23,8 @@ test: $(VENV)/.quick
 	$(PYTEST) tests/unit -m "not slow and not peers" $(XDIST) $(PYTEST_ARGS)
 
 # Everything that a package index has: processes, the real SGLang server and router, Ray, all templates.
-test-all: $(VENV)/.all
+test-all: $(VENV)/.all $(VENV)/sglang-older
+	TOOLROLL_OLDER_SGLANG=$(abspath $(VENV)/sglang-older) \
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
 
 # The tests that prove tokens; TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
@@ -114,6 +115,12 @@ $(VENV)/transformers-oldest: $(VENV)/.all
 $(VENV)/transformers-newest: $(VENV)/.all
 	rm -rf $@
 	$(PIP) install -q --no-warn-conflicts --target $@ --upgrade transformers
+	touch $@
+
+# The SGLang that slime pins, and those of its requirements that it does not run without on the CPU.
+$(VENV)/sglang-older: $(VENV)/.all tests/requirements-sglang-older.txt
+	rm -rf $@
+	$(PIP) install -q --no-deps --target $@ -r tests/requirements-sglang-older.txt
 	touch $@
 
 $(VENV)/openai-oldest: $(VENV)/.quick

@@ -28,9 +28,12 @@ STUBS = Path(__file__).with_name("stubs")
 """To be put on the PYTHONPATH of a process that imports sglang on a machine without a GPU."""
 
 
-def sglang_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+def sglang_environment(
+    extra: Mapping[str, str] | None = None, *, packages: Path | None = None
+) -> dict[str, str]:
     """The environment in which SGLang starts on a CPU, without a network."""
-    path = [str(STUBS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    first = [str(packages)] if packages is not None else []
+    path = [*first, str(STUBS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
         "SGLANG_USE_CPU_ENGINE": "1",
@@ -54,9 +57,10 @@ def sglang_server(
     model: Path | None = None,
     flags: Sequence[str] = (),
     name: str = "sglang",
+    packages: Path | None = None,
 ) -> Iterator[Server]:
     """A server of the tiny model (or of `model`); open once /health, which samples a token,
-    gives a 200.
+    gives a 200. `packages`: a folder with another SGLang.
     """
     folder = tiny_model(dtype) if model is None else model
 
@@ -74,8 +78,12 @@ def sglang_server(
 
     log = log_folder / f"{name}.log"
     with serving(
-        command, ready="/health", environment=sglang_environment(), log=log, name=name
-    ) as server:
+        # 0.5.15's default is the port + 10,000, which may be above 65,535
+        command, ready="/health", log=log, name=name,
+        environment=sglang_environment(
+            {"SGLANG_GRPC_PORT": str(free_ports(1)[0])}, packages=packages
+        ),
+    ) as server:  # fmt: skip
         yield server
 
 

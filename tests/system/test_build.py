@@ -91,7 +91,10 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     expected = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert inside == expected
     tops = {name.split("/")[0] for name in names(wheel)}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"toolroll"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "toolroll",
+        "toolroll_verifiers",
+    }
 
 
 def test_the_wheel_holds_the_data_and_the_types_marker(wheel: Path) -> None:

@@ -48,8 +48,12 @@ from toolroll.rollout.types import Message
 _NOT_RETRIED = frozenset({501, 505})
 """Statuses of 5xx that are not retried: the server does not support the request."""
 _EXCERPT = 500
-_OVERFLOW = re.compile(r"context_length_exceeded|maximum context length|maximum model length")
-"""Matches the errors of OpenAI and vLLM for a prompt that is too long."""
+_OVERFLOW = re.compile(
+    r"context_length_exceeded|maximum context length|maximum model length|rollout stopped: "
+)
+"""Matches the errors of OpenAI and vLLM for a prompt that is too long, and that of verifiers'
+interception server for a turn after a limit of the rollout.
+"""
 
 
 class ChatClientConfig(BaseModel):

@@ -102,12 +102,12 @@ def _sent(message: Message) -> Message:
 def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> BaselineAgent:
     """Return the agent `baseline` of the group `toolroll.agents`.
 
-    `settings`: endpoint, model, api_key_env, engine_timeout, step_timeout, max_observation_bytes,
-    extra_params, and the fields of `CallPolicy`.
+    `settings`: endpoint, model, api_key, api_key_env, engine_timeout, step_timeout,
+    max_observation_bytes, extra_params, and the fields of `CallPolicy`.
     """
     own = dict(settings)
     server = {"base_url": own.pop("endpoint")} | _taken(
-        own, "model", "api_key_env", "engine_timeout"
+        own, "model", "api_key", "api_key_env", "engine_timeout"
     )
     client = ChatClient(ChatClientConfig.checked("the endpoint", server))
     given = _taken(own, "step_timeout", "max_observation_bytes", "extra_params")

@@ -1,164 +1,492 @@
-"""Every adapter gives the same sequences and rewards for the same episodes as `EpisodePlayer`."""
+"""The same 20 desk episodes through every adapter: one oracle, the engine's own request log.
+
+The oracle uses no code of the adapters, of sessions or of parsers: what the engine received and
+sampled gives the ids, masks and logprobs, and the sampled text, played to a new desk, the reward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import json
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 from support import framework_engines as engines
-from support import miles_mirror
+from support import miles_mirror, verl_mirror
+from support.bare import run_apart
+from support.desk_episodes import DESK, TASKS, known_tasks, openings
+from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import arguments
+from support.trl_mirror import a_trainer
+from support.vllm_mirror import LlmEngine, SamplingParams
 
-from toolroll.rollout.adapters import slime
+from toolroll.agents.text_agent import TextAgent
+from toolroll.parsers.openai import from_openai
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.adapters import openrlhf, slime
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
-from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
+from toolroll.rollout.adapters.atropos import ManagedServers
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.miles import generate
-from toolroll.rollout.adapters.sequences import most_trained, training_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
+from toolroll.rollout.adapters.trl import make_rollout_func
+from toolroll.rollout.adapters.verl import ToolrollAgentLoop
+from toolroll.rollout.errors import ActionError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.runner import session_id
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
+from toolroll.rollout.server.in_process import ManagedServer
 from toolroll.rollout.testing import (
     EmbeddedEngine,
-    Policy,
     PolicyRequest,
     load_embedded_tokenizer,
     play_references,
 )
-from toolroll.rollout.types import EnvironmentOptions
+from toolroll.rollout.types import Action, EnvironmentOptions
 
-TASKS = 20
-SETTINGS = EpisodeSettings(env="desk", tool_call_parser="hermes", verify="always", max_turns=12)
-
-PARAMS = {"max_new_tokens": 256, "temperature": 1.0}
-SKYRL_FIELDS = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards")
-
-Sequence = tuple[list[int], list[int], list[float], float | None]
-"""All ids, the loss mask and the logprobs of all tokens, and the reward."""
+EPISODES = known_tasks()[:20]
+MAX_NEW = 256
+_NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
+SETTINGS: dict[str, Any] = {"env": "desk", "tool_call_parser": "hermes", "verify": "always"}
 
 
-async def lines() -> dict[str, list[str]]:
-    """The replies to each task, by its first message (two tasks have the same: one fails)."""
-    desk = load_environment("desk")
-    tasks = desk.tasks("test")[:TASKS]
-    replies = play_references(desk, tasks, samples=1, mistakes=0.6)
-    found = {}
-    for task in tasks:
-        started: Any = desk.make(EnvironmentOptions()).reset(task, 0)
-        observation = await started
-        found[observation.messages[-1]["content"]] = replies[session_id(desk.name, task.id, 0)]
+@dataclass
+class Tokens:
+    """One sequence: all ids, and the mask and logprob (0.0 for what was not sampled) of each."""
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], response: Sequence[int], mask: Any, logprobs: Any) -> Tokens:
+        before = len(prompt)
+        return cls([*prompt, *response], [0] * before + [*mask], [0.0] * before + [*logprobs])
+
+
+@dataclass
+class Played:
+    """One episode: its sequences, and its reward."""
+
+    sequences: list[Tokens]
+    reward: float | None
+
+
+# --- the oracle -----------------------------------------------------------------------------------
+
+
+def sequences(requests: Sequence[Any]) -> list[Tokens]:
+    """What was served and sampled, in order. A prompt that does not go on from what was served
+    before begins a new sequence, in which nothing before it is trained.
+    """
+    found: list[Tokens] = []
+    for request in requests:
+        prompt = request.input_ids.tolist()
+        if not found or prompt[: len(found[-1].ids)] != found[-1].ids:
+            found.append(Tokens())
+        last = found[-1]
+        given = prompt[len(last.ids) :]
+        last.ids += [*given, *request.output_ids]
+        last.mask += [0] * len(given) + [1] * len(request.output_ids)
+        last.logprobs += [0.0] * len(given) + list(request.logprobs)
     return found
 
 
-def policy(replies: dict[str, list[str]]) -> Policy:
-    """Reply by the text alone: adapters name their sessions differently."""
+async def reward_of(index: int, texts: Sequence[str]) -> float | None:
+    """The desk's reward for these replies. It never gets a call that cannot be read."""
+    desk = DESK.make(EnvironmentOptions())
+    await desk.reset(TASKS[index], 0)  # type: ignore[misc]
+    reward = None
+    for text in texts:
+        said = text.rpartition("</think>\n\n")[2]
+        found = re.findall(r"<tool_call>(.*?)</tool_call>", said, re.S)
+        try:
+            read = [json.loads(one) for one in found]
+        except ValueError:
+            continue
+        content = said.partition("<tool_call>")[0]
+        calls = tuple(ToolCall(one["name"], one["arguments"], "", id="x") for one in read)
+        try:
+            result = await desk.step(Action(content, calls))  # type: ignore[misc]
+        except ActionError:
+            continue
+        reward = reward if result.reward is None else result.reward
+    return reward
 
-    def say(request: PolicyRequest) -> str:
-        said = replies[max((text for text in replies if text in request.text), key=len)]
-        turn = request.text.count("<|turn|>assistant") - 1
-        return said[turn] if turn < len(said) else "Goodbye."
 
-    return say
+async def expected(world: World) -> dict[int, Played]:
+    """The episodes by task, from the log of the engine alone."""
+    by_task: dict[int, list[Any]] = defaultdict(list)
+    for request in sorted(world.engine.log, key=lambda one: one.arrival):
+        assert request.status == 200
+        by_task[world.task_of(world.tokenizer.decode(request.input_ids))].append(request)
+    found = {}
+    for index, requests in by_task.items():
+        texts = [world.tokenizer.decode(one.output_ids) for one in requests]
+        reward = await reward_of(index, [text.removesuffix(world.stop) for text in texts])
+        found[index] = Played(sequences(requests), reward)
+    return found
 
 
-async def player(engine: EmbeddedEngine) -> list[Sequence]:
-    args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes")
-    own = EpisodePlayer(Model.from_args(args), SETTINGS)
-    played = []
-    for index in range(TASKS):
-        result = await own.play(index, dict(PARAMS))
-        one = most_trained(training_sequences(result))
-        ids, before = one.prompt_ids + one.response_ids, [0] * len(one.prompt_ids)
-        played.append(
-            (ids, before + one.loss_mask, [0.0] * len(before) + one.logprobs, result.reward)
+# --- the engine -----------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """An engine that plays the references, with mistakes. It knows a task by its opening: adapters
+    name their sessions differently.
+    """
+
+    tokenizer: Any
+    folder: Path
+    marker: str
+    stop: str
+    thought: str
+    engine: EmbeddedEngine = field(init=False)
+
+    def __post_init__(self) -> None:
+        tasks = [TASKS[index] for index in EPISODES]
+        replies = play_references(DESK, tasks, samples=1, mistakes=0.6)
+        self._openings = {index: openings()[TASKS[index].id] for index in EPISODES}
+        self._replies = {
+            index: replies[session_id(DESK.name, TASKS[index].id, 0)] for index in EPISODES
+        }
+
+    @property
+    def forks(self) -> bool:
+        return bool(self.thought)
+
+    def task_of(self, text: str) -> int:
+        found = [index for index, opening in self._openings.items() if opening in text]
+        return max(found, key=lambda index: len(self._openings[index]))
+
+    def reply(self, request: PolicyRequest) -> str:
+        replies = self._replies[self.task_of(request.text)]
+        turn = request.text.count(self.marker) - 1
+        return self.thought + (replies[turn] if turn < len(replies) else "Goodbye.")
+
+
+@asynccontextmanager
+async def world(name: str, folder: Path) -> AsyncIterator[World]:
+    """`forks`: a chat template that removes thoughts from the history when the user speaks."""
+    if name == "forks":
+        tokenizer = tokenizer_for(trl_template("qwen3"))
+        made = World(
+            tokenizer, folder, "<|im_start|>assistant", "<|im_end|>", "<think>\nHm.\n</think>\n\n"
         )
-    await own.aclose()
-    return played
+    else:
+        tokenizer = load_embedded_tokenizer()
+        made = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token, "")
+    tokenizer.save_pretrained(folder)
+    async with EmbeddedEngine(tokenizer, made.reply) as made.engine:
+        yield made
 
 
-def trainer_args(engine: EmbeddedEngine) -> Any:
-    ip, port = engine.url.removeprefix("http://").split(":")
+# --- adapters that play toolroll's episodes -------------------------------------------------------
+
+
+def trainer_args(world: World) -> Any:
+    ip, port = world.engine.url.removeprefix("http://").split(":")
     return arguments(
-        sglang_router_ip=ip, sglang_router_port=int(port), toolroll_max_turns=12, rollout_seed=0
+        sglang_router_ip=ip, sglang_router_port=int(port), hf_checkpoint=str(world.folder)
     )
 
 
-def of_sample(sample: Any) -> Sequence:
-    before = [0] * (len(sample.tokens) - sample.response_length)
-    return (
-        sample.tokens,
-        before + sample.loss_mask,
-        [0.0] * len(before) + sample.rollout_log_probs,
-        sample.reward,
-    )
+def of_samples(found: Any) -> Played:
+    samples = found if isinstance(found, list) else [found]
+    made = []
+    for one in samples:
+        cut = len(one.tokens) - one.response_length
+        made.append(
+            Tokens.of(one.tokens[:cut], one.tokens[cut:], one.loss_mask, one.rollout_log_probs)
+        )
+    (reward,) = {one.reward for one in samples}
+    return Played(made, reward)
 
 
-async def with_slime(engine: EmbeddedEngine) -> list[Sequence]:
-    args = trainer_args(engine)
-    asked = [miles_mirror.Sample(prompt=index) for index in range(TASKS)]
-    return [of_sample(await slime.generate(args, sample, dict(PARAMS))) for sample in asked]
+PARAMS = {"max_new_tokens": MAX_NEW, "temperature": 1.0}
 
 
-async def with_miles(engine: EmbeddedEngine) -> list[Sequence]:
-    state = miles_mirror.GenerateState(trainer_args(engine))
-    asked = [
-        miles_mirror.GenerateFnInput(state, miles_mirror.Sample(prompt=index), dict(PARAMS), False)
-        for index in range(TASKS)
+def of_trainer() -> list[miles_mirror.Sample]:
+    return [miles_mirror.Sample(index=index, prompt=index) for index in EPISODES]
+
+
+async def with_slime(world: World) -> list[Played]:
+    args = trainer_args(world)
+    found = [
+        of_samples(await slime.generate(args, sample, dict(PARAMS))) for sample in of_trainer()
     ]
-    return [of_sample((await generate(one)).samples) for one in asked]
+    await slime.aclose()
+    return found
 
 
-async def with_skyrl(engine: EmbeddedEngine) -> list[Sequence]:
-    config = engines.GeneratorConfig()
-    config.sampling_params.max_generate_length = 256
-    tokenizer = load_embedded_tokenizer()
-    own = ToolrollGenerator(config, tokenizer, engines.SkyrlClient(engine.url), SETTINGS)
-    ids = [engines.TrajectoryID(str(index), 0) for index in range(TASKS)]
-    prompts = [[{"role": "user", "content": str(index)}] for index in range(TASKS)]
+async def with_miles(world: World) -> list[Played]:
+    state = miles_mirror.GenerateState(trainer_args(world))
+    asked = [
+        miles_mirror.GenerateFnInput(
+            state, miles_mirror.Sample(index=index, prompt=index), dict(PARAMS), False
+        )
+        for index in EPISODES
+    ]
+    found = [of_samples((await generate(one)).samples) for one in asked]
+    await slime.aclose()
+    return found
+
+
+async def with_skyrl(world: World) -> list[Played]:
+    config = engines.GeneratorConfig(max_turns=30)
+    config.sampling_params.max_generate_length = MAX_NEW
+    client = engines.SkyrlClient(world.engine.url)
+    own = ToolrollGenerator(config, world.tokenizer, client, EpisodeSettings(**SETTINGS))
+    ids = [engines.TrajectoryID(str(index), 0) for index in EPISODES]
+    prompts = [[{"role": "user", "content": str(index)}] for index in EPISODES]
     output = await own.generate({"prompts": prompts, "trajectory_ids": ids})
     await own.aclose()
+    names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards")
     return [
-        (prompt + ids, [0] * len(prompt) + mask, [0.0] * len(prompt) + logprobs, sum(rewards))
-        for prompt, ids, mask, logprobs, rewards in zip(
-            *(output[name] for name in SKYRL_FIELDS), strict=True
-        )
+        Played([Tokens.of(*one)], sum(rewards))
+        for *one, rewards in zip(*(output[name] for name in names), strict=True)
     ]
 
 
-async def with_areal(engine: EmbeddedEngine) -> list[Sequence]:
-    config = engines.GenerationHyperparameters(max_new_tokens=256)
-    own = ToolrollWorkflow(config, load_embedded_tokenizer(), SETTINGS)
-    inference = engines.ArealInference(engine.url)
+async def with_areal(world: World) -> list[Played]:
+    pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
+    config = engines.GenerationHyperparameters(max_new_tokens=MAX_NEW)
+    own = ToolrollWorkflow(config, world.tokenizer, EpisodeSettings(**SETTINGS))
+    inference = engines.ArealInference(world.engine.url)
     played = []
-    for index in range(TASKS):
+    for index in EPISODES:
         row = await own.arun_episode(inference, {"index": index})
         assert row is not None and row["rewards"].shape == (1,)
         names = ("input_ids", "loss_mask", "logprobs")
-        ids, mask, logprobs = (row[name][0].tolist() for name in names)
-        played.append((ids, mask, logprobs, row["rewards"].item()))
+        tokens = Tokens(*(row[name][0].tolist() for name in names))
+        played.append(Played([tokens], row["rewards"].item()))
     await own.aclose()
     return played
 
 
-ADAPTERS: dict[str, Callable[[EmbeddedEngine], Awaitable[list[Sequence]]]] = {
-    "slime": with_slime,
-    "miles": with_miles,
-    "skyrl": with_skyrl,
-    "areal": with_areal,
+async def with_trl(world: World) -> list[Played]:
+    trainer = a_trainer(seed=0)
+    trainer.processing_class = world.tokenizer
+    rollout = make_rollout_func(dict(SETTINGS), engine_url=world.engine.url)
+    output = await asyncio.to_thread(rollout, [str(index) for index in EPISODES], trainer)
+    await asyncio.to_thread(rollout.close)
+    names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "toolroll_reward")
+    return [
+        Played([Tokens.of(*one)], reward)
+        for *one, reward in zip(*(output[name] for name in names), strict=True)
+    ]
+
+
+async def with_verl(world: World) -> list[Played]:
+    played = []
+    async with aiohttp.ClientSession() as http:
+        servers = verl_mirror.Servers(world.engine.url, http)
+        given = verl_mirror.loop_arguments(servers, world.tokenizer)
+        for index in EPISODES:
+            loop = ToolrollAgentLoop(**given, settings=dict(SETTINGS))
+            params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+            made = await loop.run(params, extra_info={"index": index}, raw_prompt=[])
+            tokens = Tokens.of(
+                made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs
+            )
+            played.append(Played([tokens], made.reward_score))
+    return played
+
+
+# --- adapters that answer another program's chat completions --------------------------------------
+
+
+class Program(TextAgent):
+    """A program that plays the desk with an OpenAI client."""
+
+    def __init__(self, create: Any) -> None:
+        super().__init__(Threads(1))
+        self._create = create
+
+    async def reply(
+        self, messages: Any, tools: Any, sampling_params: Any, session_id: str
+    ) -> AssistantTurn:
+        found = await self._create(messages=list(messages), tools=list(tools), max_tokens=MAX_NEW)
+        message = found.choices[0].message.model_dump(exclude_none=True)
+        return AssistantTurn(from_openai(message), message)
+
+
+async def play(create: Any, index: int) -> float | None:
+    result = await Program(create).asolve(DESK.make(EnvironmentOptions()), task=TASKS[index])
+    return result.reward
+
+
+class Executor(openrlhf.AgentExecutor):
+    async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
+        async def create(**asked: Any) -> Any:
+            return await self.client.chat.completions.create(model=self.model_name, **asked)
+
+        return {"reward": await play(create, int(prompt))}
+
+
+async def with_openrlhf(world: World) -> list[Played]:
+    played = []
+    executor = Executor()
+    async with aiohttp.ClientSession() as http:
+        for index in EPISODES:
+            made = await executor.execute(
+                prompt=str(index), label="", sampling_params=SamplingParams(), max_length=8192,
+                hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(world.engine.url, http),
+            )  # fmt: skip
+            ids = made["observation_tokens"]
+            mask = [0] * len(ids)
+            for start, stop in made["action_ranges"]:
+                mask[start:stop] = [1] * (stop - start)
+            played.append(Played([Tokens(ids, mask, made["rollout_log_probs"])], made["reward"]))
+    return played
+
+
+async def with_atropos(world: World) -> list[Played]:
+    server = SimpleNamespace(
+        config=SimpleNamespace(
+            base_url=f"{world.engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
+            model_name="embedded", tokenizer_name="none",
+        ),
+        sem=asyncio.Semaphore(4), eval_sem=asyncio.Semaphore(4), server_healthy=True,
+    )  # fmt: skip
+    manager = SimpleNamespace(servers=[server], use_proxy=False, tool_parser="hermes")
+    managed_server = ManagedServers(manager).managed_server
+    played = []
+    for index in EPISODES:
+        session = (
+            ManagedServer(server, world.tokenizer, tool_parser="hermes", history="fork")
+            if world.forks
+            else managed_server(tokenizer=world.tokenizer)
+        )
+        async with session as managed:
+            reward = await play(managed.chat_completion, index)
+            nodes = managed.get_state()["nodes"]
+        made = []
+        for node in nodes:
+            mask = [int(one != -100) for one in node.masked_tokens]
+            pairs = zip(mask, node.logprobs, strict=True)
+            made.append(Tokens(node.tokens, mask, [value if one else 0.0 for one, value in pairs]))
+        played.append(Played(made, reward))
+    return played
+
+
+_VERIFIERS = """
+import asyncio, json, types
+
+for name in ("prime_sandboxes", "prime_sandboxes.models"):  # a client of a paid service
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["prime_sandboxes.models"].validate_egress_lists = None
+bare("verifiers", "verifiers.v1")
+sys.modules["verifiers"].__version__ = "0.4.0"
+
+from openai.types.chat import ChatCompletion
+from toolroll.rollout.adapters.verifiers import EndpointClient
+from unit.adapters.test_same_episodes import EPISODES, play
+from verifiers.v1 import graph
+from verifiers.v1.clients import TrainClientConfig
+from verifiers.v1.dialects.chat import ChatDialect
+from verifiers.v1.trace import Trace
+from verifiers.v1.types import SamplingConfig
+
+
+async def main(url, path):
+    client, dialect = EndpointClient(TrainClientConfig(base_url=url + "/v1")), ChatDialect()
+    played = []
+    for index in EPISODES:
+        trace = Trace.model_construct(id=f"trace-{index}", nodes=[], calls=[], tools=[])
+
+        async def create(**asked):
+            body = {"model": "default", **asked}
+            request = dialect.parse_request(body)
+            turn = graph.prepare_turn(trace, request.messages, request.tools)
+            made = await client.get_response(dialect, body, SamplingConfig(), trace.id, turn)
+            turn.commit(made)
+            return ChatCompletion.model_validate(made.raw)
+
+        reward = await play(create, index)
+        found = [(one.token_ids, one.sampled_mask, one.logprobs) for one in trace.branches]
+        played.append((found, reward))
+    await client.close()
+    with open(path, "w") as file:
+        json.dump(played, file)
+
+
+"""
+
+
+async def with_verifiers(world: World) -> list[Played]:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"verifiers and its dependencies are not installed (no {missing[0]})")
+    args = RolloutArgs(engine_url=world.engine.url, hf_checkpoint=str(world.folder))
+    model = Model.from_args(args, tokenizer=world.tokenizer)
+    path = world.folder / "played.json"
+    async with EndpointServer(Endpoint(model, EndpointSettings(port=0))) as server:
+        call = f"asyncio.run(main({server.url!r}, {str(path)!r}))"
+        await asyncio.to_thread(run_apart, _VERIFIERS + call)
+    await model.aclose()
+    return [
+        Played(
+            [Tokens(ids, [int(one) for one in mask], logprobs) for ids, mask, logprobs in found],
+            reward,
+        )
+        for found, reward in json.loads(path.read_text())
+    ]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """`several`: a forked episode gives all of its sequences, not the one with the most trained
+    tokens.
+    """
+
+    run: Callable[[World], Awaitable[list[Played]]]
+    several: bool = False
+
+
+ADAPTERS = {
+    "slime": Adapter(with_slime, several=True),
+    "miles": Adapter(with_miles, several=True),
+    "skyrl": Adapter(with_skyrl),
+    "areal": Adapter(with_areal),
+    "trl": Adapter(with_trl),
+    "verl": Adapter(with_verl),
+    "openrlhf": Adapter(with_openrlhf),
+    "atropos": Adapter(with_atropos, several=True),
+    "verifiers": Adapter(with_verifiers, several=True),
 }
 
 
+@pytest.mark.parametrize("history", ["kept", pytest.param("forks", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ADAPTERS)
-async def test_the_same_episodes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "areal":
-        pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
+async def test_the_same_episodes(
+    name: str, history: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = ADAPTERS[name]
     miles_mirror.install(monkeypatch)
+    verl_mirror.install(monkeypatch)
     engines.install_areal(monkeypatch)
-    async with EmbeddedEngine(load_embedded_tokenizer(), policy(await lines())) as engine:
-        expected = await player(engine)
-        assert await ADAPTERS[name](engine) == expected
-        await slime.aclose()
-    assert all(sum(mask) for _, mask, *_ in expected)
-    assert {reward for *_, reward in expected} == {0.0, 1.0}
+    async with world(history, tmp_path) as made:
+        played = await adapter.run(made)
+        oracle = await expected(made)
+    known = [oracle[index] for index in EPISODES]
+    assert any(len(one.sequences) > 1 for one in known) == (history == "forks")
+    assert {one.reward for one in known} == {0.0, 1.0}
+    if not adapter.several:
+        for one in known:
+            one.sequences = [max(one.sequences, key=lambda tokens: sum(tokens.mask))]
+    for found, one in zip(played, known, strict=True):
+        assert found == one

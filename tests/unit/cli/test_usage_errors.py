@@ -88,6 +88,7 @@ def refused(
             "bad.jinja) is not valid Jinja: line 2: ",
         ),
         (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
+        (["run", "desk", "--model", "embeded"], "'embeded' (--model): did you mean 'embedded'?"),
         (["serve", "--model", "/nope/nope"], "'/nope/nope' (--model): there is no such folder"),
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),

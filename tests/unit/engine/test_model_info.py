@@ -10,10 +10,11 @@ import orjson
 import pytest
 from aiohttp import web
 from support.client import client, embedded
+from support.endpoints import endpoint
 from support.http import http_server, says
 
 from toolroll.rollout.engine import EngineConfig, ModelInfo
-from toolroll.rollout.errors import EngineError
+from toolroll.rollout.errors import EngineError, UsageError
 
 # --- model info, workers, health, post ------------------------------------------------------------
 
@@ -39,6 +40,16 @@ async def test_five_callers_ask_once() -> None:
     async with http_server({"/model_info": info}) as url, client(url, model_info=None) as calls:
         await asyncio.gather(*(calls.model_info() for _ in range(5)))
     assert asked == ["/model_info"]
+
+
+async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:
+    """Before an episode is played: each would be aborted, since there is no /generate."""
+    async with (
+        endpoint(tokenizer, lambda request: "Hello.") as bench,
+        client(bench.url, model_info=None) as calls,
+    ):
+        with pytest.raises(UsageError, match="is `toolroll serve`, which has no /generate"):
+            await calls.model_info()
 
 
 async def test_model_info_if_nobody_tells_it() -> None:

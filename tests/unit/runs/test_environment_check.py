@@ -28,6 +28,7 @@ from toolroll import (
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.runs.environment_check import CheckResult, check
 from toolroll.rollout.runs.environment_class import EnvironmentClass
+from toolroll.rollout.runs.environment_player import EnvironmentPlayer
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
 
@@ -270,9 +271,24 @@ async def test_each_fault_is_found_once_and_named(
 
 
 async def test_an_object_of_one_thread_is_found() -> None:
-    """In one or more of the checks: which thread makes a call is not fixed."""
     found = failed(await checked(EnvironmentClass(OneThread, "broken")))
     assert found and all("ProgrammingError: SQLite objects created in a" in one for one in found)
+
+
+async def test_no_call_has_the_thread_of_the_one_before_it() -> None:
+    """Also if the platform gives a new thread the ident of one that has ended, as Linux does."""
+    idents: list[int] = []
+
+    class Noting(Adder):
+        def reset(self, task: Task, seed: int) -> Observation:
+            idents.append(threading.get_ident())
+            return super().reset(task, seed)
+
+    for _ in range(20):
+        player = EnvironmentPlayer(Noting(), 60.0)
+        for _ in range(3):
+            await player.reset(Task("one", 0, data={"a": 1, "b": 2}), 0)
+        assert idents[-3] != idents[-2] != idents[-1]
 
 
 async def test_one_without_a_fault_passes_all_checks() -> None:

@@ -225,6 +225,8 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
         await bench.post("/v1/chat/completions", {**body, "session_id": "in-the-body"}, **owner)
         await bench.post("/v1/chat/completions", body, **owner)
         await bench.post("/sessions/s/reward", {"reward": 1})
+        async with bench.http.get(f"{bench.url}/sessions/s/trajectories", headers=owner):
+            pass
         async with bench.http.get(URL(f"{bench.url}/a%0Ab", encoded=True), headers=owner):
             pass
     lines = [
@@ -237,6 +239,7 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
         "POST /v1/chat/completions 200 session=in-the-body",
         "POST /v1/chat/completions 200 session=-",
         "POST /sessions/s/reward 401 session=s",
+        "GET /sessions/s/trajectories 200 session=s",
         "GET /a%0Ab 404 session=-",
     ]
     assert [line.rpartition(" ")[0].rpartition(" ")[0] for line in lines] == expected

@@ -308,7 +308,7 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         console.print(
-            f"In {out}: episodes.jsonl, summary.json; to view them: toolroll view {out}",
+            f"In {out}: run.json, episodes.jsonl, summary.json; to view them: toolroll view {out}",
             highlight=False,
             soft_wrap=True,
         )

@@ -236,6 +236,7 @@ async def _check_engine(served: Model) -> None:
     health = await served.engine.health()
     if not health.ok:
         raise UsageError(health.why)
+    await served.engine.model_info()  # raises for an address that is not an engine's
 
 
 async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:

@@ -104,6 +104,7 @@ class ControlPlane:
             answer, told = await self.ask(f"{worker}{path}")
             answers.append(answer if isinstance(answer, dict) else {})
             all_told = all_told and told
+        _check_kind(worker, answers[-1])
         found = read_model_info(*answers)
         return replace(
             found,
@@ -202,6 +203,18 @@ class ControlPlane:
         except NETWORK_ERRORS as error:
             logger.info("%s cannot be asked: %s", url, error)
             return None
+
+
+def _check_kind(url: str, models: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if the `/v1/models` at `url` are those of `toolroll serve`."""
+    cards = models.get("data")
+    if isinstance(cards, list) and any(
+        isinstance(card, dict) and card.get("owned_by") == "toolroll" for card in cards
+    ):
+        raise UsageError(
+            f"{url} is `toolroll serve`, which has no /generate: give the address of the engine "
+            "behind it, or play it as a baseline (--baseline-url with /v1 at the end)"
+        )
 
 
 def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:

@@ -6,6 +6,7 @@ form (a Namespace, a mapping, `RolloutArgs`).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -212,6 +213,11 @@ def load_tokenizer(name: str | None) -> Any:
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise UsageError(
             f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
+        )
+    # a hub that cannot be reached is asked again for half a minute
+    if difflib.get_close_matches(name, ["embedded"], cutoff=0.8) and not Path(name).exists():
+        raise UsageError(
+            f"no tokenizer can be loaded from {name!r} (--model): did you mean 'embedded'?"
         )
     transformers: Any = import_transformers()
     try:

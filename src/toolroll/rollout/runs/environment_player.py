@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
@@ -44,6 +46,7 @@ class EnvironmentPlayer:
         self.done = False
         self._rewards: list[float] = []
         self._name = type(env).__name__
+        self._last_thread = 0
 
     @property
     def reward(self) -> float | None:
@@ -122,7 +125,7 @@ class EnvironmentPlayer:
 
     async def _result(self, function: Any, *args: Any) -> Any:
         if self.env.blocking and not inspect.iscoroutinefunction(function):
-            found = await Threads(1).run_in_thread(_run_guarded, function, *args)
+            found = await Threads(1).run_in_thread(self._in_another_thread, function, *args)
         else:
             began = perf_counter()
             found = function(*args)
@@ -134,6 +137,29 @@ class EnvironmentPlayer:
             return await watched
         finally:
             self.on_loop[-1] = max(self.on_loop[-1], watched.longest)
+
+    def _in_another_thread(self, function: Any, *args: Any) -> Any:
+        """Call `function` in a thread that is not the one of the last call.
+
+        A new thread may get the ident of one that has ended, and objects of one thread (SQLite's
+        connections, for example) compare idents. A thread that starts while this one runs has
+        another ident.
+        """
+        ident = threading.get_ident()
+        if ident != self._last_thread:
+            self._last_thread = ident
+            return _run_guarded(function, *args)
+        future: Future[Any] = Future()
+        threading.Thread(
+            target=self._settle, args=(future, function, *args), name="toolroll", daemon=True
+        ).start()
+        return future.result()
+
+    def _settle(self, future: Future[Any], function: Any, *args: Any) -> None:
+        try:
+            future.set_result(self._in_another_thread(function, *args))
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
+            future.set_exception(error)
 
 
 def _run_guarded(function: Any, *args: Any) -> Any:

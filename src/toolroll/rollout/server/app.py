@@ -337,8 +337,14 @@ class EndpointServer:
             {**made, "api_key": session_key(key, live.id)} if key is not None else made, status=201
         )
 
-    async def _trajectories(self, request: web.Request) -> web.StreamResponse:
+    def _found(self, request: web.Request) -> LiveSession:
+        """Return the session in the path. Raise `ApiError` if there is none."""
         live = self.endpoint.sessions.find(request.match_info["session"])
+        _SESSION.set(live.id)
+        return live
+
+    async def _trajectories(self, request: web.Request) -> web.StreamResponse:
+        live = self._found(request)
         await self.endpoint.settle(live)
         found = live.session.trajectories()
         state = {
@@ -355,7 +361,7 @@ class EndpointServer:
         )
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
-        live = self.endpoint.sessions.find(request.match_info["session"])
+        live = self._found(request)
         await self.endpoint.settle(live)
         found = []
         for node, kind in live.trace:
@@ -369,7 +375,7 @@ class EndpointServer:
         )
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
-        live = self.endpoint.sessions.find(request.match_info["session"])
+        live = self._found(request)
         parsed = read(RewardRequest, await self._body(request), labels=False)
         live.reward, live.info = parsed.reward, parsed.info
         return _json({"session_id": live.id, "reward": live.reward})
@@ -377,6 +383,7 @@ class EndpointServer:
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         session_id = request.match_info["session"]
         await self.endpoint.sessions.drop(session_id)
+        _SESSION.set(session_id)
         return _json({"session_id": session_id, "deleted": True})
 
 

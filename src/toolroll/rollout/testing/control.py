@@ -111,7 +111,7 @@ class _Control:
         card = {
             "id": self._engine.model_name,
             "object": "model",
-            "owned_by": "toolroll",
+            "owned_by": "sglang",
             "max_model_len": self._engine.context_length,
         }
         return json_response({"object": "list", "data": [card]})

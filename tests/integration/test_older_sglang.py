@@ -1,0 +1,107 @@
+"""Our engine client against SGLang 0.5.15, the version that slime pins: the real server, with the
+packages that it requires.
+
+What differs from 0.5.23 on the wire: an answer has the `weight_version` at its end, and no spans
+(`weight_versions`); an unknown sampling parameter is a 500 without a reason, not a 400.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+from support.processes import Server
+from support.servers import sglang_server
+from support.tiny_model import CONTEXT_LENGTH
+from support.wire import Wire
+
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.errors import ContextOverflowError
+from toolroll.rollout.types import GenerateRequest, WeightVersion
+
+PACKAGES = os.environ.get("TOOLROLL_OLDER_SGLANG")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(PACKAGES is None, reason="TOOLROLL_OLDER_SGLANG is not set: make test-all"),
+]
+PROMPT = np.arange(100, 140, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    assert PACKAGES is not None and (Path(PACKAGES) / "sglang").is_dir()
+    folder = tmp_path_factory.mktemp("older")
+    with sglang_server(folder, name="sglang-older", packages=Path(PACKAGES)) as server:
+        yield server
+
+
+def asked(prompt: np.ndarray = PROMPT, **params: object) -> GenerateRequest:
+    params = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True, **params}
+    return GenerateRequest(
+        prompt.astype(np.int32), params, "session", extra={"top_logprobs_num": 2}
+    )
+
+
+async def test_the_version_is_the_older_one(older: Server) -> None:
+    async with Engine(EngineConfig(url=older.url)) as engine:
+        info = await engine.model_info()
+    assert info.sglang_version == "0.5.15"
+    assert info.context_length == CONTEXT_LENGTH and info.weight_version == "default"
+
+
+async def test_a_turn_has_its_ids_logprobs_and_version(older: Server) -> None:
+    seen: list[int] = []
+    async with Engine(EngineConfig(url=older.url)) as engine:
+        found = await engine.generate(asked())
+        with_progress = await engine.generate(asked(temperature=0.0), progress=seen.extend)
+        again = await engine.generate(asked(temperature=0.0))
+    assert len(found.output_ids) == 12 and found.finish_reason == "length"
+    assert found.logprobs is not None and np.isfinite(found.logprobs).all()
+    assert found.top_logprobs is not None and [len(top) for top in found.top_logprobs] == [2] * 12
+    assert found.weight_versions == (WeightVersion("default", 0, 12),)
+    assert with_progress.output_ids.tolist() == again.output_ids.tolist() == seen[-12:]
+
+
+async def test_the_prompt_and_its_answer_are_one_prefix(older: Server) -> None:
+    """The server's own scoring of prompt and answer gives the logprobs that it sampled with."""
+    async with Engine(EngineConfig(url=older.url)) as engine:
+        found = await engine.generate(asked())
+        whole = np.concatenate([PROMPT, found.output_ids])
+        scored = await engine.post(
+            f"{older.url}/generate",
+            {
+                "input_ids": whole.tolist(),
+                "return_logprob": True,
+                "logprob_start_len": len(PROMPT) - 1,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+            },
+        )
+    given = [item[0] for item in scored["meta_info"]["input_token_logprobs"]][-12:]
+    assert found.logprobs is not None
+    assert found.logprobs.tolist() == pytest.approx(given, abs=1e-3)
+
+
+async def test_an_aborted_turn_says_so(older: Server, http: aiohttp.ClientSession) -> None:
+    seen = asyncio.Event()
+    async with Engine(EngineConfig(url=older.url)) as engine:
+        long = asked(max_new_tokens=CONTEXT_LENGTH - len(PROMPT) - 8)
+        task = asyncio.create_task(engine.generate(long, progress=lambda ids: seen.set()))
+        await seen.wait()
+        assert (
+            await Wire(http, older.url).post("/abort_request", {"abort_all": True})
+        ).status == 200
+        found = await task
+    assert found.finish_reason == "abort" and len(found.output_ids) > 0
+    assert found.logprobs is not None and len(found.logprobs) == len(found.output_ids)
+
+
+async def test_a_prompt_that_is_too_long_is_an_overflow(older: Server) -> None:
+    prompt = np.full(CONTEXT_LENGTH + 10, 100)
+    async with Engine(EngineConfig(url=older.url)) as engine:
+        with pytest.raises(ContextOverflowError):
+            await engine.generate(asked(prompt, max_new_tokens=1))
