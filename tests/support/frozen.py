@@ -126,8 +126,9 @@ async def _talk(bench: Any, session: str, rng: random.Random) -> list[Any]:
 
 
 def _steady(trajectory: Mapping[str, Any]) -> Items:
-    """Without the times that requests took."""
-    turns = [{k: v for k, v in turn.items() if k != "latency"} for turn in trajectory["turns"]]
+    """Without the times that requests took, and without the rewards of turns, which are newer."""
+    left_out = ("latency", "reward")
+    turns = [{k: v for k, v in turn.items() if k not in left_out} for turn in trajectory["turns"]]
     return {**trajectory, "turns": turns}
 
 

@@ -121,6 +121,7 @@ async def test_a_server_uses_and_closes_the_client(client: Any) -> None:
 
 
 def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "verifiers", None)
+    for name in ("verifiers", "verifiers.v1", "verifiers.v1.clients", "verifiers.v1.clients.eval"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"pip install verifiers==0\.4\.0"):
         EndpointClient(CONFIG)

@@ -26,8 +26,8 @@ def test_the_tasks_of_a_file_name_it_with_its_whole_path(
 
 def test_new_env_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = RUN.invoke(app, ["new-env", "heat-pump"], catch_exceptions=False)
+    done = RUN.invoke(app, ["new-env", "tide-gauge"], catch_exceptions=False)
     assert done.exit_code == 0
-    for line in ("toolroll check-env heat_pump.py:env", "python -m pytest test_heat_pump.py"):
+    for line in ("toolroll check-env tide_gauge.py:env", "python -m pytest test_tide_gauge.py"):
         assert f"  {line}\n" in done.stdout
-    assert "  toolroll run heat_pump.py:env --engine" in done.stdout
+    assert "  toolroll run tide_gauge.py:env --engine" in done.stdout

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -57,6 +56,7 @@ class ToolrollGenerator:
         *,
         concurrency: int = 256,
     ) -> None:
+        _count_as_subclass()
         for name in _REFUSED:
             if getattr(generator_cfg, name, False):
                 raise UsageError(f"generator.{name} is not supported: set it to false")
@@ -235,8 +235,12 @@ def _metrics(played: Sequence[_Played]) -> dict[str, float]:
     }
 
 
-# SkyRL asks for a subclass of its own class, and is there only inside a trainer
-with contextlib.suppress(ImportError):
-    importlib.import_module("skyrl.train.generators.base").GeneratorInterface.register(
-        ToolrollGenerator
-    )
+
+def _count_as_subclass() -> None:
+    """Make `ToolrollGenerator` a subclass of SkyRL's own class, if SkyRL is loaded.
+
+    Importing SkyRL here would load torch and all its backends.
+    """
+    base = sys.modules.get("skyrl.train.generators.base")
+    if base is not None:
+        base.GeneratorInterface.register(ToolrollGenerator)
