@@ -208,9 +208,7 @@ class DeltaRenderer:
                 )
             if _shown_again(messages[-1], alone[close_at + len(own) :]):
                 # DeepSeek-R1-Distill
-                raise HistoryRewrittenError(
-                    "the template shows the turn's own text behind its calls"
-                )
+                raise HistoryRewrittenError("the template repeats the turn's text after its calls")
             # the model sampled the close, and continued up to the next role's marker
             beyond = own + (sampled.stop or "")
             if (
