@@ -117,9 +117,10 @@ class ActionError(ToolrollError):
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return `error` as plain data for an episode's `info`, with its texts capped.
+    """Return `error` as plain data for an episode's `info`. Long texts are shortened.
 
-    An engine's error has its status, attempts and body, an environment's own error its traceback.
+    Engine errors include the status, attempts and body. Errors that an environment's code raised
+    include the traceback.
     """
     data: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     if isinstance(error, EngineError):

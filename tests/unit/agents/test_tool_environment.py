@@ -278,7 +278,7 @@ async def test_reference_replies_are_played() -> None:
     assert result.reward == 1.0
     assert told(result)[2] == '["hat", "tie"]'
     wrong = tool_environment(tasks=[{"prompt": "x", "reference": [{"name": "put"}]}], **CARTS)
-    with pytest.raises(UsageError, match="task 0: a step of reference is"):
+    with pytest.raises(UsageError, match="task 0: each step of 'reference' must be"):
         wrong.reference(wrong.tasks("test")[0])
 
 

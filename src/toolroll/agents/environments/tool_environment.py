@@ -319,8 +319,8 @@ def _reference_step(task: Task, step: Any) -> Action:
         return Action("", tuple(ToolCall(c["name"], dict(c["arguments"]), "") for c in calls))
     except (TypeError, KeyError, ValueError) as error:
         raise UsageError(
-            f'task {task.id}: a step of reference is a text, a call as {{"name": ..., "arguments": '
-            f"{{...}}}}, or a list of calls, not {step!r}"
+            f"task {task.id}: each step of 'reference' must be a text, a call as "
+            f'{{"name": ..., "arguments": {{...}}}}, or a list of calls, not {step!r}'
         ) from error
 
 

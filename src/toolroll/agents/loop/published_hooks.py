@@ -41,8 +41,8 @@ def wrap_call_llm(
 def proposing(
     hook: Callable[[Sequence[Message]], Sequence[int]],
 ) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """Return `hook` for a `Conversation`. While it runs, `proposed_ids` returns the ids that would
-    be served, so that an override can start from what its base class returns.
+    """Return `hook` for a `Conversation`. While it runs, `proposed_ids` returns the ids that
+    are served without the hook, so that an override can start from what its base class returns.
     """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
@@ -56,7 +56,9 @@ def proposing(
 
 
 def proposed_ids() -> list[int] | None:
-    """Return the ids that would be served; None outside of a hook that a `Conversation` calls."""
+    """Return the ids that are served if the running hook does not change them. Return None if no
+    hook is running.
+    """
     return _IN_PLAY.get()
 
 

@@ -163,7 +163,9 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
             at += len(_MARK)
             continue
         if (inner is not None or not closes) and source.text[first:at].strip():
-            raise Broken(f"text stands between the elements of the argument {key} of {name}", name)
+            raise Broken(
+                f"there is text between the elements of the argument {key} of {name}", name
+            )
         if closes:
             holder.add(
                 key, _leaf(source.text[first:at], schema) if inner is None else inner.value()

@@ -68,8 +68,10 @@ class Source:
         return self._starts is not None and marker in self._control
 
     def is_control_token(self, marker: str, at: int) -> bool:
-        """Return True if `marker`, whose text is at `at`, is a real marker: if it is a control
-        token of the vocabulary, the text must be that token.
+        """Return True if the text of `marker` at `at` is a real marker.
+
+        If the tokens are known and `marker` is a control token, the text must be that token.
+        Otherwise the text is enough.
         """
         if self._starts is None or marker not in self._control:
             return True

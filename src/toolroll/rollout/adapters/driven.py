@@ -144,5 +144,5 @@ class DrivenEpisode:
             ids: list[int] = asked.result().input_ids.tolist()
             return ids
         asked.cancel()
-        self._playing.result()  # an error that is no episode's: wrong settings, for example
+        self._playing.result()  # raises an error outside the episode, such as wrong settings
         return None

@@ -76,7 +76,7 @@ class FrameworkEngine(EngineClient):
 
     @property
     def url(self) -> str:
-        """A name: there is no address."""
+        """The engine's name, for messages: the engine has no address."""
         return self._name
 
     async def model_info(self) -> ModelInfo:

@@ -124,7 +124,9 @@ class ControlPlane:
         return health
 
     async def check_model(self, connections: int) -> None:
-        """Ask the engine for its model if it was not asked since connection number `connections`.
+        """Ask the engine for its model, if a connection was made since it was last asked.
+
+        `connections`: the number of connections that were made when the request was sent.
 
         All concurrent callers share one request. Raise `UsageError` if the model has changed.
         """

@@ -125,7 +125,8 @@ def _by_task(
     for task in rewards:
         if len(task) < k or k < 1:
             raise ValueError(
-                f"k = {k} needs at least {k} graded samples of every task, one has {len(task)}"
+                f"k = {k} needs at least {k} graded samples of every task, but one task has "
+                f"{len(task)}"
             )
         values.append(estimate(len(task), sum(reward >= PASSED for reward in task), k))
     return values

@@ -141,7 +141,7 @@ class _Configured:
 def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | None) -> list[Task]:
     """Return the tasks of `split` (default: the first one) that `wanted` names.
 
-    `wanted` is "3", "0-9" or "0-4,7"; None stands for all of them. Raise `UsageError` for an
+    `wanted` is "3", "0-9" or "0-4,7"; None means all of them. Raise `UsageError` for an
     unknown split, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]

@@ -30,8 +30,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _writes(value: Any) -> bool:
-    """Return True if JSON can write all of `value`, so that it has no surrogate: a tenth of the
-    cost of a search in Python.
+    """Return True if `value` can be written as JSON. Then it has no surrogates.
+
+    This costs a tenth of a search in Python.
     """
     try:
         orjson.dumps(value)

@@ -81,7 +81,10 @@ class PendingRequests(Generic[T]):
     def start(
         self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
     ) -> PendingRequest[T]:
-        """Start a request; `run` gets it, to report progress. Raises `ApiError` after `cancel`."""
+        """Start a request and return it. `run` receives it, and reports progress to it.
+
+        Raise `ApiError` after `cancel`.
+        """
         if self._ended:
             raise ApiError(
                 409, "request_aborted", "the session was deleted while the request was read"

@@ -92,17 +92,17 @@ def head(served: CompletionResult, kind: str) -> dict[str, Any]:
 
 
 def tokens(served: CompletionResult) -> dict[str, Any]:
-    """Return the exact prompt, and the constraint of the sampling."""
+    """Return the ids of the prompt, and the grammar constraint if there was one."""
     return {**prompt_token_ids(served), **constraint(served)}
 
 
 def prompt_token_ids(served: CompletionResult) -> dict[str, Any]:
-    """Return the exact prompt."""
+    """Return the ids of the prompt."""
     return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]")}
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:
-    """Return the constraint of the sampling, if any."""
+    """Return the grammar constraint, if there was one."""
     return {"constrained": served.constrained} if served.constrained else {}
 
 

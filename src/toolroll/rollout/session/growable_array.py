@@ -27,7 +27,7 @@ class GrowableArray:
         return self._length
 
     def append(self, values: npt.NDArray[Any]) -> None:
-        """Append `values`, one-dimensional."""
+        """Append the one-dimensional array `values`."""
         start = self._length
         stop = start + len(values)
         if stop > len(self._data):

@@ -5,11 +5,11 @@ The template is a black box. There are two cases:
 1. The whole render starts with the text that was served and sampled, apart from white space within
    the turn. Then the rest of the render is the text to append.
 2. It does not: the turn was cut, its message renders differently, or history is rewritten. Then a
-   nonce is inserted at the last rendered position of the assistant turn. The text to append is what
-   follows the nonce in the render with the new messages, without the part of the turn's end that
-   the model sampled itself. Two more comparisons show whether the template rewrites history: the
-   whole conversation must still start with the prompt that was served, and the assistant turn must
-   be the same with and without the new messages.
+   sentinel is inserted at the last rendered position of the assistant turn. The text to append is
+   what follows the sentinel in the render with the new messages, without the part of the turn's end
+   that the model sampled itself. Two more comparisons show whether the template rewrites history:
+   the whole conversation must still start with the prompt that was served, and the assistant turn
+   must be the same with and without the new messages.
 
 Invariants: sampled text is never encoded again (I3); a rewrite is never ignored (I5); the sampled
 text is compared only if the renders disagree, so that differences between what the model wrote and
@@ -77,7 +77,7 @@ class RenderedDelta:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The text after the nonce: `after` with the new messages, `alone` without them.
+    """The text after the sentinel: `after` with the new messages, `alone` without them.
 
     `close_at` is where the turn close starts in both. `resume_at` is where the text to append
     starts if the model sampled the stop token.
@@ -187,14 +187,14 @@ class DeltaRenderer:
         head: Head,
         sampled: SampledText,
     ) -> _Tail:
-        """Render with the nonce and find where the assistant turn ends."""
+        """Render with the sentinel and find where the assistant turn ends."""
         if any(
             stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])
         ):
             raise HistoryRewrittenError(
                 "the turn spells a stop token, and the template does not show it as it was sampled"
             )
-        probe, after, alone = self._after_nonce(messages, new, head)
+        probe, after, alone = self._after_sentinel(messages, new, head)
         hits = [
             (alone.find(stop), -len(stop), stop)
             for stop in self._all_stops(sampled)
@@ -208,9 +208,7 @@ class DeltaRenderer:
                 )
             if _shown_again(messages[-1], alone[close_at + len(own) :]):
                 # DeepSeek-R1-Distill
-                raise HistoryRewrittenError(
-                    "the template shows the turn's own text behind its calls"
-                )
+                raise HistoryRewrittenError("the template repeats the turn's text after its calls")
             # the model sampled the close, and continued up to the next role's marker
             beyond = own + (sampled.stop or "")
             if (
@@ -238,7 +236,7 @@ class DeltaRenderer:
             )
         return _Tail(probe, after, alone, close_at, close_at + len(sampled.stop or ""))
 
-    def _after_nonce(
+    def _after_sentinel(
         self, messages: Sequence[Message], new: Sequence[Message], head: Head
     ) -> tuple[tuple[Message, ...], str, str]:
         turn = messages[-1]
@@ -365,13 +363,13 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
 
     Such a turn was cut by length, a stop string or an abort. The text starts after the part of the
     turn's end that the model already wrote, so the turn close is appended with mask 0. The result
-    is negative if the cut is before the nonce: in reasoning whose end the template writes before
-    the content.
+    is negative if the cut is before the sentinel. This happens in reasoning, because the template
+    closes the reasoning before the content.
     """
     if whole.startswith(served + sampled):
         rest = len(whole) - len(served) - len(sampled)
-        # The text before the nonce of a call is the call itself: a cut call is never completed with
-        # text that the model did not sample.
+        # The text before the sentinel of a call is the call itself: a cut call is never completed
+        # with text that the model did not sample.
         if len(tail.after) - tail.close_at <= rest and (
             rest <= len(tail.after) or not turn.get("tool_calls")
         ):

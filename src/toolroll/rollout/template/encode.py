@@ -212,7 +212,9 @@ class Encoder:
 
     @cached_property
     def _unprefixed(self) -> Tokenizer:
-        """The same without the mark at the start of a text, for text that continues other text."""
+        """`_plain` without the mark that it adds at the start of a text. It encodes text that
+        continues other text.
+        """
         parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}
         states = {name: component_state(part) for name, part in parts.items()}
         plain = {name: _without_prefix(state) for name, state in states.items()}

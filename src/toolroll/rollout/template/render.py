@@ -348,7 +348,9 @@ def _result(content: Any = "x") -> Message:
 
 
 def _calls_in_context() -> list[list[Message]]:
-    """Return conversations with a call. Every template that shows calls accepts at least one."""
+    """Return conversations with a call. A template that shows calls accepts at least one of the
+    conversations.
+    """
     call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
     return [
         [_USER, call, _result()],

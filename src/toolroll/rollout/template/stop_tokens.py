@@ -69,17 +69,18 @@ class _Closing:
     def texts(self) -> set[str]:
         """Return the control tokens that close a turn.
 
-        These are the last one after a text turn, and the one after a turn with calls if it differs
-        (Gemma 4, gpt-oss). If a text turn has none (GLM: the stop token is the next role's marker),
-        return the first one of the user message or tool result that follows.
+        A text turn is closed by the last control token after its text. A turn with calls may be
+        closed by another one (Gemma 4, gpt-oss). If no control token follows the text (GLM: the
+        stop token is the next role's marker), return the first control token of the user message or
+        tool result that comes next.
         """
-        alone = self._after_nonce(_BASE)
+        alone = self._after_sentinel(_BASE)
         if alone is None:
             return set()
         closing = self._encoder.pattern.findall(alone)
         if closing:
             return {closing[-1], *self._closing_calls()}
-        after = [self._after_nonce([*_BASE, message]) for message in _FOLLOW]
+        after = [self._after_sentinel([*_BASE, message]) for message in _FOLLOW]
         found = {
             match.group()
             for text in after
@@ -91,7 +92,7 @@ class _Closing:
         """Return the last control token after a turn with calls, if it occurs exactly once
         regardless of the number of calls (so it is not part of a call).
         """
-        one, two = self._after_nonce(_calling(1)), self._after_nonce(_calling(2), first=True)
+        one, two = self._after_sentinel(_calling(1)), self._after_sentinel(_calling(2), first=True)
         closing = self._encoder.pattern.findall(one or "")
         return (
             {closing[-1]} if closing and two is not None and two.count(closing[-1]) == 1 else set()
@@ -99,15 +100,18 @@ class _Closing:
 
     def _marker_after_call(self) -> set[str]:
         """Return the role marker that starts a tool result if nothing closes the turn before."""
-        alone, then = self._after_nonce(_calling(1)), self._after_nonce([*_calling(1), _RESULT])
+        alone, then = (
+            self._after_sentinel(_calling(1)),
+            self._after_sentinel([*_calling(1), _RESULT]),
+        )
         if alone is None or then is None or not then.startswith(alone.rstrip("\n")):
             return set()
         match = self._encoder.pattern.match(then, len(alone.rstrip("\n")))
         return {match.group()} if match else set()
 
-    def _after_nonce(self, messages: list[Message], *, first: bool = False) -> str | None:
-        """Return the text after the last (or `first`) nonce, or None if the template refuses the
-        messages or omits the nonce.
+    def _after_sentinel(self, messages: list[Message], *, first: bool = False) -> str | None:
+        """Return the text after the last (or `first`) sentinel, or None if the template refuses the
+        messages or omits the sentinel.
         """
         try:
             text = self._renderer.render(messages, self._tools, generate=False)

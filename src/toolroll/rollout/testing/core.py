@@ -365,8 +365,8 @@ class EngineCore:
         *,
         until: int | None,
     ) -> None:
-        """Send parts of the answer as they are sampled, but nothing after `until` tokens, where an
-        abort may cut it.
+        """Send parts of the answer as they are sampled, but stop after `until` tokens, because
+        an abort may cut the rest.
         """
         step = max(1, int(request.params.get("stream_interval") or 1))
         end = len(sampled.ids) if until is None else min(until, len(sampled.ids))

@@ -53,7 +53,7 @@ class EmbeddedEngine(EngineCore):
             routing key and call.
         vocab_size: Default: the tokenizer's.
         max_total_tokens, max_running, max_queued: Like the similarly named flags of the server;
-            None is no limit.
+            None means no limit.
         continue_aborted: A prompt that continues an aborted answer gets the rest of that answer,
             without a call of the policy.
         keep_log: False keeps `log` empty, for long benchmarks.

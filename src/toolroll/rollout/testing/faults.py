@@ -76,7 +76,7 @@ def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def shift_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    """Shift the logprobs, so that each is paired with the neighbor of its id:
+    """Shift the logprobs by one, so that each id is paired with those of the next id:
     `Fault(garble=shift_logprobs)`.
     """
     items = answer["meta_info"]["output_token_logprobs"]

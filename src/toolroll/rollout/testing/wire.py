@@ -80,7 +80,7 @@ class EngineRequest:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits in tokens. `context_length`: prompt and answer together. `pool`: size of the KV
-    cache (--max-total-tokens); None is no limit.
+    cache (--max-total-tokens); None means no limit.
     """
 
     context_length: int

@@ -66,7 +66,10 @@ class Domain:
         ) == self._digest(task, digest)
 
     def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
-        """Return the digest of the database after the task's reference actions. Cached by kind."""
+        """Return the digest `of` the database after the task's reference actions.
+
+        Cached by task and digest function.
+        """
         with self._lock:
             if (task["id"], of) not in self._expected:
                 state = self.begin(task)

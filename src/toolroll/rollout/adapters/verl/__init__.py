@@ -1,5 +1,5 @@
-"""verl's agent loop (0.9.1): `ToolrollAgentLoop`, named in the file behind
-`actor_rollout_ref.rollout.agent.agent_loop_config_path`.
+"""verl's agent loop (0.9.1): `ToolrollAgentLoop`, named in the file that
+`actor_rollout_ref.rollout.agent.agent_loop_config_path` gives.
 
     - name: toolroll
       _target_: toolroll.rollout.adapters.verl.agent_loop.ToolrollAgentLoop
