@@ -9,6 +9,8 @@ import random
 import signal
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from support.patience import PATIENCE
 from support.processes import Server, serving
 
 from toolroll.rollout.cli.view import view
@@ -116,6 +119,19 @@ def policy(request: PolicyRequest) -> str:
     return f"Reply {request.index}."
 
 
+@contextmanager
+def started(engine: str, out: Path, log: Path) -> Iterator[Server]:
+    """A process of `toolroll serve --out`."""
+
+    def command(port: int) -> list[str]:
+        serve = ["-m", "toolroll", "serve", "--model", "embedded", "--parser", "hermes"]
+        place = ["--engine", engine, "--port", str(port), "--out", str(out)]
+        return [sys.executable, *serve, *place]
+
+    with serving(command, ready="/health", environment=os.environ, log=log, name="serve") as server:
+        yield server
+
+
 @pytest.mark.faults
 async def test_no_answered_turn_is_lost_by_twenty_kills_under_a_hundred_sessions(
     tmp_path: Path,
@@ -126,12 +142,6 @@ async def test_no_answered_turn_is_lost_by_twenty_kills_under_a_hundred_sessions
     names = [f"s{number}" for number in range(SESSIONS)]
     engine = EmbeddedEngine(load_embedded_tokenizer(), policy)
     with serve_in_thread(engine) as served:
-
-        def command(port: int) -> list[str]:
-            serve = ["-m", "toolroll", "serve", "--model", "embedded", "--parser", "hermes"]
-            place = ["--engine", served.url, "--port", str(port), "--out", str(out)]
-            return [sys.executable, *serve, *place]
-
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True)
         ) as http:
@@ -139,13 +149,7 @@ async def test_no_answered_turn_is_lost_by_twenty_kills_under_a_hundred_sessions
                 *(clients.talk(http, name, stream=at % 2 == 0) for at, name in enumerate(names))
             )
             for life in range(KILLS + 1):
-                with serving(
-                    command,
-                    ready="/health",
-                    environment=os.environ,
-                    log=tmp_path / f"log-{life}",
-                    name="serve",
-                ) as server:
+                with started(served.url, out, tmp_path / f"log-{life}") as server:
                     clients.server = server
                     clients.left = clients.moments[life] if life < KILLS else -1
                     clients.down.clear()
@@ -193,3 +197,25 @@ def _check_files(out: Path, clients: Clients) -> None:
     page, count, _ = view(out, out=None, tokenizer=None, tokens=10)
     assert (page.is_file(), count) == (True, SESSIONS)
     assert len(list(sample_rows(read_episodes(out)))) == SESSIONS
+
+
+async def test_ctrl_c_finishes_the_sessions_and_sigterm_leaves_them_to_the_next_server(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    engine = EmbeddedEngine(load_embedded_tokenizer(), policy)
+    with serve_in_thread(engine) as served:
+        for life, (number, finished) in enumerate(
+            ((signal.SIGTERM, 0), (signal.SIGINT, 2), (signal.SIGTERM, 2))
+        ):
+            with started(served.url, out, tmp_path / f"log-{life}") as server:
+                async with aiohttp.ClientSession() as http:
+                    body = {"messages": [{"role": "user", "content": "Hi"}]}
+                    url = f"{server.url}/sessions/s{life}/v1/chat/completions"
+                    async with http.post(url, json=body) as response:
+                        assert response.status == 200
+                server.process.send_signal(number)
+                assert server.process.wait(PATIENCE) == 0, server.log_tail()
+            assert len(list(read_episodes(out))) == finished
+            lines = (out / "sessions.jsonl").read_bytes().splitlines()
+            assert sum(b'"kind":"chat"' in line for line in lines) > 0

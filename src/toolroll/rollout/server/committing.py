@@ -25,8 +25,11 @@ def commit_chat(
     result: CompletionResult,
     pending: PendingRequest[CompletionResult],
     switches: Mapping[str, Any],
+    kind: str = "chat.completion",
 ) -> None:
-    """Commit a chat completion. `switches`: those of the template of `prompt`."""
+    """Commit a chat completion. `switches`: those of the template of `prompt`. `kind`: what the
+    trace calls the answer.
+    """
     live.check()
     observed = live.tree.observe(prompt)
     source, nodes = ref(pending), []
@@ -34,12 +37,12 @@ def commit_chat(
         node = live.session.sample(choice.completion, result.sampling_params, after=observed)
         assert choice.reading is not None
         live.tree.commit(prompt, node, choice.reading).source = source
-        live.trace.append((node, "chat.completion"))
+        live.trace.append((node, kind))
         nodes.append(node)
     if prompt.preserved:
         live.mismatches["preserved"] += 1
     if live.log is not None:
-        saved = live.log.chat(prompt, result, pending.key, nodes, switches)
+        saved = live.log.chat(prompt, result, pending.key, nodes, switches, kind)
         _wait_for(saved, live, result, nodes)
 
 

@@ -11,6 +11,8 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from toolroll.rollout.errors import UsageError
@@ -36,6 +38,8 @@ class Journal:
         self._saved: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._keep: Callable[[], Keep] | None = None
+        # its own thread: an answer does not wait for other work in threads
+        self._thread = ThreadPoolExecutor(1, "toolroll-journal")
         self._open()
 
     def _open(self) -> None:
@@ -76,6 +80,7 @@ class Journal:
         """Write what is left, and close the file."""
         await self.flush()
         self._failure = "the server is stopping"
+        self._thread.shutdown()
         self._file.close()
 
     def _start(self) -> None:
@@ -83,18 +88,19 @@ class Journal:
             self._writer = asyncio.get_running_loop().create_task(self._work())
 
     async def _work(self) -> None:
+        call = partial(asyncio.get_running_loop().run_in_executor, self._thread)
         while self._saved is not None or self._keep is not None:
             lines, saved = self._waiting, self._saved
             keep, self._keep = self._keep, None
             self._waiting, self._saved = [], None
             try:
                 if lines:
-                    await asyncio.to_thread(self._write, b"".join(lines))
+                    await call(self._write, b"".join(lines))
                 if saved is not None:
                     saved.set_result(None)
                     saved = None
                 if keep is not None:
-                    await asyncio.to_thread(self._rewrite, keep())
+                    await call(self._rewrite, keep())
             except UsageError as error:
                 self._fail(str(error), saved)
                 return

@@ -111,7 +111,7 @@ class _Builder:
             sampled = SampledText(text, stop, tuple(stops), last_id)
             reading = ParsedTurn(sampled, "", _NO_REPLY, choice["message"])
             self._turns[node.index] = live.tree.commit(prompt, node, reading)
-            live.trace.append((node, "chat.completion"))
+            live.trace.append((node, data["object"]))
             nodes.append(node)
         if prompt.preserved:
             live.mismatches["preserved"] += 1

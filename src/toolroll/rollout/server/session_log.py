@@ -80,11 +80,13 @@ class SessionLog:
         request_key: bytes,
         nodes: Sequence[Node],
         switches: Mapping[str, Any],
+        kind: str,
     ) -> asyncio.Future[None]:
-        """Write an answered chat completion, committed as `nodes`."""
+        """Write an answered chat completion, committed as `nodes` with `kind` in the trace."""
         turn = prompt.turn
         return self._append(
             "chat",
+            object=kind,
             **self._answer(result, request_key, nodes),
             parent=_index(prompt.parent),
             delta=packed(prompt.delta, IDS),
