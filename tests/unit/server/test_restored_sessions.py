@@ -219,12 +219,14 @@ async def test_the_last_byte_of_an_answer_waits_for_the_disk(
                     received.extend(part)
 
         asking = asyncio.create_task(read())
-        await asyncio.to_thread(reached.wait)
-        await bench.get("/health")  # whatever the endpoint has sent has arrived
-        assert not asking.done()
-        assert b'finish_reason":"' not in received
-        assert b"[DONE]" not in received
-        held.set()
+        try:
+            await asyncio.to_thread(reached.wait)
+            await bench.get("/health")  # whatever the endpoint has sent has arrived
+            assert not asking.done()
+            assert b'finish_reason":"' not in received
+            assert b"[DONE]" not in received
+        finally:
+            held.set()
         await asking
         assert b'finish_reason":"stop"' in received
 
