@@ -215,6 +215,12 @@ class SessionStore:
                 await self._finish_logged(live)
             await asyncio.gather(*self._finishing)
             await self._journal.aclose()
+            logger.info(
+                "%s has %d finished sessions; %d unfinished ones continue with the next start",
+                self.folder,
+                len(self.finished),
+                len(self._logs),
+            )
             if self.finished:
                 provenance = self._directory.provenance
                 whole = report(
