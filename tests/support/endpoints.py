@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,7 @@ from support.episodes import serving
 
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
+from toolroll.rollout.server.session_store import SessionStore, store_settings
 from toolroll.rollout.testing import EmbeddedEngine
 
 
@@ -77,13 +79,20 @@ class Bench:
 
 @asynccontextmanager
 async def endpoint(
-    tokenizer: Any, policy: Any, *, settings: dict[str, Any] | None = None, **engine: Any
+    tokenizer: Any,
+    policy: Any,
+    *,
+    settings: dict[str, Any] | None = None,
+    out: Path | None = None,
+    **engine: Any,
 ) -> AsyncIterator[Bench]:
-    """A served endpoint on a free port."""
+    """A served endpoint on a free port; `out`: the folder of its sessions."""
     async with serving(tokenizer, policy, **engine) as (embedded, served):
+        store = SessionStore(out, store_settings(served, "embedded")) if out is not None else None
         core = Endpoint(
             served,
             EndpointSettings(**{"port": 0, "grace": 60.0, "verify": "always", **(settings or {})}),
+            store,
         )
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:
             bench = Bench(embedded, served, core, server, http)

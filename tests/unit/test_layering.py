@@ -93,7 +93,8 @@ ROOMS = (
     ("runtime",),
     ("advantages", "engine", "template", "session"),
     ("model",),
-    ("runs", "server"),
+    ("runs",),
+    ("server",),
     ("adapters", "testing"),
     ("cli",),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -148,6 +149,13 @@ def serve(
             rich_help_panel=_LIMITS,
         ),
     ] = 2**20,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder for the sessions: finished ones in episodes.jsonl, and the others for the "
+            "next start"
+        ),
+    ] = None,
     engine_timeout: _EngineTimeout = 0.0,
     *,
     no_gc: _NoGc = False,
@@ -191,15 +199,15 @@ def serve(
         max_body=max_body,
         max_text=max_text,
     )
-    _run(args, settings)
+    _run(args, settings, out)
 
 
-def _run(args: RolloutArgs, settings: EndpointSettings) -> None:
+def _run(args: RolloutArgs, settings: EndpointSettings, out: Path | None) -> None:
     from toolroll.rollout.server.serve import serve as serve_endpoint
 
     _log_requests()
     with named():
-        run(serve_endpoint(args, settings, _ready))
+        run(serve_endpoint(args, settings, _ready, out))
 
 
 def _key(variable: str | None) -> str | None:

@@ -36,6 +36,7 @@ from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.responses import Traced
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import check_defaults
+from toolroll.rollout.server.session_routes import SessionRoutes
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.server.tokenizing import tokenize
@@ -83,6 +84,7 @@ class EndpointServer:
         try:
             await site.start()
         except OSError:
+            await self.endpoint.aclose()
             await self._runner.cleanup()
             raise
         host, port = self._runner.addresses[0][:2]
@@ -108,6 +110,7 @@ class EndpointServer:
             web.get("/sessions/{session}/trace", self._trace),
             web.post("/sessions/{session}/reward", self._reward),
             web.delete("/sessions/{session}", self._delete),
+            *SessionRoutes(self.endpoint, self._only).routes(),
         ]
         for prefix in ("", "/sessions/{session}"):
             routes += [
@@ -152,14 +155,15 @@ class EndpointServer:
             status = response.status
             return response
         finally:
-            ms = (time.perf_counter() - began) * 1000
+            seconds = time.perf_counter() - began
+            self.endpoint.metrics.request(request.method, _route(request), status, seconds)
             logger.info(
                 "%s %s %d session=%s %.0f ms",
                 request.method,
                 request.rel_url.raw_path,
                 status,
                 _SESSION.get(),
-                ms,
+                seconds * 1000,
             )
 
     @web.middleware
@@ -167,14 +171,19 @@ class EndpointServer:
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return _refusal(_http_error(error, request))
+            return self._refusal(_http_error(error, request))
         except ConnectionError:
             raise  # the client is gone
         except Exception as error:  # the request's border: other requests are not affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
-            return _refusal(found)
+            return self._refusal(found)
+
+    def _refusal(self, error: ApiError) -> web.Response:
+        self.endpoint.metrics.errors[error.code] += 1
+        headers = {"x-should-retry": "true" if error.retry else "false"}
+        return _json(error.body, status=error.status, headers=headers)
 
     @web.middleware
     async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -267,9 +276,8 @@ class EndpointServer:
             if parsed.request.stream:
                 return await self._stream(request, parsed, pending)
             await asyncio.wait([pending.task])
-            return web.Response(
-                body=self.endpoint.commit(pending).body, content_type="application/json"
-            )
+            result = await self.endpoint.commit(pending)
+            return web.Response(body=result.body, content_type="application/json")
         finally:
             live.pending.leave(pending)
 
@@ -328,6 +336,8 @@ class EndpointServer:
         live = self.endpoint.sessions.create(
             parsed.session_id or uuid.uuid4().hex, parsed.sampling_params
         )
+        if live.log is not None:
+            await live.log.saved()
         key = self.settings.api_key
         made = {
             "session_id": live.id,
@@ -378,13 +388,15 @@ class EndpointServer:
         live = self._found(request)
         parsed = read(RewardRequest, await self._body(request), labels=False)
         live.reward, live.info = parsed.reward, parsed.info
+        if live.log is not None:
+            await live.log.reward(parsed.reward, parsed.info)
         return _json({"session_id": live.id, "reward": live.reward})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         session_id = request.match_info["session"]
-        await self.endpoint.sessions.drop(session_id)
+        written = await self.endpoint.sessions.drop(session_id)
         _SESSION.set(session_id)
-        return _json({"session_id": session_id, "deleted": True})
+        return _json({**(written or {"session_id": session_id}), "deleted": True})
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
@@ -409,12 +421,12 @@ def _instead_of(path: str) -> str:
     hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
     routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
     words = f"there is no {path!r}" + (f": {hint}" if hint else "")
-    return f"{words}. Served are {routes}; all but /health and /sessions also under /sessions/NAME"
+    return f"{words}. Served are {routes}; those with /v1 and /tokenize also under /sessions/NAME"
 
 
 _SERVED = {
     "POST": "/v1/chat/completions, /v1/completions, /tokenize, /v1/tokenize, /sessions",
-    "GET": "/v1/models, /v1/models/MODEL, /health",
+    "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics, /docs",
 }
 _CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
 _INSTEAD = {
@@ -431,9 +443,10 @@ _INSTEAD = {
 """What to use instead of well-known routes."""
 
 
-def _refusal(error: ApiError) -> web.Response:
-    headers = {"x-should-retry": "true" if error.retry else "false"}
-    return _json(error.body, status=error.status, headers=headers)
+def _route(request: web.Request) -> str:
+    """Return the path of the route that answers `request`, with names instead of values."""
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "other"
 
 
 async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:

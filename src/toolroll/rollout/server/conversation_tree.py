@@ -230,6 +230,11 @@ class ConversationTree:
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]
 
+    def last_turn(self) -> TurnNode | None:
+        """Return the turn that was committed last."""
+        turns = (turn for same in self._turns.values() for turn in same)
+        return max(turns, key=lambda turn: turn.node.index, default=None)
+
     # --- committing -------------------------------------------------------------------------------
 
     def observe(self, prompt: Prompt) -> Node:

@@ -3,8 +3,8 @@ client.
 
 Invariants: a plan changes nothing and stays valid if other requests are committed meanwhile, so a
 large request is planned in a thread and does not block others; answers are committed, all at once,
-before they are returned, and answers that are never returned are never trained; a failure is an
-`ApiError` and does not affect other requests.
+before they are returned, and with a store are on the disk before that; answers that are never
+returned are never trained; a failure is an `ApiError` and does not affect other requests.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
-from weakref import ref
 
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.completions import TextPrompt, plan_text
+from toolroll.rollout.server.committing import commit_chat, commit_text
+from toolroll.rollout.server.completions import plan_text
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.server.pending import PendingRequest, request_key
 from toolroll.rollout.server.prefill import (
     check_continued,
@@ -44,6 +45,7 @@ from toolroll.rollout.server.sampling import (
     sampling_params,
     top_logprobs,
 )
+from toolroll.rollout.server.session_store import SessionStore
 from toolroll.rollout.server.sessions import LiveSession, Sessions
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import check_called
@@ -72,13 +74,20 @@ class RequestStarter(Protocol):
 
 class Endpoint:
     """Serves `served` to many sessions. An async context manager; or call `start` before the first
-    request and `aclose` at the end. `served` stays open.
+    request and `aclose` at the end. `served` stays open. `store`: keeps the sessions on disk.
     """
 
-    def __init__(self, served: Model, settings: EndpointSettings | None = None) -> None:
+    def __init__(
+        self,
+        served: Model,
+        settings: EndpointSettings | None = None,
+        store: SessionStore | None = None,
+    ) -> None:
         self.served = served
         self.settings = settings or EndpointSettings()
-        self.sessions = Sessions(self.settings)
+        self.store = store
+        self.metrics = Metrics()
+        self.sessions = Sessions(self.settings, store)
         self.capabilities = EngineCapabilities()
         self.templates = TemplateCache(served.template)
         self._developer = "developer" in served.template.renderer.source
@@ -96,7 +105,7 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     async def start(self) -> None:
-        """Ask the engine for its capabilities."""
+        """Ask the engine for its capabilities, and restore the sessions of the store."""
         info = await self.served.engine.model_info()
         self.capabilities = EngineCapabilities(
             deterministic=info.deterministic,
@@ -104,6 +113,8 @@ class Endpoint:
             context_length=info.context_length,
             vocab_size=info.vocab_size,
         )
+        if self.store is not None:
+            await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
         """Ask again if the engine has not reported its context length. It may not have been ready
@@ -113,8 +124,10 @@ class Endpoint:
             await self.start()
 
     async def aclose(self) -> None:
-        """Abort the requests in flight."""
-        await self.sessions.aclose()
+        """Abort the requests in flight, and close the store."""
+        lives = await self.sessions.aclose()
+        if self.store is not None:
+            await self.store.aclose(lives)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -146,16 +159,14 @@ class Endpoint:
         plan = partial(self._plan, live, request, given, use.tools, template)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
-            prompt = await call_of_size(plan, large=large)
+            prompt = live.as_served(await call_of_size(plan, large=large), pending.stored)
             given.clear()  # a whole conversation, not needed while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
             if answered is not None:
                 live.pending.forget(answered)  # its client has the answer, since it continues it
-            first = live.answers[prompt.digest]
-            live.answers[prompt.digest] += request.n
-            numbers = range(first, first + request.n)
-            seeds = [call_id_seed(live.id, len(prompt.input_ids), nth) for nth in numbers]
+            first = live.number(prompt, request.n, pending.stored)
+            seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             offered = use.tools if use.offered else None
             pending.stream_context = StreamContext(template, params, offered, seeds)
             completions, sent = await self._sample(
@@ -168,8 +179,9 @@ class Endpoint:
                     await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
                 )
             result = self._make_result(
-                "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained
+                "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained, pending
             )
+            result.first = first
             result.commit = lambda: self._commit_chat(live, prompt, result, pending)
             encoder, token_ids = self.served.template.encoder, self.settings.openrlhf_token_ids
             result.render = lambda: chat_body(
@@ -181,7 +193,7 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        return parsed, live.pending.start(key, request.n, run)
+        return parsed, live.start(key, request.n, run, retry)
 
     def _plan(
         self,
@@ -226,24 +238,19 @@ class Endpoint:
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             pending.stream_context = StreamContext(self.served.template, params)
             plan = await call_of_size(planned, large=large)
-            prompt_json = joined_ids(plan.input_ids)
+            stored = pending.stored
+            ids = plan.input_ids if stored is None else live.prompt_of(stored)
+            prompt_json = joined_ids(ids)
             completions, sent = await self._sample(
-                live,
-                self.served.template,
-                plan.input_ids,
-                prompt_json,
-                params,
-                request,
-                pending,
-                top,
+                live, self.served.template, ids, prompt_json, params, request, pending, top
             )
             choices = []
             for completion in completions:
                 read_text = partial(self._text, completion, sent, request)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
-            result = self._make_result("cmpl", plan.input_ids, prompt_json, choices, sent, None)
-            result.commit = lambda: self._commit_text(live, plan, result)
+            result = self._make_result("cmpl", ids, prompt_json, choices, sent, None, pending)
+            result.commit = lambda: commit_text(live, plan, result, pending)
             result.render = lambda: text_body(
                 result,
                 encoder,
@@ -255,7 +262,7 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        return parsed, live.pending.start(key, request.n, run)
+        return parsed, live.start(key, request.n, run, retry)
 
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Return the result of a finished request, or raise its error."""
@@ -265,16 +272,22 @@ class Endpoint:
             )
         return pending.task.result()
 
-    def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
-        """Commit the result of a finished request to its session, and return it."""
+    async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
+        """Commit the result of a finished request to its session, and return it once it is on the
+        disk, if the session is kept there.
+        """
         result = self.result(pending)
-        if result.commit is not None:
-            result.commit()
-            result.commit = None
+        commit, result.commit = result.commit, None
+        if commit is not None and pending.stored is None:
+            commit()
+            self.metrics.served(result)
+        if result.saved is not None:
+            await asyncio.shield(result.saved)  # others may wait for it
         pending.delivered = True
         return result
 
     def _admit(self, live: LiveSession, request: Sampling) -> None:
+        live.check()
         settings = self.settings
         if settings.model_names == "own" and request.model not in (None, self.model):
             raise ApiError(
@@ -304,8 +317,11 @@ class Endpoint:
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
         """Return all answers and the parameters that were sent. Each answer is a separate request;
-        they share the prompt in the engine's prefix cache.
+        they share the prompt in the engine's prefix cache. An answer of an earlier process is
+        returned as it was.
         """
+        if pending.stored is not None:
+            return pending.stored.completions, dict(pending.stored.sampling_params)
         sent = await self.served.effective_params(params, len(ids), template)
         extra = {"top_logprobs_num": top} if top else {}
         ask = GenerateRequest(
@@ -388,10 +404,12 @@ class Endpoint:
         choices: list[Choice],
         params: Mapping[str, Any],
         constrained: str | None,
+        pending: PendingRequest[CompletionResult],
     ) -> CompletionResult:
+        stored = pending.stored
         return CompletionResult(
-            f"{prefix}-{uuid.uuid4().hex}",
-            int(time.time()),
+            f"{prefix}-{uuid.uuid4().hex}" if stored is None else stored.id,
+            int(time.time()) if stored is None else stored.created,
             self.model,
             ids,
             choices,
@@ -400,8 +418,6 @@ class Endpoint:
             constrained,
         )
 
-    # --- committing -------------------------------------------------------------------------------
-
     def _commit_chat(
         self,
         live: LiveSession,
@@ -409,24 +425,9 @@ class Endpoint:
         result: CompletionResult,
         pending: PendingRequest[CompletionResult],
     ) -> None:
-        observed = live.tree.observe(prompt)
-        source = ref(pending)
-        for choice in result.choices:
-            node = live.session.sample(choice.completion, result.sampling_params, after=observed)
-            assert choice.reading is not None
-            live.tree.commit(prompt, node, choice.reading).source = source
-            live.trace.append((node, "chat.completion"))
-        if prompt.preserved:
-            live.mismatches["preserved"] += 1
+        commit_chat(live, prompt, result, pending, self.templates.switches_of(prompt.template))
         if self.settings.verify == "always":
             self._start_checks(live)
-
-    def _commit_text(self, live: LiveSession, plan: TextPrompt, result: CompletionResult) -> None:
-        observed = live.session.observe(plan.delta, after=plan.parent, reason=plan.reason)
-        for choice in result.choices:
-            node = live.session.sample(choice.completion, result.sampling_params, after=observed)
-            live.texts.append(node)
-            live.trace.append((node, "text_completion"))
 
     # --- verifying --------------------------------------------------------------------------------
 
@@ -497,8 +498,3 @@ def retry_number(header: str | None) -> int:
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )
-
-
-def call_id_seed(session_id: str, prompt_length: int, nth: int) -> str:
-    """Return the seed of the call ids in the `nth` answer to a prompt."""
-    return f"{session_id}/{prompt_length}" + (f"/{nth}" if nth else "")

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.stored_answer import StoredAnswer
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class PendingRequest(Generic[T]):
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
         stream_context: The data that a stream needs before the result exists.
+        stored: The answer that an earlier process gave to this request.
     """
 
     key: bytes
@@ -43,6 +45,7 @@ class PendingRequest(Generic[T]):
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     expiry: asyncio.TimerHandle | None = None
     stream_context: Any = None
+    stored: StoredAnswer | None = None
 
     def report(self, choice: int, ids: list[int]) -> None:
         """Record that `ids` are sampled for choice `choice`."""

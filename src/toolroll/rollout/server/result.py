@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +32,9 @@ class CompletionResult:
     """The answers to a request.
 
     `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the constraint of the sampling,
-    if any. `commit` is called once, when the answers are returned. `render` returns the body
-    without the ids of the prompt.
+    if any. `first`: the number of answers that the prompt had before. `commit` is called once, when
+    the answers are returned, and `saved` is done once they are on the disk. `render` returns the
+    body without the ids of the prompt.
     """
 
     id: str
@@ -43,6 +45,8 @@ class CompletionResult:
     sampling_params: Mapping[str, Any]
     prompt_json: bytes
     constrained: str | None = None
+    first: int = 0
+    saved: asyncio.Future[None] | None = field(default=None, repr=False)
     commit: Callable[[], None] | None = field(default=None, repr=False)
     render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
     _rest: bytes | None = field(default=None, repr=False)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
@@ -13,18 +14,23 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.server.app import EndpointServer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.session_store import SessionStore, store_settings
 
 logger = logging.getLogger(__name__)
 
 
 async def serve(
-    args: RolloutArgs, settings: EndpointSettings, ready: Callable[[str], None]
+    args: RolloutArgs,
+    settings: EndpointSettings,
+    ready: Callable[[str], None],
+    out: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is called with the address."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    """Serve until SIGINT or SIGTERM; `ready` is called with the address. `out`: the folder for the
+    sessions. SIGINT finishes them; after SIGTERM the next server on the folder continues them.
+    """
+    stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, _stop, stop, one)
     async with Model.from_args(args) as served:
         health = await served.engine.health()
         if not health.ok:
@@ -32,11 +38,22 @@ async def serve(
             raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)
+        store = None
+        if out is not None:
+            facts = await served.run_in_thread(store_settings, served, args.hf_checkpoint)
+            store = SessionStore(out, facts)
         try:
-            async with EndpointServer(Endpoint(served, settings)) as server:
+            async with EndpointServer(Endpoint(served, settings, store)) as server:
                 ready(server.url)
-                await stop.wait()
+                number = await stop
+                if store is not None:
+                    store.finish_at_end = number == signal.SIGINT
         except OSError as error:
             raise UsageError(
                 f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}"
             ) from error
+
+
+def _stop(stop: asyncio.Future[int], number: int) -> None:
+    if not stop.done():
+        stop.set_result(number)

@@ -11,19 +11,24 @@ import asyncio
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.conversation_tree import ConversationTree
+from toolroll.rollout.server.conversation_tree import ConversationTree, Prompt
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.pending import PendingRequests
+from toolroll.rollout.server.pending import PendingRequest, PendingRequests
 from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.session_log import SessionLog
+from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.types import IdArray
+
+Run = Callable[[PendingRequest[CompletionResult]], Awaitable[CompletionResult]]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
@@ -61,11 +66,53 @@ class LiveSession:
     """The running verifications."""
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
+    log: SessionLog | None = None
+    """Writes the session to the disk; None: it is kept in memory only."""
 
     @property
     def id(self) -> str:
         """The id."""
         return self.session.session_id
+
+    def start(
+        self, key: bytes, choices: int, run: Run, retry: int
+    ) -> PendingRequest[CompletionResult]:
+        """Start a request. A retry gets the answer that an earlier process gave."""
+        pending = self.pending.start(key, choices, run)
+        stored = self.log.answers.get(key) if self.log is not None and retry else None
+        if stored:
+            pending.stored = stored.pop(0)
+        return pending
+
+    def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
+        """Return how many answers `prompt` had before, and count `choices` more."""
+        if stored is not None:
+            return stored.first
+        first = self.answers[prompt.digest]
+        self.answers[prompt.digest] += choices
+        return first
+
+    def as_served(self, prompt: Prompt, stored: StoredAnswer | None) -> Prompt:
+        """Return `prompt` with the ids that `stored` was sampled from."""
+        if stored is None:
+            return prompt
+        return replace(prompt, input_ids=self.prompt_of(stored), repeated=None)
+
+    def prompt_of(self, stored: StoredAnswer) -> IdArray:
+        """Return the ids that `stored` was sampled from."""
+        return self.session.path_ids(stored.nodes[0].parent)
+
+    def call_id_seeds(self, prompt_length: int, first: int, choices: int) -> list[str]:
+        """Return the seeds of the call ids of the answers to a prompt that had `first` before."""
+        return [
+            f"{self.id}/{prompt_length}" + (f"/{nth}" if nth else "")
+            for nth in range(first, first + choices)
+        ]
+
+    def check(self) -> None:
+        """Raise `ApiError` if the session cannot get another answer."""
+        if self.log is not None:
+            self.log.check()
 
     async def checked(self) -> None:
         """Wait for the running checks. Cancelling the caller does not cancel them."""
@@ -91,15 +138,38 @@ class LiveSession:
                 self.session.exclude(f"verification: {kind}")
 
 
-class Sessions:
-    """All sessions of an endpoint, the least recently used one first."""
+class Store(Protocol):
+    """Where sessions are kept on disk (`SessionStore`)."""
 
-    def __init__(self, settings: EndpointSettings) -> None:
+    def begin(self, live: LiveSession) -> None:
+        """Write that `live` exists. Raises `ApiError` if that is impossible."""
+        ...
+
+    async def finish(self, live: LiveSession) -> Any:
+        """Write `live`, which nobody can find any more, as a finished session."""
+        ...
+
+    def finish_later(self, live: LiveSession) -> None:
+        """Do the same in the background."""
+        ...
+
+
+class Sessions:
+    """All sessions of an endpoint, the least recently used one first. `store`: where they are kept
+    on disk; None: in memory only.
+    """
+
+    def __init__(self, settings: EndpointSettings, store: Store | None = None) -> None:
         self._settings = settings
+        self._store = store
         self._sessions: OrderedDict[str, LiveSession] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def all(self) -> list[LiveSession]:
+        """Return the sessions, the least recently used one first."""
+        return list(self._sessions.values())
 
     def ephemeral(self, session_id: str) -> LiveSession:
         """Return a session for one request. Other requests cannot find it, and it is not stored."""
@@ -128,16 +198,26 @@ class Sessions:
                 f"this endpoint holds {len(self)} sessions, its limit: delete some",
                 retry=True,
             )
+        live = self.empty(session_id)
+        live.sampling_params = sampling_params or {}
+        if self._store is not None:
+            self._store.begin(live)
+        self._sessions[session_id] = live
+        return live
+
+    def empty(self, session_id: str) -> LiveSession:
+        """Return a session that nobody can find yet."""
         session = Session(session_id)
-        live = LiveSession(
+        return LiveSession(
             session,
             ConversationTree(session),
             PendingRequests(self._settings.grace),
             CompletionIndex(session),
-            sampling_params or {},
         )
-        self._sessions[session_id] = live
-        return live
+
+    def restore(self, lives: Iterable[LiveSession]) -> None:
+        """Add the sessions of an earlier process."""
+        self._sessions.update((live.id, live) for live in lives)
 
     def of(self, session_id: str) -> LiveSession:
         """Return the session, created if it does not exist."""
@@ -167,12 +247,17 @@ class Sessions:
         live = self._sessions.pop(session_id, None)
         if live is not None:
             live.pending.cancel()
+            if self._store is not None:
+                self._store.finish_later(live)
 
-    async def drop(self, session_id: str) -> None:
-        """Drop a session, and wait until its requests in flight are aborted."""
+    async def drop(self, session_id: str) -> Any:
+        """Drop a session, and wait until its requests in flight are aborted. Return what the store
+        says about it, None without one.
+        """
         live = self.find(session_id)
         del self._sessions[session_id]
         await end(live)
+        return await self._store.finish(live) if self._store is not None else None
 
     def drop_idle(self) -> None:
         """Drop the sessions that were not used for the idle time."""
@@ -183,11 +268,12 @@ class Sessions:
             if not live.pending.in_flight:
                 self.discard(session_id)
 
-    async def aclose(self) -> None:
-        """Abort all requests in flight."""
+    async def aclose(self) -> list[LiveSession]:
+        """Abort all requests in flight, and return the sessions."""
         lives, self._sessions = list(self._sessions.values()), OrderedDict()
         for live in lives:
             await end(live)
+        return lives
 
 
 async def end(live: LiveSession) -> None:

@@ -1,7 +1,8 @@
 """The answers of a pending request as events with OpenAI's chunks.
 
-Invariants: an answer is committed before its last chunk goes out; a failure after the first chunk
-is an event with OpenAI's error body; the chunk with the finish reason also has the exact ids.
+Invariants: an answer is committed, and saved if there is a store, before its last chunk goes out; a
+failure after the first chunk is an event with OpenAI's error body; the chunk with the finish reason
+also has the exact ids.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ async def event_lines(
         ):
             yield b"data: " + orjson.dumps(event) + b"\n\n"
     except Exception as error:  # noqa: BLE001 - the endpoint's border: it becomes an event
-        yield b"data: " + orjson.dumps(api_error(error).body) + b"\n\n"
+        found = api_error(error)
+        endpoint.metrics.errors[found.code] += 1
+        yield b"data: " + orjson.dumps(found.body) + b"\n\n"
     yield b"data: [DONE]\n\n"
 
 
@@ -108,7 +111,7 @@ async def chat_events(
                 yield chunk(index, delta)
     result = endpoint.result(pending)
     rest = [stream.finish(choice) for stream, choice in zip(choices, result.choices, strict=True)]
-    endpoint.commit(pending)
+    await endpoint.commit(pending)
     for index, choice in enumerate(result.choices):
         for delta in rest[index]:
             yield chunk(index, delta)
@@ -167,7 +170,7 @@ async def text_events(
         stream.finish(choice.completion.output_ids.tolist(), choice.text)[0]
         for stream, choice in zip(texts, result.choices, strict=True)
     ]
-    endpoint.commit(pending)
+    await endpoint.commit(pending)
     for index, choice in enumerate(result.choices):
         logprobs = None
         if request.logprobs is not None:

@@ -71,17 +71,27 @@ class TemplateCache:
         if taken:
             name = f"chat_template_kwargs.{min(taken)}"
             raise refused(name, f"{name} is not a switch of the template")
-        if all(
-            name in self._template.renderer.kwargs
-            and self._template.renderer.kwargs[name] == switches[name]
-            for name in switches
-        ):
+        own = self._own(switches)
+        if not own:
             return self._template
-        key = orjson.dumps(switches, option=orjson.OPT_SORT_KEYS)
+        key = orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self._template.with_kwargs(switches)
+            made = self._made[key] = self._template.with_kwargs(own)
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
         return made
+
+    def switches_of(self, template: ChatTemplate) -> dict[str, Any]:
+        """Return the switches that `get` was given for `template`."""
+        return self._own(template.renderer.kwargs)
+
+    def _own(self, switches: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `switches` that differ from those of the served template."""
+        given = self._template.renderer.kwargs
+        return {
+            name: value
+            for name, value in switches.items()
+            if name not in given or given[name] != value
+        }

@@ -121,6 +121,12 @@ class Session:
         """The number of tokens in the tree, each counted once."""
         return len(self._tree.ids)
 
+    def node(self, index: int) -> Node:
+        """Return the node `index`. Raise `TokenError` if there is none."""
+        if not 0 <= index < len(self._tree):
+            raise TokenError(f"there is no node {index} in the session {self.session_id!r}")
+        return Node(self._tree, index)
+
     def path_ids(self, node: Node | None) -> IdArray:
         """Return the ids from the root to the end of `node`."""
         return self._tree.ids_along(self._tree.path(self._index(node)))

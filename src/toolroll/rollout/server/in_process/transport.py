@@ -99,7 +99,7 @@ class InProcessTransport:
             done, _ = await asyncio.wait([pending.task], timeout=limit)
             if not done:
                 raise http.ReadTimeout(f"no answer within {limit} s", request=request)
-            result = self._endpoint.commit(pending)
+            result = await self._endpoint.commit(pending)
             return http.Response(
                 200, headers={"Content-Type": "application/json"}, content=result.body
             )

@@ -1,0 +1,145 @@
+"""`Journal`: an append-only file of JSON lines for what must survive a kill.
+
+Invariants: the future of `append` is done once its lines are on the disk (fdatasync); lines that
+arrive during a write share the next one (group commit), in the order of `append`; after a failure
+nothing more is written, and the file ends with the last line that was saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.disk import sync_folder, writing, written_whole
+from toolroll.rollout.server.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+Keep = Callable[[bytes], bool]
+
+SAVED = "Everything that was answered is kept; free some space, and start the server again"
+
+
+class Journal:
+    """The file `path`, created if there is none. Used on one event loop."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writes = 0
+        """The number of synced writes: at most one for each `append`."""
+        self._failure: str | None = None
+        self._waiting: list[bytes] = []
+        self._saved: asyncio.Future[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._keep: Callable[[], Keep] | None = None
+        # its own thread: an answer does not wait for other work in threads
+        self._thread = ThreadPoolExecutor(1, "toolroll-journal")
+        self._open()
+
+    def _open(self) -> None:
+        with writing(self.path):
+            self._file = self.path.open("ab", buffering=0)
+            self._size = self._file.tell()
+            sync_folder(self.path.parent)
+
+    def check(self) -> None:
+        """Raise `ApiError` (503) if the file can no longer be written."""
+        if self._failure is not None:
+            raise ApiError(503, "storage_failed", self._failure)
+
+    def append(self, *lines: bytes) -> asyncio.Future[None]:
+        """Append `lines`, each of which ends with a newline. The future is done once they are on
+        the disk; it raises `ApiError` (503) if they cannot be written, as does this method after
+        that.
+        """
+        self.check()
+        self._waiting += lines
+        if self._saved is None:
+            self._saved = asyncio.get_running_loop().create_future()
+            self._saved.add_done_callback(lambda saved: saved.exception())  # not always awaited
+        self._start()
+        return self._saved
+
+    def compact(self, keep: Callable[[], Keep]) -> None:
+        """Remove lines after the next write. `keep` is called then, and returns which stay."""
+        self._keep = keep
+        self._start()
+
+    async def flush(self) -> None:
+        """Wait until nothing is left to do."""
+        while self._writer is not None and not self._writer.done():
+            await asyncio.wait([self._writer])
+
+    async def aclose(self) -> None:
+        """Write what is left, and close the file."""
+        await self.flush()
+        self._failure = "the server is stopping"
+        self._thread.shutdown()
+        self._file.close()
+
+    def _start(self) -> None:
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        call = partial(asyncio.get_running_loop().run_in_executor, self._thread)
+        while self._saved is not None or self._keep is not None:
+            lines, saved = self._waiting, self._saved
+            keep, self._keep = self._keep, None
+            self._waiting, self._saved = [], None
+            try:
+                if lines:
+                    await call(self._write, b"".join(lines))
+                if saved is not None:
+                    saved.set_result(None)
+                    saved = None
+                if keep is not None:
+                    await call(self._rewrite, keep())
+            except UsageError as error:
+                self._fail(str(error), saved)
+                return
+
+    def _fail(self, failure: str, *waiting: asyncio.Future[None] | None) -> None:
+        self._failure, self._waiting, self._keep = failure, [], None
+        for saved in (*waiting, self._saved):
+            if saved is not None:
+                saved.set_exception(ApiError(503, "storage_failed", failure))
+
+    def _write(self, data: bytes) -> None:
+        with writing(self.path, SAVED):
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[self._file.write(left) :]
+                os.fdatasync(self._file.fileno())
+            except OSError:
+                os.ftruncate(self._file.fileno(), self._size)
+                raise
+        self._size += len(data)
+        self.writes += 1
+
+    def _rewrite(self, keep: Keep) -> None:
+        try:
+            with written_whole(self.path, "The old file is kept") as out:
+                for _, line in read_lines(self.path):
+                    if keep(line):
+                        out.write(line)
+        except UsageError as error:
+            logger.warning("%s", error)
+            return
+        self._file.close()
+        self._open()
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of every complete line; a torn last line is left out."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"\n"):
+                yield number, line

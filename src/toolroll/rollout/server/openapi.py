@@ -1,0 +1,166 @@
+"""The OpenAPI document of a server, made from its routes, and the same as a plain HTML page.
+
+Invariant: every route of the server is in both; `DETAILS` only adds to them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+from toolroll.rollout.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    RewardRequest,
+    SessionRequest,
+)
+
+_ANY = re.compile(r"\{(\w+)(?::[^}]*)?\}")
+_SESSION = "/sessions/{session}"
+_REF = "#/components/schemas/{model}"
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What the document says about a route."""
+
+    summary: str
+    body: type[BaseModel] | None = None
+    success: int = 200
+    media: str = "application/json"
+
+
+DETAILS: Mapping[tuple[str, str], Details] = {
+    ("GET", "/health"): Details("The model, and the number of sessions. Needs no key."),
+    ("GET", "/metrics"): Details("Counters in Prometheus' text format.", media="text/plain"),
+    ("GET", "/openapi.json"): Details("This document."),
+    ("GET", "/docs"): Details("This document as a page.", media="text/html"),
+    ("GET", "/sessions"): Details("The sessions: live ones, and with --out finished ones."),
+    ("POST", "/sessions"): Details("Create a session.", SessionRequest, 201),
+    ("GET", f"{_SESSION}/trajectories"): Details("The training sequences of the session."),
+    ("GET", f"{_SESSION}/trace"): Details("Every answer in the order of delivery."),
+    ("POST", f"{_SESSION}/reward"): Details("Store a reward with the session.", RewardRequest),
+    ("POST", f"{_SESSION}/export"): Details("Finish the session: write it to episodes.jsonl."),
+    ("DELETE", _SESSION): Details("End the session. With --out it is written as finished."),
+    ("POST", "/v1/chat/completions"): Details("A chat completion.", ChatRequest),
+    ("POST", "/v1/completions"): Details("A text completion.", CompletionRequest),
+    ("GET", "/v1/models"): Details("The served model, as a list."),
+    ("GET", "/v1/models/{model}"): Details("The served model."),
+    ("POST", "/tokenize"): Details("The prompt tokens that a generation would get."),
+    ("POST", "/v1/tokenize"): Details("The same as /tokenize."),
+}
+"""By method and path, without the prefix that names a session."""
+
+
+def document(routes: Iterable[tuple[str, str]], *, keyed: bool) -> dict[str, Any]:
+    """Return the OpenAPI document of `routes`, pairs of a method and a path of aiohttp.
+
+    `keyed`: the server requires a key.
+    """
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {"Error": _ERROR}
+    for method, raw in sorted(set(routes)):
+        path = _ANY.sub(r"{\1}", raw)
+        paths.setdefault(path, {})[method.lower()] = _operation(method, path, schemas, keyed=keyed)
+    scheme = {"key": {"type": "http", "scheme": "bearer"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "toolroll serve", "version": version("toolroll")},
+        "paths": paths,
+        "components": {"schemas": schemas} | ({"securitySchemes": scheme} if keyed else {}),
+    }
+
+
+def _operation(method: str, path: str, schemas: dict[str, Any], *, keyed: bool) -> dict[str, Any]:
+    found = DETAILS.get((method, path)) or DETAILS.get((method, path.removeprefix(_SESSION)))
+    details = found or Details(f"{method} {path}.")
+    names = _ANY.findall(path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in names
+    ]
+    refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    operation: dict[str, Any] = {
+        "summary": details.summary,
+        "responses": {
+            str(details.success): {"description": "Done.", "content": {details.media: {}}},
+            "default": {"description": "Refused, or failed.", "content": refused},
+        },
+    }
+    if parameters:
+        operation["parameters"] = parameters
+    if keyed and path != "/health":
+        operation["security"] = [{"key": []}]
+    if details.body is not None:
+        schema = {"$ref": _schema(details.body, schemas)}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return operation
+
+
+def _schema(body: type[BaseModel], schemas: dict[str, Any]) -> str:
+    """Add the schema of `body` and its parts to `schemas`, and return its reference."""
+    made = body.model_json_schema(ref_template=_REF)
+    schemas |= made.pop("$defs", {})
+    schemas[body.__name__] = made
+    return _REF.format(model=body.__name__)
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """Return the document `found` as an HTML page that loads nothing."""
+    rows = "\n".join(
+        f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
+        f"<td>{escape(operation['summary'])}{_body_link(operation)}</td></tr>"
+        for path, methods in found["paths"].items()
+        for method, operation in methods.items()
+    )
+    bodies = "\n".join(
+        f'<h2 id="{escape(name)}">{escape(name)}</h2><pre>{_shown(schema)}</pre>'
+        for name, schema in found["components"]["schemas"].items()
+    )
+    title = escape(f"{found['info']['title']} {found['info']['version']}")
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font-family:sans-serif;margin:2em;max-width:70em}"
+        "td{padding:.2em 1em .2em 0;vertical-align:top}"
+        "pre{background:#f4f4f4;padding:1em;overflow:auto}</style>"
+        f"<h1>{title}</h1><p>The same as JSON: <a href='openapi.json'>openapi.json</a></p>"
+        f"<table>{rows}</table>{bodies}</html>"
+    )
+
+
+def _body_link(operation: Mapping[str, Any]) -> str:
+    body = operation.get("requestBody")
+    if body is None:
+        return ""
+    name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    return f' Body: <a href="#{escape(name)}">{escape(name)}</a>'
+
+
+def _shown(schema: Mapping[str, Any]) -> str:
+    return escape(orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode())

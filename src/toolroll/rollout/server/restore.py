@@ -1,0 +1,197 @@
+"""`restore`: the unfinished sessions of a journal, as they were.
+
+Invariants: a session gets the same nodes with the same ids and logprobs, or is refused; lines of
+finished sessions change nothing; an answer that nothing continued can still be retried.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.errors import TokenError, UsageError
+from toolroll.rollout.model.turn import ParsedTurn
+from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.journal import read_lines
+from toolroll.rollout.server.session_log import IDS, completion_of, top_of, unpacked
+from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.stored_answer import StoredAnswer
+from toolroll.rollout.server.template_cache import TemplateCache
+from toolroll.rollout.server.turn import PrefixMatch, TurnNode
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.template.delta import SampledText
+
+Key = tuple[str, int]
+Make = Callable[[str, int], LiveSession]
+_NO_REPLY = ParsedReply("")
+
+
+@dataclass(slots=True)
+class Restored:
+    """The unfinished sessions of a journal, and the number of sessions that each name had."""
+
+    sessions: dict[Key, LiveSession] = field(default_factory=dict)
+    samples: Counter[str] = field(default_factory=Counter)
+    stale: int = 0
+    """Bytes that belong to finished sessions."""
+
+
+def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[Key]) -> Restored:
+    """Return the sessions in the journal `path`. `make` returns an empty session with a log;
+    `done` are the sessions in the episode file.
+
+    Raise `UsageError` with the line's number if a line cannot be read, or does not fit.
+    """
+    found, builders = Restored(), dict[Key, _Builder]()
+    for number, line in read_lines(path):
+        try:
+            data = orjson.loads(line)
+            key = (data["s"], data["k"])
+            found.samples[key[0]] = max(found.samples[key[0]], key[1] + 1)
+            if data["kind"] == "end" or key in done:
+                found.stale += len(line) + (builders.pop(key).size if key in builders else 0)
+                continue
+            if key not in builders:
+                builders[key] = _Builder(make(*key), templates)
+            builders[key].add(data, len(line))
+        except (KeyError, TypeError, ValueError, IndexError, TokenError) as error:
+            raise UsageError(
+                f"{path}, line {number}, cannot be restored ({error!r}): repair the file, or move "
+                f"it away to lose the unfinished sessions"
+            ) from error
+    found.sessions = {key: builder.live for key, builder in builders.items()}
+    return found
+
+
+class _Builder:
+    """Repeats what the lines of one session say."""
+
+    def __init__(self, live: LiveSession, templates: TemplateCache) -> None:
+        assert live.log is not None
+        self.live = live
+        self.log = live.log
+        self._templates = templates
+        self._turns: dict[int, TurnNode] = {}
+        self._requests: dict[int, bytes] = {}
+        """The request that each answered node belongs to."""
+        self._tools: list[bytes] = []
+
+    @property
+    def size(self) -> int:
+        return self.log.size
+
+    def add(self, data: dict[str, Any], size: int) -> None:
+        """Repeat one line of `size` bytes."""
+        self.log.size += size
+        kind = data["kind"]
+        if kind == "session":
+            self.live.sampling_params = data["sampling_params"]
+            self.live.created = data["created"]
+        elif kind == "reward":
+            self.live.reward, self.live.info = data["reward"], data["info"]
+        elif kind == "chat":
+            self._answered(data, self._chat(data))
+        elif kind == "text":
+            self._answered(data, self._text(data))
+        else:
+            raise ValueError(f"unknown kind {kind!r}")
+
+    def _chat(self, data: dict[str, Any]) -> list[Node]:
+        live, prompt = self.live, self._prompt(data)
+        observed, nodes = live.tree.observe(prompt), []
+        for choice in data["choices"]:
+            node = live.session.sample(completion_of(choice), self._params(data), after=observed)
+            text, stop, stops, last_id = choice["sampled"]
+            sampled = SampledText(text, stop, tuple(stops), last_id)
+            reading = ParsedTurn(sampled, "", _NO_REPLY, choice["message"])
+            self._turns[node.index] = live.tree.commit(prompt, node, reading)
+            live.trace.append((node, data["object"]))
+            nodes.append(node)
+        if prompt.preserved:
+            live.mismatches["preserved"] += 1
+        first = data["first"] + len(nodes)
+        live.answers[prompt.digest] = max(live.answers[prompt.digest], first)
+        if prompt.turn is not None:  # its client has the answer, since it continues it
+            self._forget(prompt.turn.node)
+        return nodes
+
+    def _prompt(self, data: dict[str, Any]) -> Prompt:
+        turn = None if data["turn"] is None else self._turns[data["turn"]]
+        if isinstance(data["tools"], str):
+            self._tools.append(data["tools"].encode())
+            self.log.tools[self._tools[-1]] = len(self._tools) - 1
+        tools = data["tools"] if isinstance(data["tools"], int) else -1
+        dropped = data["dropped"]
+        return Prompt(
+            self._templates.get(data["switches"]),
+            [],
+            tuple(data["added"]),
+            [],
+            self._tools[tools],
+            bytes.fromhex(data["digest"]),
+            unpacked(data["delta"], IDS),
+            self._parent(data),
+            unpacked(data["delta"], IDS),
+            None if turn is None else PrefixMatch(turn, 0, []),
+            data["fork_reason"],
+            data["continues"],
+            data["preserved"],
+            None if dropped is None else unpacked(dropped, IDS),
+            data["prefill"],
+            unpacked(data["prefill_ids"], IDS),
+        )
+
+    def _text(self, data: dict[str, Any]) -> list[Node]:
+        live, delta = self.live, unpacked(data["delta"], IDS)
+        observed = live.session.observe(delta, after=self._parent(data), reason=data["fork_reason"])
+        nodes = []
+        for choice in data["choices"]:
+            node = live.session.sample(completion_of(choice), self._params(data), after=observed)
+            live.texts.append(node)
+            live.trace.append((node, "text_completion"))
+            nodes.append(node)
+        parent = self._parent(data)
+        if parent is not None:
+            self._forget(parent)
+        return nodes
+
+    def _answered(self, data: dict[str, Any], nodes: list[Node]) -> None:
+        """Check the nodes, and keep the answer for a retry."""
+        if [node.index for node in nodes] != data["nodes"]:
+            raise ValueError(f"its nodes are {[node.index for node in nodes]} now")
+        stored = StoredAnswer(
+            data["id"],
+            data["created"],
+            data["first"],
+            tuple(nodes),
+            self._params(data),
+            tuple(map(top_of, data["choices"])),
+        )
+        key = bytes.fromhex(data["key"])
+        self.log.answers.setdefault(key, []).append(stored)
+        self._requests |= {node.index: key for node in nodes}
+
+    def _forget(self, node: Node) -> None:
+        """Drop the answer that `node` is a choice of."""
+        key = self._requests.get(node.index)
+        if key is not None:
+            stored = self.log.answers.get(key, [])
+            stored[:] = [answer for answer in stored if node not in answer.nodes]
+
+    def _parent(self, data: dict[str, Any]) -> Node | None:
+        parent = data["parent"]
+        if parent is None:
+            return None
+        return self.live.session.node(parent)
+
+    def _params(self, data: dict[str, Any]) -> Any:
+        if data["sampling_params"] is not None:
+            self.log.params = data["sampling_params"]
+        assert self.log.params is not None
+        return self.log.params

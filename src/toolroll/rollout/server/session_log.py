@@ -1,0 +1,233 @@
+"""`SessionLog`: what a session adds to the journal, one line for each answer.
+
+Invariants: `restore` rebuilds the same tree from the lines alone, with the same nodes; ids and
+logprobs are written as the bytes of their arrays; tools are written once for each session, and
+sampling parameters whenever they change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.journal import Journal
+from toolroll.rollout.server.result import Choice, CompletionResult
+from toolroll.rollout.server.stored_answer import StoredAnswer
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.types import Completion, IdArray, WeightVersion
+
+IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
+
+
+class SessionLog:
+    """The part of session `session_id` in `journal`. `sample`: how many sessions had this name
+    before.
+    """
+
+    __slots__ = ("_journal", "answers", "ended", "params", "sample", "session_id", "size", "tools")
+
+    def __init__(self, session_id: str, sample: int, journal: Journal) -> None:
+        self.session_id = session_id
+        self.sample = sample
+        self.size = 0
+        """Its bytes in the journal."""
+        self.ended = False
+        self.answers: dict[bytes, list[StoredAnswer]] = {}
+        """The answers of an earlier process, by the key of their request."""
+        self.tools: dict[bytes, int] = {}
+        self.params: Mapping[str, Any] | None = None
+        self._journal = journal
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from other sessions, of the same name too."""
+        return self.session_id, self.sample
+
+    def check(self) -> None:
+        """Raise `ApiError` if the session has ended, or if nothing more can be saved."""
+        if self.ended:
+            raise ApiError(409, "request_aborted", "the session was deleted during the request")
+        self._journal.check()
+
+    def begin(self, sampling_params: Mapping[str, Any], created: float) -> asyncio.Future[None]:
+        """Write that the session exists."""
+        return self._append("session", sampling_params=dict(sampling_params), created=created)
+
+    async def saved(self) -> None:
+        """Wait until everything so far is on the disk."""
+        await asyncio.shield(self._journal.append())
+
+    def reward(self, reward: float, info: Mapping[str, Any]) -> asyncio.Future[None]:
+        """Write its reward."""
+        return self._append("reward", reward=reward, info=dict(info))
+
+    def end(self) -> asyncio.Future[None]:
+        """Write that it is finished."""
+        return self._append("end")
+
+    def chat(
+        self,
+        prompt: Prompt,
+        result: CompletionResult,
+        request_key: bytes,
+        nodes: Sequence[Node],
+        switches: Mapping[str, Any],
+        kind: str,
+    ) -> asyncio.Future[None]:
+        """Write an answered chat completion, committed as `nodes` with `kind` in the trace."""
+        turn = prompt.turn
+        return self._append(
+            "chat",
+            object=kind,
+            **self._answer(result, request_key, nodes),
+            parent=_index(prompt.parent),
+            delta=packed(prompt.delta, IDS),
+            fork_reason=prompt.fork_reason,
+            turn=None if turn is None else turn.node.index,
+            added=prompt.added,
+            tools=self._tools(prompt.tools_key),
+            switches=dict(switches),
+            digest=prompt.digest.hex(),
+            continues=prompt.continues,
+            preserved=prompt.preserved,
+            dropped=None if prompt.dropped is None else packed(prompt.dropped, IDS),
+            prefill=prompt.prefill,
+            prefill_ids=packed(prompt.prefill_ids, IDS),
+            choices=[_chat_choice(choice) for choice in result.choices],
+        )
+
+    def text(
+        self,
+        parent: Node | None,
+        delta: IdArray,
+        fork_reason: str | None,
+        result: CompletionResult,
+        request_key: bytes,
+        nodes: Sequence[Node],
+    ) -> asyncio.Future[None]:
+        """Write an answered text completion, committed as `nodes`; its prompt is `parent` and then
+        `delta`.
+        """
+        return self._append(
+            "text",
+            **self._answer(result, request_key, nodes),
+            parent=_index(parent),
+            delta=packed(delta, IDS),
+            fork_reason=fork_reason,
+            choices=[_completion(choice.completion) for choice in result.choices],
+        )
+
+    def _answer(
+        self, result: CompletionResult, request_key: bytes, nodes: Sequence[Node]
+    ) -> dict[str, Any]:
+        params = None if self.params == result.sampling_params else dict(result.sampling_params)
+        self.params = result.sampling_params
+        return {
+            "key": request_key.hex(),
+            "id": result.id,
+            "created": result.created,
+            "first": result.first,
+            "nodes": [node.index for node in nodes],
+            "sampling_params": params,
+        }
+
+    def _tools(self, text: bytes) -> str | int:
+        """Return the tools as JSON text; from the second time on, their number."""
+        known = self.tools.get(text)
+        if known is not None:
+            return known
+        self.tools[text] = len(self.tools)
+        return text.decode()
+
+    def _append(self, kind: str, **data: Any) -> asyncio.Future[None]:
+        line = orjson.dumps(
+            {"s": self.session_id, "k": self.sample, "kind": kind, **data},
+            option=orjson.OPT_APPEND_NEWLINE,
+        )
+        self.size += len(line)
+        return self._journal.append(line)
+
+
+def session_of(line: bytes) -> tuple[str, int]:
+    """Return the key of the session that wrote `line`."""
+    data = orjson.loads(line)
+    return data["s"], data["k"]
+
+
+def packed(values: npt.NDArray[Any], kind: np.dtype[Any]) -> str:
+    """Return the bytes of an array, in base64."""
+    return b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode()
+
+
+def unpacked(text: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the array that `packed` was given."""
+    return np.frombuffer(b64decode(text, validate=True), dtype=kind)
+
+
+def _index(node: Node | None) -> int | None:
+    return None if node is None else node.index
+
+
+def _chat_choice(choice: Choice) -> dict[str, Any]:
+    assert choice.reading is not None
+    sampled = choice.reading.sampled
+    return {
+        **_completion(choice.completion),
+        "message": choice.reading.message,
+        "sampled": [sampled.text, sampled.stop, sampled.stops, sampled.last_id],
+    }
+
+
+def _completion(completion: Completion) -> dict[str, Any]:
+    logprobs, experts = completion.logprobs, completion.routed_experts
+    return {
+        "ids": packed(completion.output_ids, IDS),
+        "logprobs": None if logprobs is None else packed(logprobs, LOGPROBS),
+        "finish_reason": completion.finish_reason,
+        "matched": completion.matched,
+        "weight_versions": [
+            [span.version, span.start, span.stop] for span in completion.weight_versions
+        ],
+        "prompt_tokens": completion.prompt_tokens,
+        "cached_tokens": completion.cached_tokens,
+        "latency": completion.latency,
+        "attempts": completion.attempts,
+        "rid": completion.rid,
+        "experts": None if experts is None else [experts.shape, packed(experts, IDS)],
+        "top": completion.top_logprobs,
+    }
+
+
+def completion_of(data: Mapping[str, Any]) -> Completion:
+    """Return the completion of one choice of a line."""
+    logprobs, experts = data["logprobs"], data["experts"]
+    return Completion(
+        output_ids=unpacked(data["ids"], IDS),
+        logprobs=None if logprobs is None else unpacked(logprobs, LOGPROBS),
+        finish_reason=data["finish_reason"],
+        matched=data["matched"],
+        weight_versions=tuple(WeightVersion(*span) for span in data["weight_versions"]),
+        prompt_tokens=data["prompt_tokens"],
+        cached_tokens=data["cached_tokens"],
+        latency=data["latency"],
+        attempts=data["attempts"],
+        rid=data["rid"],
+        routed_experts=None if experts is None else unpacked(experts[1], IDS).reshape(experts[0]),
+        top_logprobs=top_of(data),
+    )
+
+
+def top_of(data: Mapping[str, Any]) -> list[list[tuple[float, int]]] | None:
+    """Return the likeliest tokens of one choice of a line."""
+    top = data["top"]
+    if top is None:
+        return None
+    return [[(value, index) for value, index in place] for place in top]

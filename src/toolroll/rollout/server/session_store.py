@@ -1,0 +1,260 @@
+"""`SessionStore`: the sessions of `toolroll serve --out FOLDER` on disk.
+
+Finished sessions are episodes in `episodes.jsonl`, as those of `toolroll run`; unfinished ones are
+in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned; a
+session is in one of the two files, whenever the process is killed; one process at a time uses the
+folder; a folder of another model, tokenizer or chat template is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line
+from toolroll.rollout.runs.provenance import Provenance, template_hashes
+from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.journal import Journal, Keep, read_lines
+from toolroll.rollout.server.restore import Restored, restore
+from toolroll.rollout.server.session_episode import session_episode
+from toolroll.rollout.server.session_log import SessionLog, session_of
+from toolroll.rollout.server.sessions import LiveSession, Sessions
+from toolroll.rollout.server.template_cache import TemplateCache
+
+logger = logging.getLogger(__name__)
+
+ENV = "serve"
+"""The environment's name in `run.json` and `episodes.jsonl`."""
+JOURNAL_NAME = "sessions.jsonl"
+_STALE = 8 * 2**20
+"""Bytes of finished sessions from which on the journal is compacted."""
+
+Key = tuple[str, int]
+
+
+class SessionStore:
+    """Keeps the sessions of one endpoint in `folder`. `settings`: what determines their tokens
+    (`store_settings`).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        *,
+        provenance: Provenance | None = None,
+        stale: int = _STALE,
+    ) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.finish_at_end = False
+        """Whether `aclose` finishes the sessions; else the next process continues them."""
+        self.finished: dict[Key, int] = {}
+        """The number of turns of each finished session."""
+        self._directory = RunDirectory(folder, ENV, settings, sync="always", provenance=provenance)
+        self._open = ExitStack()
+        self._journal: Journal | None = None
+        self._logs: dict[Key, SessionLog] = {}
+        self._samples: Counter[str] = Counter()
+        self._appending = asyncio.Lock()
+        self._finishing: set[asyncio.Task[Any]] = set()
+        self._stale = 0
+        self._most_stale = stale
+
+    @property
+    def journal(self) -> Journal:
+        """The open journal."""
+        assert self._journal is not None, "the store is not open"
+        return self._journal
+
+    @property
+    def path(self) -> Path:
+        """The episode file."""
+        return self.folder / FILE_NAME
+
+    async def open(
+        self,
+        sessions: Sessions,
+        templates: TemplateCache,
+        settle: Callable[[LiveSession], Awaitable[None]],
+    ) -> None:
+        """Lock the folder, and add its unfinished sessions to `sessions`; do nothing the second
+        time. `settle` verifies a session before it is written.
+
+        Raise `UsageError` if another process uses the folder, or if it is of another model.
+        """
+        if self._journal is not None:
+            return
+        self._settle = settle
+        self._sessions = sessions
+        try:
+            self._open.enter_context(self._directory)
+            self.finished = await asyncio.to_thread(_finished, self.path)
+            path = self.folder / JOURNAL_NAME
+            torn = cut_torn_line(path)
+            self._journal = Journal(path)
+            found = restore(path, self._restored, templates, self.finished)
+        except BaseException:
+            self._open.close()
+            raise
+        self._take(found, torn)
+
+    def _take(self, found: Restored, torn: int) -> None:
+        self._samples = found.samples
+        for name, sample in self.finished:
+            self._samples[name] = max(self._samples[name], sample + 1)
+        lives = sorted(found.sessions.values(), key=lambda live: live.created)
+        self._logs = {live.log.key: live.log for live in lives if live.log is not None}
+        self._sessions.restore(lives)
+        self._stale = found.stale
+        self._compact()
+        if lives or torn:
+            logger.info(
+                "restored %d unfinished sessions of %s (%d bytes of a torn line removed)",
+                len(lives),
+                self.folder,
+                torn,
+            )
+
+    def _restored(self, name: str, sample: int) -> LiveSession:
+        live = self._sessions.empty(name)
+        live.log = SessionLog(name, sample, self.journal)
+        return live
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def begin(self, live: LiveSession) -> None:
+        """Give `live` a part of the journal."""
+        self.journal.check()
+        sample = self._samples[live.id]
+        self._samples[live.id] += 1
+        live.log = SessionLog(live.id, sample, self.journal)
+        live.log.begin(live.sampling_params, live.created)
+        self._logs[live.log.key] = live.log
+
+    async def finish(self, live: LiveSession) -> dict[str, Any]:
+        """Append `live`, which gets no more requests, to the episode file. A session without an
+        answer is only dropped.
+
+        Raise `ApiError` (503) if it cannot be written; it then stays in the journal.
+        """
+        log = live.log
+        assert log is not None, "a session without a log"
+        log.ended = True
+        await self._settle(live)
+        episode = session_episode(live, ENV, log.sample, str(self.settings.get("model") or ""))
+        if episode is not None:
+            try:
+                async with self._appending:
+                    await asyncio.to_thread(self._directory.append, episode)
+            except UsageError as error:
+                raise ApiError(503, "storage_failed", str(error)) from error
+            self.finished[log.key] = len(live.trace)
+        self._logs.pop(log.key, None)
+        saved = log.end()
+        self._stale += log.size
+        await asyncio.shield(saved)
+        self._compact()
+        return self.written(*log.key)
+
+    def written(self, name: str, sample: int) -> dict[str, Any]:
+        """Return what the server says about a session that is finished; its file is None if it had
+        no answer.
+        """
+        turns = self.finished.get((name, sample))
+        return {
+            "session_id": name,
+            "sample": sample,
+            "turns": turns or 0,
+            "file": None if turns is None else str(self.path),
+        }
+
+    def finish_later(self, live: LiveSession) -> None:
+        """Finish `live` in the background. If that fails, it stays in the journal."""
+        if live.log is not None and not live.log.ended:
+            task = asyncio.get_running_loop().create_task(self._finish_logged(live))
+            self._finishing.add(task)
+            task.add_done_callback(self._finishing.discard)
+
+    async def _finish_logged(self, live: LiveSession) -> None:
+        try:
+            await self.finish(live)
+        except ApiError as error:
+            logger.error("the session %s is not finished: %s", live.id, error)
+
+    def _compact(self) -> None:
+        """Remove finished sessions from the journal if they are more than half of it."""
+        kept = sum(log.size for log in self._logs.values())
+        if self._stale > max(self._most_stale, kept):
+            self._stale = 0
+            self.journal.compact(self._kept)
+
+    def _kept(self) -> Keep:
+        unfinished = frozenset(self._logs)
+        return lambda line: session_of(line) in unfinished
+
+    async def aclose(self, lives: Iterable[LiveSession]) -> None:
+        """Close the files. `lives`: the sessions, which get no more requests; with `finish_at_end`
+        they are finished before.
+        """
+        if self._journal is None:
+            return
+        try:
+            for live in lives if self.finish_at_end else ():
+                await self._finish_logged(live)
+            await asyncio.gather(*self._finishing)
+            await self._journal.aclose()
+            logger.info(
+                "%s has %d finished sessions; %d unfinished ones continue with the next start",
+                self.folder,
+                len(self.finished),
+                len(self._logs),
+            )
+            if self.finished:
+                provenance = self._directory.provenance
+                whole = report(
+                    self._directory.summary,
+                    settings=self.settings,
+                    allow_unequal=True,
+                    provenance=provenance,
+                )
+                write_summary(self.folder, {ENV: whole})
+        finally:
+            self._open.close()
+            self._journal = None
+
+
+def store_settings(served: Model, name: str | None) -> dict[str, Any]:
+    """Return what determines the tokens of a session: the model `name`, and hashes of its tokenizer
+    and chat template with their settings.
+    """
+    template = served.template
+    return {
+        "model": name,
+        **template_hashes(served),
+        "template_kwargs": dict(template.renderer.kwargs),
+        "history": template.history,
+        "parser": served.parser.name,
+    }
+
+
+def _finished(path: Path) -> dict[Key, int]:
+    """Return the number of turns of each session in the episode file."""
+    found: dict[Key, int] = {}
+    if path.is_file():
+        for _, line in read_lines(path):
+            data = orjson.loads(line)
+            if data["env"] == ENV:
+                found[data["task_id"], data["sample"]] = int(data["metrics"].get("turns", 0))
+    return found

@@ -1,0 +1,221 @@
+"""`kill -9` of `toolroll serve --out` at any moment loses no answered turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from support.patience import PATIENCE
+from support.processes import Server, serving
+
+from toolroll.rollout.cli.view import view
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    PolicyRequest,
+    load_embedded_tokenizer,
+    serve_in_thread,
+)
+
+SESSIONS, TURNS, KILLS = 100, 10, 20
+
+Answer = tuple[list[int], list[int], list[float]]
+"""The ids of the prompt, the sampled ids, and their logprobs."""
+
+
+@dataclass
+class Clients:
+    """The clients of all sessions. Each server is killed after as many complete answers as the next
+    of `moments` says.
+    """
+
+    moments: list[int]
+    answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+    left: int = 0
+    """How many answers this server still gives; negative if it is not killed."""
+    retries: int = 0
+    in_flight: int = 0
+    hit: list[int] = field(default_factory=list)
+    """The requests in flight at each kill."""
+    server: Server | None = None
+    up: asyncio.Event = field(default_factory=asyncio.Event)
+    down: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def talk(self, http: aiohttp.ClientSession, name: str, *, stream: bool) -> None:
+        messages: list[dict[str, Any]] = []
+        for turn in range(TURNS):
+            messages.append({"role": "user", "content": f"Go on, {name}, {turn}"})
+            body = {"messages": messages, "logprobs": True, "stream": stream}
+            text, answer = await self._answered(http, name, body)
+            messages.append({"role": "assistant", "content": text})
+            self.answers[name].append(answer)
+            self.left -= 1
+            if self.left == 0 and self.server is not None:
+                self.hit.append(self.in_flight)
+                os.kill(self.server.process.pid, signal.SIGKILL)
+                self.server = None
+                self.up.clear()
+                self.down.set()
+
+    async def _answered(
+        self, http: aiohttp.ClientSession, name: str, body: dict[str, Any]
+    ) -> tuple[str, Answer]:
+        """Send a request until it is answered, as the SDK does."""
+        for retry in range(KILLS + 1):
+            await self.up.wait()
+            server = self.server
+            assert server is not None
+            url = f"{server.url}/sessions/{name}/v1/chat/completions"
+            self.in_flight += 1
+            try:
+                headers = {"x-stainless-retry-count": str(retry)}
+                async with http.post(url, json=body, headers=headers) as response:
+                    data = await response.read()
+                    assert response.status == 200, data
+                if not body["stream"] or data.endswith(b"data: [DONE]\n\n"):
+                    return _streamed(data) if body["stream"] else _whole(data)
+            except aiohttp.ClientError:
+                assert self.server is not server, "only a killed server breaks a connection"
+            finally:
+                self.in_flight -= 1
+            self.retries += 1
+        raise AssertionError("a request was never answered")
+
+
+def _whole(data: bytes) -> tuple[str, Answer]:
+    answer = json.loads(data)
+    choice = answer["choices"][0]
+    return choice["message"]["content"], _answer(answer["prompt_token_ids"], choice)
+
+
+def _streamed(data: bytes) -> tuple[str, Answer]:
+    lines = data.decode().split("\n\n")[:-2]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    last = chunks[-1]
+    text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    return text, _answer(last["prompt_token_ids"], last["choices"][0])
+
+
+def _answer(prompt: list[int], choice: dict[str, Any]) -> Answer:
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    return prompt, choice["token_ids"], logprobs
+
+
+def policy(request: PolicyRequest) -> str:
+    return f"Reply {request.index}."
+
+
+@contextmanager
+def started(engine: str, out: Path, log: Path) -> Iterator[Server]:
+    """A process of `toolroll serve --out`."""
+
+    def command(port: int) -> list[str]:
+        serve = ["-m", "toolroll", "serve", "--model", "embedded", "--parser", "hermes"]
+        place = ["--engine", engine, "--port", str(port), "--out", str(out)]
+        return [sys.executable, *serve, *place]
+
+    with serving(command, ready="/health", environment=os.environ, log=log, name="serve") as server:
+        yield server
+
+
+@pytest.mark.faults
+async def test_no_answered_turn_is_lost_by_twenty_kills_under_a_hundred_sessions(
+    tmp_path: Path,
+) -> None:
+    rng = random.Random(7)
+    out = tmp_path / "out"
+    clients = Clients([rng.randint(1, 30) for _ in range(KILLS)])
+    names = [f"s{number}" for number in range(SESSIONS)]
+    engine = EmbeddedEngine(load_embedded_tokenizer(), policy)
+    with serve_in_thread(engine) as served:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True)
+        ) as http:
+            talks = asyncio.gather(
+                *(clients.talk(http, name, stream=at % 2 == 0) for at, name in enumerate(names))
+            )
+            for life in range(KILLS + 1):
+                with started(served.url, out, tmp_path / f"log-{life}") as server:
+                    clients.server = server
+                    clients.left = clients.moments[life] if life < KILLS else -1
+                    clients.down.clear()
+                    clients.up.set()
+                    killed = asyncio.ensure_future(clients.down.wait())
+                    ends: set[asyncio.Future[Any]] = {killed, talks}
+                    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                    killed.cancel()
+                    if talks.done():
+                        await talks
+                        await _check(http, server, clients)
+                        break
+    assert len(clients.hit) == KILLS
+    assert min(clients.hit) > 0
+    assert clients.retries >= sum(clients.hit) // 2
+    _check_files(out, clients)
+
+
+async def _check(http: aiohttp.ClientSession, server: Server, clients: Clients) -> None:
+    """Every answer is in its session once, in order; then all sessions are finished."""
+    for name, answers in clients.answers.items():
+        async with http.get(f"{server.url}/sessions/{name}/trace") as response:
+            trace = (await response.json())["trace"]
+        assert [
+            (one["prompt_token_ids"], one["completion_token_ids"], one["logprobs"]) for one in trace
+        ] == answers
+        async with http.post(f"{server.url}/sessions/{name}/reward", json={"reward": 1}) as done:
+            assert done.status == 200
+        async with http.post(f"{server.url}/sessions/{name}/export") as done:
+            assert done.status == 200
+
+
+def _check_files(out: Path, clients: Clients) -> None:
+    """The files of a run can be read, and train each answer once."""
+    episodes = {one.task_id: one for one in read_episodes(out)}
+    assert set(episodes) == set(clients.answers)
+    assert len(list(read_episodes(out))) == SESSIONS
+    for name, answers in clients.answers.items():
+        (trajectory,) = episodes[name].result.trajectories
+        wanted = np.concatenate([ids for _, ids, _ in answers])
+        mask = trajectory.loss_mask == 1
+        assert np.array_equal(trajectory.input_ids[mask], wanted)
+        logprobs = np.concatenate([values for _, _, values in answers]).astype(np.float32)
+        assert np.array_equal(trajectory.logprobs[mask], logprobs)
+    page, count, _ = view(out, out=None, tokenizer=None, tokens=10)
+    assert (page.is_file(), count) == (True, SESSIONS)
+    assert len(list(sample_rows(read_episodes(out)))) == SESSIONS
+
+
+async def test_ctrl_c_finishes_the_sessions_and_sigterm_leaves_them_to_the_next_server(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    engine = EmbeddedEngine(load_embedded_tokenizer(), policy)
+    with serve_in_thread(engine) as served:
+        for life, (number, finished, left) in enumerate(
+            ((signal.SIGTERM, 0, 1), (signal.SIGINT, 2, 0), (signal.SIGTERM, 2, 1))
+        ):
+            with started(served.url, out, tmp_path / f"log-{life}") as server:
+                async with aiohttp.ClientSession() as http:
+                    body = {"messages": [{"role": "user", "content": "Hi"}]}
+                    url = f"{server.url}/sessions/s{life}/v1/chat/completions"
+                    async with http.post(url, json=body) as response:
+                        assert response.status == 200
+                server.process.send_signal(number)
+                assert server.process.wait(PATIENCE) == 0, server.log_tail()
+            assert len(list(read_episodes(out))) == finished
+            words = f"has {finished} finished sessions; {left} unfinished ones continue"
+            assert words in server.log_tail()

@@ -1,0 +1,84 @@
+"""The journal: what is written is on the disk when its future is done, in order, in few writes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.journal import Journal, read_lines
+
+
+def lines(path: Path) -> list[bytes]:
+    return [line for _, line in read_lines(path)]
+
+
+async def test_lines_that_arrive_together_share_a_write_and_keep_their_order(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path / "j")
+    wanted = [f"{number}\n".encode() for number in range(100)]
+    for part in (wanted[:60], wanted[60:]):
+        for saved in [journal.append(line) for line in part]:
+            await saved
+    assert lines(journal.path) == wanted
+    assert journal.writes == 2
+    await journal.aclose()
+    with pytest.raises(ApiError, match="the server is stopping"):
+        journal.append(b"late\n")
+
+
+async def test_a_line_is_in_the_file_and_synced_before_its_future_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, synced, fdatasync = Journal(tmp_path / "j"), list[int](), os.fdatasync
+
+    def counted(descriptor: int) -> None:
+        fdatasync(descriptor)
+        synced.append(journal.path.stat().st_size)
+
+    monkeypatch.setattr(os, "fdatasync", counted)
+    await journal.append(b"one\n")
+    await journal.append(b"two\n", b"three\n")
+    assert synced == [4, 14]
+    await journal.append()  # nothing is left to write, and nothing to wait for
+    assert synced == [4, 14]
+    await journal.aclose()
+
+
+async def test_a_full_disk_fails_what_was_not_written_and_leaves_whole_lines(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path / "j")
+    await journal.append(b"one\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        failed = [journal.append(b"a longer line\n"), journal.append(b"another\n")]
+        for saved in failed:
+            with pytest.raises(ApiError, match="cannot be written: File too large") as refused:
+                await saved
+            assert (refused.value.status, refused.value.code) == (503, "storage_failed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with pytest.raises(ApiError, match="File too large"):
+        journal.append(b"x\n")
+    assert journal.path.read_bytes() == b"one\n"
+    await journal.aclose()
+
+
+async def test_compacting_keeps_what_is_asked_for_and_what_arrives_meanwhile(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path / "j")
+    first = journal.append(b"a1\n", b"b1\n", b"a2\n")
+    journal.compact(lambda: lambda line: line.startswith(b"a"))
+    await first
+    later = journal.append(b"b2\n")
+    await asyncio.gather(later, journal.flush())
+    assert lines(journal.path) == [b"a1\n", b"a2\n", b"b2\n"]
+    await journal.aclose()
