@@ -134,7 +134,7 @@ class EnvironmentRunner:
         )
 
     async def measure(self) -> Exception | None:
-        """Read the environment's metrics. Return the error, if any, because the episode is kept."""
+        """Read the environment's metrics. Return the error, if any; the episode is kept."""
         try:
             found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, found)
@@ -154,7 +154,7 @@ class EnvironmentRunner:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment. Return the error, if any, because the episode is kept.
+        """Close the environment. Return the error, if any; the episode is kept.
 
         The time limit applies, or 10 seconds if there is none.
         """

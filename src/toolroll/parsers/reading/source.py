@@ -90,13 +90,13 @@ class Source:
         return (first, last) if first < last else None
 
     def is_absent(self, key: object, start: int) -> bool:
-        """Return True if an earlier search for `key`, from `start` or before, reached the end of
-        the closed text without a match.
+        """Return True if `key` is known not to occur at or after `start`: an earlier search that
+        began at or before `start` reached the end of the finished text without a match.
         """
         return self._absent.get(key, len(self.text) + 1) <= start
 
     def set_absent(self, key: object, start: int) -> None:
-        """Record that a search for `key` from `start` found nothing in the closed text."""
+        """Record that a search for `key` from `start` found nothing in the finished text."""
         self._absent[key] = min(start, self._absent.get(key, start))
 
     def until(

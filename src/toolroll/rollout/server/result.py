@@ -18,7 +18,8 @@ from toolroll.rollout.types import Completion, IdArray, Message
 class Choice:
     """One answer. `text` is the text for the client; `reading` is None for a text completion.
 
-    `shown`: the message for the client if it is not that of `reading`, which is the whole turn.
+    `shown`: the message for the client, if it differs from the message of `reading`. `reading` is
+    always the whole turn.
     """
 
     completion: Completion

@@ -235,7 +235,6 @@ def _metrics(played: Sequence[_Played]) -> dict[str, float]:
     }
 
 
-
 def _count_as_subclass() -> None:
     """Make `ToolrollGenerator` a subclass of SkyRL's own class, if SkyRL is loaded.
 

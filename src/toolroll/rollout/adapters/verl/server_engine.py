@@ -33,7 +33,11 @@ class ServerManager(Protocol):
 
 
 class ServerEngine(FrameworkEngine):
-    """`backend` is verl's `rollout.name`; `context_length` is of prompt and response together."""
+    """An engine over verl's server manager.
+
+    `backend` is verl's `rollout.name`. `context_length` is the limit of prompt and response
+    together, in tokens.
+    """
 
     def __init__(
         self, server_manager: ServerManager, *, backend: str, context_length: int, vocab_size: int

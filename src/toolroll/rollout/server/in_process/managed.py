@@ -77,11 +77,12 @@ class ManagedSession:
         split: str = "train",
         **sampling: Any,
     ) -> dict[str, Any]:
-        """Return the logprobs of a prompt as `prompt_logprobs` does. Nothing is sampled, so that
+        """Return the logprobs of a prompt as `prompt_logprobs` does. Nothing is sampled, so
         `sampling` (`max_tokens`, `temperature`, `model`) has no effect.
 
-        Give one of `prompt` (text), `messages` (as they would be served; a last message of the
-        assistant is closed as the template closes it) and `input_ids` (a node's `tokens`, say).
+        Give exactly one of `prompt` (text), `messages` (rendered with the chat template; if the
+        last one is from the assistant, its turn is closed) and `input_ids` (such as the `tokens` of
+        a node).
         """
         if [prompt, messages, input_ids].count(None) != 2:
             raise UsageError("get_logprobs takes one of prompt, messages and input_ids")
