@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import orjson
@@ -22,10 +23,10 @@ from aiohttp import web
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key
+from toolroll.rollout.server.bodies import Traced
+from toolroll.rollout.server.dialects.dialect import ParsedRequest
 from toolroll.rollout.server.endpoint import (
     Endpoint,
-    ParsedRequest,
-    RequestStarter,
     model_card,
     retry_number,
 )
@@ -33,7 +34,6 @@ from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.received import LONG, receive
-from toolroll.rollout.server.responses import Traced
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.sessions import LiveSession, check_id
@@ -50,6 +50,7 @@ _NO_ANSWER = 499
 """Status in the log if the client closed the connection before the answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Starter = Callable[..., Awaitable[tuple[ParsedRequest, PendingRequest[CompletionResult]]]]
 
 
 class EndpointServer:
@@ -216,13 +217,14 @@ class EndpointServer:
     # --- completions ------------------------------------------------------------------------------
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._start(request, self.endpoint.start_chat))
+        start = partial(self.endpoint.start_reply, self.endpoint.chat)
+        return await self._answer(request, *await self._start(request, start))
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._start(request, self.endpoint.start_text))
 
     async def _start(
-        self, request: web.Request, start: RequestStarter
+        self, request: web.Request, start: Starter
     ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
         """Start the completion of `request`. The decoded body, a whole conversation, is freed
         afterwards: it is not needed while the engine samples.

@@ -31,8 +31,8 @@ class CompletionResult:
     """The answers to a request.
 
     `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the constraint of the sampling,
-    if any. `commit` is called once, when the answers are returned. `render` returns the body
-    without the ids of the prompt.
+    if any. `exact`: the body ends with the ids of the prompt. `commit` is called once, when the
+    answers are returned. `render` returns the body without the ids of the prompt.
     """
 
     id: str
@@ -43,6 +43,7 @@ class CompletionResult:
     sampling_params: Mapping[str, Any]
     prompt_json: bytes
     constrained: str | None = None
+    exact: bool = True
     commit: Callable[[], None] | None = field(default=None, repr=False)
     render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
     _rest: bytes | None = field(default=None, repr=False)
@@ -52,6 +53,8 @@ class CompletionResult:
         """Return the answer as JSON, which is kept for a retry (a tenth of the size of lists)."""
         self.write()
         assert self._rest is not None
+        if not self.exact:
+            return self._rest
         return b"".join(
             (memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}")
         )
