@@ -1,9 +1,9 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
-Invariants: every refusal is an OpenAI error body with a stable code, and its `x-should-retry` is
-true if another attempt can help; a session is reached with the server's key or its own (`access`);
-nothing that a client sends becomes a file name, and only a checked session id becomes a header of a
-request to the engine.
+Invariants: every refusal is an error body of the request's dialect with a stable code, and its
+`x-should-retry` is true if another attempt can help; a session is reached with the server's key or
+its own (`access`); nothing that a client sends becomes a file name, and only a checked session id
+becomes a header of a request to the engine.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from aiohttp import web
 
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server import http_log
-from toolroll.rollout.server.access import check_sender, has_key, session_key
+from toolroll.rollout.server.access import check_sender, has_key, session_key, sessions_in_keys
 from toolroll.rollout.server.bodies import Traced
-from toolroll.rollout.server.dialects.dialect import ParsedRequest
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.endpoint import (
     Endpoint,
+    Starter,
     model_card,
     retry_number,
 )
@@ -50,7 +51,6 @@ _NO_ANSWER = 499
 """Status in the log if the client closed the connection before the answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Starter = Callable[..., Awaitable[tuple[ParsedRequest, PendingRequest[CompletionResult]]]]
 
 
 class EndpointServer:
@@ -112,7 +112,9 @@ class EndpointServer:
         ]
         for prefix in ("", "/sessions/{session}"):
             routes += [
-                web.post(f"{prefix}/v1/chat/completions", self._chat),
+                web.post(f"{prefix}/v1/chat/completions", partial(self._reply, self.endpoint.chat)),
+                web.post(f"{prefix}/v1/messages", partial(self._reply, self.endpoint.messages)),
+                web.post(f"{prefix}/v1/messages/count_tokens", self._count),
                 web.post(f"{prefix}/v1/completions", self._text),
                 web.get(f"{prefix}/v1/models", self._models),
                 web.get(prefix + "/v1/models/{model:.+}", self._model),
@@ -168,14 +170,20 @@ class EndpointServer:
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return _refusal(_http_error(error, request))
+            return self._refusal(_http_error(error, request), request)
         except ConnectionError:
             raise  # the client is gone
         except Exception as error:  # the request's border: other requests are not affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
-            return _refusal(found)
+            return self._refusal(found, request)
+
+    def _refusal(self, error: ApiError, request: web.Request) -> web.Response:
+        """Return `error` in the form of the dialect that `request` speaks."""
+        dialect = self.endpoint.dialect_of(request.path)
+        headers = {"x-should-retry": "true" if error.retry else "false"}
+        return _json(dialect.refusal(error), status=error.status, headers=headers)
 
     @web.middleware
     async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -199,13 +207,15 @@ class EndpointServer:
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """Return the session that the path or the header names, None if none is named."""
-        named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
+        """Return the session that the path, the header or the key names, None if none does."""
+        in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
+        names = {request.match_info.get("session"), request.headers.get(SESSION_HEADER), *in_keys}
+        named = names - {None}
         if len(named) > 1:
             raise ApiError(
                 400,
                 "invalid_session_id",
-                "the path and the header name two sessions",
+                "the path, the header and the key name two sessions",
                 param="session_id",
             )
         if not named:
@@ -216,9 +226,17 @@ class EndpointServer:
 
     # --- completions ------------------------------------------------------------------------------
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        start = partial(self.endpoint.start_reply, self.endpoint.chat)
+    async def _reply(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        start = partial(self.endpoint.start_reply, dialect)
         return await self._answer(request, *await self._start(request, start))
+
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        body = await receive(request, self.settings)
+        body.data.setdefault("max_tokens", 1)
+        await self.endpoint.refresh()
+        live = self._live(request, body.data, create=False)
+        counted = await self.endpoint.count(self.endpoint.messages, live, body)
+        return _json({"input_tokens": counted})
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._start(request, self.endpoint.start_text))
@@ -236,9 +254,11 @@ class EndpointServer:
             live, body, retry=retry_number(request.headers.get(_RETRY_HEADER))
         )
 
-    def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """Return the request's session, named by path, header or body. If none is named, it gets
-        one that is dropped with the request.
+    def _live(
+        self, request: web.Request, body: dict[str, Any], *, create: bool = True
+    ) -> LiveSession:
+        """Return the request's session, named by path, header, key or body. If none is named, or if
+        it does not exist and is not to be created, it gets one that is dropped with the request.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -246,16 +266,17 @@ class EndpointServer:
             raise ApiError(
                 400,
                 "invalid_session_id",
-                "the body names another session than the path or header",
+                "the body names another session than the path, the header or the key",
                 param="session_id",
             )
         if given is not None and self._only(request) not in (None, given):
             raise ApiError(401, "invalid_api_key", "the key belongs to another session")
         session_id = named or given
-        if session_id is None:
-            return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
-        _SESSION.set(check_id(str(session_id)))
-        return self.endpoint.sessions.of(str(session_id))
+        if session_id is not None:
+            _SESSION.set(check_id(str(session_id)))
+            if create or self.endpoint.sessions.get(str(session_id)) is not None:
+                return self.endpoint.sessions.of(str(session_id))
+        return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
 
     async def _answer(
         self,
@@ -397,7 +418,7 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
 
 def _instead_of(path: str) -> str:
     """Return what to use instead of `path`, which is not served."""
-    for name in ("/chat/completions", "/completions", "/models"):
+    for name in ("/chat/completions", "/completions", "/messages", "/models"):
         base, found, _ = path.partition(name)
         if found and not base.endswith("/v1"):
             return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
@@ -408,13 +429,13 @@ def _instead_of(path: str) -> str:
 
 
 _SERVED = {
-    "POST": "/v1/chat/completions, /v1/completions, /tokenize, /v1/tokenize, /sessions",
+    "POST": "/v1/chat/completions, /v1/messages, /v1/messages/count_tokens, /v1/completions, "
+    "/tokenize, /v1/tokenize, /sessions",
     "GET": "/v1/models, /v1/models/MODEL, /health",
 }
 _CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
 _INSTEAD = {
     "/responses": _CHAT_INSTEAD,
-    "/messages": f"Anthropic's API is not served: {_CHAT_INSTEAD}",
     "/assistants": _CHAT_INSTEAD,
     "/threads": _CHAT_INSTEAD,
     "/embeddings": "this endpoint only generates",
@@ -424,11 +445,6 @@ _INSTEAD = {
     "text",
 }
 """What to use instead of well-known routes."""
-
-
-def _refusal(error: ApiError) -> web.Response:
-    headers = {"x-should-retry": "true" if error.retry else "false"}
-    return _json(error.body, status=error.status, headers=headers)
 
 
 async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:

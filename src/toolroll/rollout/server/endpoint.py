@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -26,6 +26,7 @@ from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.chat import ChatCompletions
 from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest, StreamContext
+from toolroll.rollout.server.dialects.messages import AnthropicMessages
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest, request_key
@@ -52,6 +53,9 @@ from toolroll.rollout.server.turn import TurnNode, sequence_of
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
+Starter = Callable[..., Awaitable[tuple[ParsedRequest, PendingRequest[CompletionResult]]]]
+"""`Endpoint.start_reply` with its dialect, or `Endpoint.start_text`."""
+
 
 class Endpoint:
     """Serves `served` to many sessions. An async context manager; or call `start` before the first
@@ -69,6 +73,9 @@ class Endpoint:
             self.model,
             openrlhf_token_ids=self.settings.openrlhf_token_ids,
         )
+        self.messages = AnthropicMessages(
+            self.templates, self.settings, self.model, reasons=served.parser.reasoning is not None
+        )
         self._developer = "developer" in served.template.renderer.source
 
     async def __aenter__(self) -> Endpoint:
@@ -82,6 +89,10 @@ class Endpoint:
     def model(self) -> str:
         """The served model's name."""
         return self.served.name or "toolroll"
+
+    def dialect_of(self, path: str) -> Dialect:
+        """Return the dialect in which a request to `path` is refused."""
+        return self.messages if "/messages" in path else self.chat
 
     async def start(self) -> None:
         """Ask the engine for its capabilities."""
