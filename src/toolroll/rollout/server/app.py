@@ -25,6 +25,7 @@ from toolroll.rollout.server import http_log
 from toolroll.rollout.server.access import check_sender, has_key, session_key, sessions_in_keys
 from toolroll.rollout.server.bodies import Traced
 from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.responses import not_found
 from toolroll.rollout.server.endpoint import (
     Endpoint,
     Starter,
@@ -114,6 +115,8 @@ class EndpointServer:
             routes += [
                 web.post(f"{prefix}/v1/chat/completions", partial(self._reply, self.endpoint.chat)),
                 web.post(f"{prefix}/v1/messages", partial(self._reply, self.endpoint.messages)),
+                web.post(f"{prefix}/v1/responses", partial(self._reply, self.endpoint.responses)),
+                web.get(prefix + "/v1/responses/{response}", self._response),
                 web.post(f"{prefix}/v1/messages/count_tokens", self._count),
                 web.post(f"{prefix}/v1/completions", self._text),
                 web.get(f"{prefix}/v1/models", self._models),
@@ -237,6 +240,13 @@ class EndpointServer:
         live = self._live(request, body.data, create=False)
         counted = await self.endpoint.count(self.endpoint.messages, live, body)
         return _json({"input_tokens": counted})
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        live, response_id = self._live(request, {}, create=False), request.match_info["response"]
+        stored = live.responses.get(response_id)
+        if stored is None:
+            raise not_found(response_id)
+        return web.Response(body=stored.body, content_type="application/json")
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._start(request, self.endpoint.start_text))
@@ -418,10 +428,13 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
 
 def _instead_of(path: str) -> str:
     """Return what to use instead of `path`, which is not served."""
-    for name in ("/chat/completions", "/completions", "/messages", "/models"):
+    for name in ("/chat/completions", "/completions", "/responses", "/models"):
         base, found, _ = path.partition(name)
         if found and not base.endswith("/v1"):
             return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
+    if "/v1/v1/messages" in path:
+        base = path.partition("/v1/v1/messages")[0]
+        return f"there is no {path!r}: the client adds /v1 to its base_url itself, {base or '/'!r}"
     hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
     routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
     words = f"there is no {path!r}" + (f": {hint}" if hint else "")
@@ -429,13 +442,12 @@ def _instead_of(path: str) -> str:
 
 
 _SERVED = {
-    "POST": "/v1/chat/completions, /v1/messages, /v1/messages/count_tokens, /v1/completions, "
-    "/tokenize, /v1/tokenize, /sessions",
+    "POST": "/v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, "
+    "/v1/completions, /tokenize, /v1/tokenize, /sessions",
     "GET": "/v1/models, /v1/models/MODEL, /health",
 }
 _CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
 _INSTEAD = {
-    "/responses": _CHAT_INSTEAD,
     "/assistants": _CHAT_INSTEAD,
     "/threads": _CHAT_INSTEAD,
     "/embeddings": "this endpoint only generates",

@@ -27,6 +27,7 @@ from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.chat import ChatCompletions
 from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest, StreamContext
 from toolroll.rollout.server.dialects.messages import AnthropicMessages
+from toolroll.rollout.server.dialects.responses import OpenAIResponses
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.pending import PendingRequest, request_key
@@ -76,7 +77,9 @@ class Endpoint:
         self.messages = AnthropicMessages(
             self.templates, self.settings, self.model, reasons=served.parser.reasoning is not None
         )
-        self._developer = "developer" in served.template.renderer.source
+        self.responses = OpenAIResponses(
+            served.template.encoder, self.templates, self.settings, self.model
+        )
 
     async def __aenter__(self) -> Endpoint:
         await self.start()
@@ -92,6 +95,8 @@ class Endpoint:
 
     def dialect_of(self, path: str) -> Dialect:
         """Return the dialect in which a request to `path` is refused."""
+        if "/responses" in path:
+            return self.responses
         return self.messages if "/messages" in path else self.chat
 
     async def start(self) -> None:
@@ -211,7 +216,9 @@ class Endpoint:
         template: ChatTemplate,
     ) -> Prompt:
         continued = bool(asked.request.continue_final_message)
-        messages = read_messages(asked.messages, developer=self._developer, answer=not continued)
+        messages = read_messages(
+            asked.messages, developer=self.templates.developer, answer=not continued
+        )
         before, prefill = split_prefill(messages) if continued else (messages, "")
         prompt = live.tree.plan(before, tools, template)
         if prefill:
@@ -419,9 +426,10 @@ class Endpoint:
         for choice in result.choices:
             node = live.session.sample(choice.completion, result.sampling_params, after=observed)
             assert choice.reading is not None
-            live.tree.commit(prompt, node, choice.reading).source = source
+            turn = live.tree.commit(prompt, node, choice.reading)
+            turn.source = source
             live.trace.append((node, dialect.kind))
-        dialect.committed(live, asked, result)
+        dialect.committed(live, asked, result, turn)
         if prompt.preserved:
             live.mismatches["preserved"] += 1
         if self.settings.verify == "always":

@@ -71,6 +71,11 @@ class TemplateCache:
         """The template's switch for the effort, or None."""
         return next((name for name in _EFFORTS if name in self.variables), None)
 
+    @property
+    def developer(self) -> bool:
+        """True if the template has a role `developer`."""
+        return "developer" in self._template.renderer.source
+
     @cached_property
     def system_anywhere(self) -> bool:
         """True if the template shows each system message in its place among the messages."""

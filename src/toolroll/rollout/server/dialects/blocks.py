@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
 from toolroll.rollout.types import Message
 
 UNPARSED = "_unparsed_arguments"
@@ -107,3 +107,17 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
         {**message, "role": "user"} if message["role"] == "system" else message
         for message in messages[first:]
     ]
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return `error` with the dialect's name of the field at fault, in its words too. `names`: the
+    core's names -> the dialect's.
+    """
+    param = error.param
+    if param is None or isinstance(error, UnknownFieldError):
+        return error  # the client's own name
+    own = names.get(param, param.replace(".function.strict", ".strict"))
+    if own == param:
+        return error
+    words = str(error).replace(param, own)
+    return ApiError(error.status, error.code, words, param=own, retry=error.retry)

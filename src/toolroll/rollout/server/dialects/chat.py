@@ -27,6 +27,7 @@ from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import top_logprobs
 from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.template.encode import Encoder
 
 
@@ -72,7 +73,9 @@ class ChatCompletions:
         """Return OpenAI's error body."""
         return error.body
 
-    def committed(self, live: LiveSession, asked: Asked, result: CompletionResult) -> None:
+    def committed(
+        self, live: LiveSession, asked: Asked, result: CompletionResult, turn: TurnNode
+    ) -> None:
         """Do nothing: no later request refers to a chat completion."""
 
 

@@ -17,6 +17,7 @@ from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Tool
 
@@ -126,8 +127,12 @@ class Dialect(Protocol):
         """Return the body of an error."""
         ...
 
-    def committed(self, live: LiveSession, asked: Asked, result: CompletionResult) -> None:
-        """Keep what later requests refer to. Called once, when the answer is committed."""
+    def committed(
+        self, live: LiveSession, asked: Asked, result: CompletionResult, turn: TurnNode
+    ) -> None:
+        """Keep what later requests refer to. Called once, when the answer is committed as
+        `turn` (the last one, if there are several).
+        """
         ...
 
 

@@ -28,6 +28,7 @@ from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.template_cache import TemplateCache
+from toolroll.rollout.server.turn import TurnNode
 
 
 class AnthropicMessages:
@@ -118,5 +119,7 @@ class AnthropicMessages:
         """Return Anthropic's error body."""
         return error_body(error)
 
-    def committed(self, live: LiveSession, asked: Asked, result: CompletionResult) -> None:
+    def committed(
+        self, live: LiveSession, asked: Asked, result: CompletionResult, turn: TurnNode
+    ) -> None:
         """Do nothing: no later request refers to a message by its id."""

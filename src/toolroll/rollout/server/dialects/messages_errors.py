@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from toolroll.rollout.server.dialects.blocks import renamed
 from toolroll.rollout.server.errors import ApiError
 
 _TYPES = {
@@ -18,14 +19,13 @@ _TYPES = {
 _NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
-    "stop": "stop_sequences",
-    "max_completion_tokens": "max_tokens",
 }
 """The core's names for fields that are called otherwise here."""
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """Return Anthropic's error body, with our stable `code`, and `param` if a field is at fault."""
+    error = renamed(error, _NAMES)
     other = "invalid_request_error" if error.status < 500 else "api_error"
     return {
         "type": "error",
@@ -33,15 +33,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
             "type": _TYPES.get(error.status, other),
             "message": str(error),
             "code": error.code,
-            "param": own_name(error.param),
+            "param": error.param,
         },
     }
-
-
-def own_name(param: str | None) -> str | None:
-    """Return the field that is meant by the core's `param`."""
-    if param is None:
-        return None
-    if param.endswith(".function.strict"):
-        return param.replace(".function.strict", ".strict")
-    return _NAMES.get(param, param)
