@@ -71,7 +71,7 @@ async def ask(bench: Bench, body: dict[str, Any], *, path: str, stream: bool) ->
         return message_of(await events_of(bench, path, body))
     status, answer = await bench.post(path, body)
     assert status == 200, answer
-    return answer  # type: ignore[no-any-return]
+    return answer
 
 
 Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]

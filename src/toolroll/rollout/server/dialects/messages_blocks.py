@@ -30,6 +30,9 @@ _TOOL = frozenset(
     | {"eager_input_streaming"}
 )
 
+_FILLER = "[System: Empty message content sanitised to satisfy protocol]"
+"""What litellm writes for the text of a reply that has none, only calls."""
+
 
 def read_blocks(given: Sequence[Any]) -> list[Message]:
     """Return Anthropic's messages as chat messages. Raise `ApiError` that names the place."""
@@ -107,6 +110,8 @@ def _assistant(content: Any, place: str) -> Message:
             calls.append(call_of(text(block, "id", where), name, arguments_of(given)))
         else:
             raise unknown_type(kind, where)
+    if calls and said == [_FILLER]:
+        said = []
     message: Message = {"role": "assistant", "content": "".join(said) or None}
     if any(thoughts):
         message["reasoning_content"] = "".join(thoughts)

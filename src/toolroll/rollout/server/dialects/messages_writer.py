@@ -102,7 +102,7 @@ class MessagesWriter:
 
     def start(self) -> Iterable[Event]:
         """Return `message_start`, with the real number of input tokens."""
-        message = {
+        message: dict[str, Any] = {
             "id": self._context.answer_id,
             "type": "message",
             "role": "assistant",
