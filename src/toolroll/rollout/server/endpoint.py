@@ -429,6 +429,8 @@ class Endpoint:
             turn = live.tree.commit(prompt, node, choice.reading)
             turn.source = source
             live.trace.append((node, dialect.kind))
+            if asked.lineage:
+                live.session.label(node, asked.lineage)
         dialect.committed(live, asked, result, turn)
         if prompt.preserved:
             live.mismatches["preserved"] += 1
