@@ -56,11 +56,11 @@ class Codex:
 
     def __init__(self, bench: Bench, thread: str, *, agent: str = "", parent: str = "") -> None:
         self._bench = bench
-        self._labels = {
-            "thread_id": thread,
-            "session_id": "episode",
+        self._labels = {"thread_id": thread, "session_id": "episode"}
+        self._more: dict[str, Any] = {
             "context_window_id": f"{thread}-0",
-            **({"agent_name": agent} if agent else {}),
+            "window_number": 0,
+            "agent_name": agent or "/root",
             **({"parent_thread_id": parent} if parent else {}),
         }
         self.history = [
@@ -71,7 +71,7 @@ class Codex:
 
     def compact(self, summary: str) -> None:
         """Begin another context window, with a summary instead of the history."""
-        self._labels["context_window_id"] += "+"
+        self._more["context_window_id"] = f"{self._more['context_window_id']}+"
         self.history = [*self.history[:2], _said("user", summary)]
 
     async def run(self, task: str) -> str:
@@ -84,12 +84,17 @@ class Codex:
                 "tools": CODEX_TOOLS,
                 "tool_choice": "auto",
                 "parallel_tool_calls": True,
-                "reasoning": None,
+                "reasoning": {"summary": "auto"},
                 "store": False,
                 "stream": True,
                 "include": ["reasoning.encrypted_content"],
                 "prompt_cache_key": self._labels["thread_id"],
-                "client_metadata": {**self._labels, "turn_id": str(turn)},
+                "client_metadata": {
+                    **self._labels,
+                    "turn_id": str(turn),
+                    "x-codex-installation-id": "installed",
+                    "x-codex-turn-metadata": json.dumps(self._more),
+                },
             }
             path = "/sessions/s/v1/responses"
             response = await responses_wire.ask(self._bench, body, path=path, stream=True)

@@ -71,7 +71,8 @@ async def test_sub_agents_and_compacted_windows_are_labelled_siblings(tokenizer:
         assert [one["fork_reason"] for one in found] == [None, NEW_ROOT, NEW_ROOT]
         labels = [one["lineage"] for one in found]
         assert [label["context_window_id"] for label in labels] == ["t1-0", "t2-0", "t1-0+"]
-        assert [label.get("agent_name") for label in labels] == [None, "helper", None]
+        assert [label["agent_name"] for label in labels] == ["/root", "helper", "/root"]
+        assert "installed" not in str(labels)
         assert labels[1]["parent_thread_id"] == "t1"
         assert [len(one["turns"]) for one in found] == [5, 5, 5]
 

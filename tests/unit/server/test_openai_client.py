@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import InternalServerError, OpenAI
@@ -207,7 +207,7 @@ async def test_openai_responses(any_tokenizer: Any, stream: bool, previous: bool
                 events = [
                     event async for event in await client.responses.create(**asked, stream=True)
                 ]
-                reply = events[-1].response
+                reply = cast("Any", events[-1]).response
             else:
                 reply = await client.responses.create(**asked)
             results = [

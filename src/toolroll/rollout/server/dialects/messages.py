@@ -11,9 +11,9 @@ from typing import Any
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import system_places, text_parts
 from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.messages_blocks import (
     PARAGRAPH,
-    lineage_of,
     read_blocks,
     read_tools,
     response_format,

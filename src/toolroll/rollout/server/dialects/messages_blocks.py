@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from toolroll.rollout.server.dialects.blocks import (
     arguments_of,
     call_of,
@@ -175,15 +173,3 @@ def response_format(request: MessagesRequest) -> dict[str, Any]:
         return {}
     form = {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
     return {"response_format": form}
-
-
-def lineage_of(metadata: Any) -> dict[str, str]:
-    """Return the labels in `metadata.user_id`, which Claude Code writes as JSON text."""
-    user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
-    if not isinstance(user, str) or not user.startswith("{"):
-        return {}
-    try:
-        labels = orjson.loads(user)
-    except orjson.JSONDecodeError:
-        return {}
-    return {name: value for name, value in labels.items() if isinstance(value, str) and value}

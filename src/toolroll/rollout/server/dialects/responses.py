@@ -12,6 +12,7 @@ from typing import Any
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import renamed, system_places
 from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.responses_items import (
     Names,
     flat_name,
@@ -98,9 +99,7 @@ class OpenAIResponses:
         )
         chat.messages = []
         own = Own(request, names, data.get("metadata") or {}, request.tools or [])
-        labels = request.client_metadata or {}
-        lineage = {name: value for name, value in labels.items() if isinstance(value, str)}
-        return Asked(chat, messages, tools, own, lineage)
+        return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
         instructions, new = request.instructions or "", read_items(request.input)
