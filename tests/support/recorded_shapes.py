@@ -1,5 +1,5 @@
 """Clients that send bodies of the shape of two coding agents, in words of our own: Codex 0.169.0
-over OpenAI's Responses, and Claude Code 2.1.328 over Anthropic's Messages.
+over OpenAI's Responses, and Claude Code 2.1.197 over Anthropic's Messages.
 
 Codex: the whole history with each request, `store` false, two developer messages, tools of three
 types, labels in `client_metadata`; ids of items are dropped. Claude Code: two system blocks, a
@@ -141,6 +141,7 @@ class ClaudeCode:
             "tools": CLAUDE_TOOLS,
             "thinking": {"type": "adaptive"},
             "output_config": {"effort": "high"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             "metadata": {"user_id": json.dumps({"session_id": "episode", "device_id": ""})},
             "max_tokens": 32000,
         }

@@ -74,7 +74,7 @@ async def test_a_piece_is_sent_before_the_rest_is_sampled(tokenizer: Any) -> Non
 
 def _moved(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`cache_control` on the newest block only, texts as blocks, signatures and keys changed."""
-    sent = copy.deepcopy(messages)
+    sent: list[Any] = copy.deepcopy(messages)
     for message in sent:
         if isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -82,7 +82,8 @@ def _moved(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if block["type"] == "thinking":
                 block["signature"] = "another"
             if block["type"] == "tool_use":
-                block |= {"input": dict(reversed(block["input"].items())), "caller": None}
+                given: dict[str, Any] = block["input"]
+                block |= {"input": dict(reversed(given.items())), "caller": None}
     sent[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
     return sent
 
@@ -376,7 +377,14 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("stream", {"stream": "often"}),
     ("service_tier", {"service_tier": "priority"}),
     ("speed", {"speed": "fast"}),
-    ("context_management", {"context_management": {"edits": []}}),
+    (
+        "context_management.edits[0].type",
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919", "keep": "all"}]}},
+    ),
+    (
+        "context_management.edits[0].keep",
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 1}]}},
+    ),
     ("mcp_servers", {"mcp_servers": [{"name": "x"}]}),
     ("container", {"container": "x"}),
     ("n", {"n": 2}),

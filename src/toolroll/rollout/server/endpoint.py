@@ -431,7 +431,7 @@ class Endpoint:
             live.trace.append((node, dialect.kind))
             if asked.lineage:
                 live.session.label(node, asked.lineage)
-        dialect.committed(live, asked, result, turn)
+            dialect.committed(live, asked, result, turn)
         if prompt.preserved:
             live.mismatches["preserved"] += 1
         if self.settings.verify == "always":

@@ -130,8 +130,8 @@ class Dialect(Protocol):
     def committed(
         self, live: LiveSession, asked: Asked, result: CompletionResult, turn: TurnNode
     ) -> None:
-        """Keep what later requests refer to. Called once, when the answer is committed as
-        `turn` (the last one, if there are several).
+        """Keep what later requests refer to. Called for each choice, once it is committed as
+        `turn`.
         """
         ...
 

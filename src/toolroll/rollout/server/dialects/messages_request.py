@@ -48,6 +48,23 @@ class ToolChoice(BaseModel):
     disable_parallel_tool_use: bool | None = None
 
 
+class ContextEdit(BaseModel):
+    """An edit that keeps all thoughts: none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(BaseModel):
+    """Edits of the history by the server. Nothing is ever cleared here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    edits: list[ContextEdit] = []
+
+
 class MessagesRequest(BaseModel):
     """`POST /v1/messages`. `cache_control`, `metadata` and `inference_geo` do not affect the
     answer. `session_id` and `chat_template_kwargs` are this endpoint's own.
@@ -63,6 +80,7 @@ class MessagesRequest(BaseModel):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
