@@ -5,6 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from toolroll.parsers.types import Delta
+from toolroll.rollout.server.dialects.chat import ChatWriter
+from toolroll.rollout.server.protocol import ChatRequest
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.testing import load_embedded_tokenizer
+
+
+def chat_deltas(steps: Iterable[Delta]) -> list[dict[str, Any]]:
+    """The pieces of one choice as the deltas of a chat completion."""
+    request = ChatRequest(messages=[{}])
+    writer = ChatWriter(request, Encoder(load_embedded_tokenizer()), "m")
+    events = [event for step in steps for event in writer.add(0, step)]
+    return [event["choices"][0]["delta"] for event in events]
+
 
 def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The message that a client puts together from the deltas of one choice."""

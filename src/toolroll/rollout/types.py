@@ -204,6 +204,7 @@ class Trajectory:
     precede the first sampled one that may be trained. `source` is "engine", or "transcript" if
     the tokens were made from text: RL adapters refuse those. `fork_reason` says why a new sequence
     was started; None for the first. `spans`, for a transcript: the tokens of each message.
+    `lineage`: the labels with which an agent of the endpoint named its conversation.
     """
 
     input_ids: IdArray
@@ -215,9 +216,8 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """[n - 1, layers * top_k], as the engine returned them with the last turn: the experts of every
-    token but the last.
-    """
+    """[n - 1, layers * top_k], from the engine's last turn: the experts of all tokens but one."""
+    lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)

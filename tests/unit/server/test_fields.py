@@ -419,9 +419,8 @@ async def test_reasoning_effort_is_the_templates_switch(
 @pytest.mark.parametrize(
     ("path", "hint"),
     [
-        ("/v1/responses", "/v1/chat/completions"),
-        ("/sessions/s/v1/responses/resp_1", "/v1/chat/completions"),
-        ("/v1/messages", "/v1/chat/completions"),
+        ("/v1/assistants", "/v1/chat/completions"),
+        ("/sessions/s/responses", "must end with /v1, as in /sessions/s/v1"),
         ("/v1/embeddings", "only generates"),
         ("/generate", "/v1/completions"),
         ("/chat/completions", "must end with /v1"),

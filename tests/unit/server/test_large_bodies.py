@@ -13,8 +13,9 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.rollout.server import app, received, responses, streaming
+from toolroll.rollout.server import app, bodies, received, streaming
 from toolroll.rollout.server.conversation_tree import ConversationTree
+from toolroll.rollout.server.dialects import chat
 from toolroll.rollout.server.pending import request_key
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
@@ -230,9 +231,13 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 
     watched(app, "to_json", app.to_json)  # type: ignore[attr-defined]
     watched(app.Traced, "body", app.Traced.body.fget)  # type: ignore[attr-defined]
-    for owner in (responses, streaming):
-        for name in ("chat_logprobs", "text_logprobs"):
-            watched(owner, name, getattr(owner, name))
+    for owner, name in (
+        (bodies, "chat_logprobs"),
+        (bodies, "text_logprobs"),
+        (chat, "chat_logprobs"),
+        (streaming, "text_logprobs"),
+    ):
+        watched(owner, name, getattr(owner, name))
     return seen
 
 
@@ -264,7 +269,7 @@ async def test_many_logprobs_are_written_in_a_thread(
     on_the_loop: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(responses, "LONG", 200)  # instead of 25,000: the test engine streams slowly
+    monkeypatch.setattr(bodies, "LONG", 200)  # instead of 25,000: the test engine streams slowly
     async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
         asked = (
             {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}

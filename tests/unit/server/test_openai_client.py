@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import InternalServerError, OpenAI
@@ -184,3 +184,47 @@ async def test_many_sessions_at_the_same_time(any_tokenizer: Any) -> None:
         await asyncio.gather(*(play(bench.client(name).chat.completions.create) for name in names))
         for name in names:
             await one_episode(bench, name)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("previous", [False, True])
+async def test_openai_responses(any_tokenizer: Any, stream: bool, previous: bool) -> None:
+    """`responses.create`: with the whole history, and with the id of the previous response."""
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        client = bench.client()
+        tool: Any = {"type": "function", **TOOL["function"]}
+        items: list[Any] = [{"role": "user", "content": FIRST[1]["content"]}]
+        more: dict[str, Any] = {}
+        while True:
+            asked: Any = {
+                "model": "m",
+                "instructions": FIRST[0]["content"],
+                "input": items,
+                "tools": [tool],
+                **more,
+            }
+            if stream:
+                events = [
+                    event async for event in await client.responses.create(**asked, stream=True)
+                ]
+                reply = cast("Any", events[-1]).response
+            else:
+                reply = await client.responses.create(**asked)
+            results = [
+                {
+                    "type": "function_call_output",
+                    "call_id": item.call_id,
+                    "output": seen(item.arguments),
+                }
+                for item in reply.output
+                if item.type == "function_call"
+            ]
+            if not results:
+                break
+            if previous:
+                more, items = {"previous_response_id": reply.id}, results
+            else:
+                items += [*reply.output, *results]
+        assert reply.output_text == "All seen: <b>x</b>."
+        assert await client.responses.retrieve(reply.id) == reply
+        await one_episode(bench)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.adversarial.zoo import EXACT, tokenizer_of_kind
 from support.counted import CountedEncoder
-from support.deltas import message_of, whole
+from support.deltas import chat_deltas, message_of, whole
 from support.examples import EXAMPLES, TOOLS
 from support.formats import FORMATS, Format
 from support.fuzz import pieces_of
@@ -96,7 +96,7 @@ class Case:
         while stop < len(ids):
             stop = min(len(ids), stop + picks.choice((1, 1, 1, 2, 7, 100)))
             deltas += stream.feed(ids[:stop])
-        return deltas + stream.finish(Choice(self.completion, "", self.turn))
+        return chat_deltas(deltas + stream.finish(Choice(self.completion, "", self.turn)))
 
 
 def ended(served: Model, text: str, picks: random.Random) -> Case:
@@ -208,7 +208,7 @@ def sent(name: str, text: str, tools: Any) -> list[tuple[str, dict[str, Any]]]:
     stream, deltas, found = Case(served, completion, tools).stream(), [], []
     for stop in range(1, len(ids) + 1):
         deltas += stream.feed(ids[:stop])
-        found.append((served.template.encoder.decode(ids[:stop]), message_of(deltas)))
+        found.append((served.template.encoder.decode(ids[:stop]), message_of(chat_deltas(deltas))))
     return found
 
 

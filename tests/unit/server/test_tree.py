@@ -169,6 +169,14 @@ async def test_a_sub_agent_is_another_root(tokenizer: Any) -> None:
         assert [found["fork_reason"] for found in trajectories] == [None, NEW_ROOT, NEW_ROOT]
 
 
+async def test_a_root_says_that_the_client_changed_what_was_before_a_reply(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.") as bench:
+        reply = await ask(bench, [{"role": "system", "content": "It is 1 pm."}, USER])
+        await ask(bench, [{"role": "system", "content": "It is 2 pm."}, USER, reply, USER])
+        found = await bench.trajectories()
+        assert [one["fork_reason"] for one in found] == [None, EDITED]
+
+
 async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) -> None:
     other: Any = {
         "type": "function",

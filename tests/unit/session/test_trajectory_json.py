@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ def third() -> Trajectory:
         fork_reason="rewritten", routed_experts=np.arange(22, dtype=np.int32).reshape(11, 2)
     )
     found.logprobs[4] = np.float32(-1 / 3)
-    return found
+    return replace(found, lineage={"thread_id": "t"})
 
 
 @pytest.mark.parametrize("arrays", [False, True])
@@ -43,7 +44,7 @@ def test_what_is_read_is_what_was_written(arrays: bool) -> None:
     for name in ("input_ids", "loss_mask", "logprobs", "routed_experts"):
         assert getattr(mine, name).dtype == getattr(theirs, name).dtype
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
-    assert theirs.turns == mine.turns
+    assert (theirs.turns, theirs.lineage) == (mine.turns, mine.lineage)
     assert (theirs.prompt_length, theirs.source, theirs.fork_reason) == (4, "engine", "rewritten")
     assert data["logprobs"][0] is None
 

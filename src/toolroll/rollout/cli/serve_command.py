@@ -114,6 +114,14 @@ def serve(
             rich_help_panel=_REQUESTS,
         ),
     ] = "best_effort",
+    server_tools: Annotated[
+        str,
+        typer.Option(
+            metavar="[refuse|drop]",
+            help="a request that offers tools of the provider's servers (web_search)",
+            rich_help_panel=_REQUESTS,
+        ),
+    ] = "refuse",
     model_names: Annotated[
         str,
         typer.Option(
@@ -192,6 +200,7 @@ def serve(
         default_max_tokens=max_tokens,
         model_names=model_names,
         seed=seed,
+        server_tools=server_tools,
         verify=verify,
         grace=grace,
         idle=idle,

@@ -1,5 +1,5 @@
-"""The OpenAI-compatible endpoint: any agent that speaks to OpenAI's API becomes trainable,
-unchanged.
+"""The endpoint: any agent that speaks OpenAI's chat completions or Responses, or Anthropic's
+Messages, becomes trainable, unchanged.
 """
 
 from toolroll.rollout.server.access import session_key

@@ -17,6 +17,8 @@ from aiohttp import web
 from toolroll.rollout.server.config import LOOPBACK
 from toolroll.rollout.server.errors import ApiError
 
+_SESSION = "session:"
+
 
 def session_key(key: str, session_id: str) -> str:
     """Return the key that opens one session only."""
@@ -24,9 +26,26 @@ def session_key(key: str, session_id: str) -> str:
 
 
 def has_key(request: web.Request, key: str) -> bool:
-    """Return whether `request` was sent with `key`."""
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-    return hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+    """Return whether `request` was sent with `key`, alone or after the name of a session."""
+    found = False
+    for given in _keys(request):
+        secret = given.rpartition(":")[2] if given.startswith(_SESSION) else given
+        for one in (given, secret):
+            found |= hmac.compare_digest(one.encode(errors="surrogateescape"), key.encode())
+    return found
+
+
+def sessions_in_keys(request: web.Request, *, keyed: bool) -> set[str]:
+    """Return the sessions that the keys of `request` name: `session:NAME`, or
+    `session:NAME:KEY` if the endpoint is `keyed`. For clients that can set nothing but a key.
+    """
+    named = [given.removeprefix(_SESSION) for given in _keys(request) if given.startswith(_SESSION)]
+    return {name.rpartition(":")[0] for name in named} if keyed else set(named)
+
+
+def _keys(request: web.Request) -> list[str]:
+    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+    return [given for given in (bearer, request.headers.get("x-api-key", "").strip()) if given]
 
 
 def check_sender(request: web.Request) -> None:

@@ -1,9 +1,9 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
-Invariants: every refusal is an OpenAI error body with a stable code, and its `x-should-retry` is
-true if another attempt can help; a session is reached with the server's key or its own (`access`);
-nothing that a client sends becomes a file name, and only a checked session id becomes a header of a
-request to the engine.
+Invariants: every refusal is an error body of the request's dialect with a stable code, and its
+`x-should-retry` is true if another attempt can help; a session is reached with the server's key or
+its own (`access`); nothing that a client sends becomes a file name, and only a checked session id
+becomes a header of a request to the engine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import orjson
@@ -21,11 +22,13 @@ from aiohttp import web
 
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server import http_log
-from toolroll.rollout.server.access import check_sender, has_key, session_key
+from toolroll.rollout.server.access import check_sender, has_key, session_key, sessions_in_keys
+from toolroll.rollout.server.bodies import Traced
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.responses import not_found
 from toolroll.rollout.server.endpoint import (
     Endpoint,
-    ParsedRequest,
-    RequestStarter,
+    Starter,
     model_card,
     retry_number,
 )
@@ -33,7 +36,6 @@ from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.received import LONG, receive
-from toolroll.rollout.server.responses import Traced
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import check_defaults
 from toolroll.rollout.server.session_routes import SessionRoutes
@@ -114,7 +116,11 @@ class EndpointServer:
         ]
         for prefix in ("", "/sessions/{session}"):
             routes += [
-                web.post(f"{prefix}/v1/chat/completions", self._chat),
+                web.post(f"{prefix}/v1/chat/completions", partial(self._reply, self.endpoint.chat)),
+                web.post(f"{prefix}/v1/messages", partial(self._reply, self.endpoint.messages)),
+                web.post(f"{prefix}/v1/responses", partial(self._reply, self.endpoint.responses)),
+                web.get(prefix + "/v1/responses/{response}", self._response),
+                web.post(f"{prefix}/v1/messages/count_tokens", self._count),
                 web.post(f"{prefix}/v1/completions", self._text),
                 web.get(f"{prefix}/v1/models", self._models),
                 web.get(prefix + "/v1/models/{model:.+}", self._model),
@@ -171,19 +177,21 @@ class EndpointServer:
         try:
             return await handler(request)
         except web.HTTPException as error:
-            return self._refusal(_http_error(error, request))
+            return self._refusal(_http_error(error, request), request)
         except ConnectionError:
             raise  # the client is gone
         except Exception as error:  # the request's border: other requests are not affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
-            return self._refusal(found)
+            return self._refusal(found, request)
 
-    def _refusal(self, error: ApiError) -> web.Response:
+    def _refusal(self, error: ApiError, request: web.Request) -> web.Response:
+        """Return `error` in the form of the dialect that `request` speaks."""
         self.endpoint.metrics.errors[error.code] += 1
+        dialect = self.endpoint.dialect_of(request.path)
         headers = {"x-should-retry": "true" if error.retry else "false"}
-        return _json(error.body, status=error.status, headers=headers)
+        return _json(dialect.refusal(error), status=error.status, headers=headers)
 
     @web.middleware
     async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -207,13 +215,15 @@ class EndpointServer:
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """Return the session that the path or the header names, None if none is named."""
-        named = {request.match_info.get("session"), request.headers.get(SESSION_HEADER)} - {None}
+        """Return the session that the path, the header or the key names, None if none does."""
+        in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
+        names = {request.match_info.get("session"), request.headers.get(SESSION_HEADER), *in_keys}
+        named = names - {None}
         if len(named) > 1:
             raise ApiError(
                 400,
                 "invalid_session_id",
-                "the path and the header name two sessions",
+                "the path, the header and the key name two sessions",
                 param="session_id",
             )
         if not named:
@@ -224,14 +234,30 @@ class EndpointServer:
 
     # --- completions ------------------------------------------------------------------------------
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._start(request, self.endpoint.start_chat))
+    async def _reply(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        start = partial(self.endpoint.start_reply, dialect)
+        return await self._answer(request, *await self._start(request, start))
+
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        body = await receive(request, self.settings)
+        body.data.setdefault("max_tokens", 1)
+        await self.endpoint.refresh()
+        live = self._live(request, body.data, create=False)
+        counted = await self.endpoint.count(self.endpoint.messages, live, body)
+        return _json({"input_tokens": counted})
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        live, response_id = self._live(request, {}, create=False), request.match_info["response"]
+        stored = live.responses.get(response_id)
+        if stored is None:
+            raise not_found(response_id)
+        return web.Response(body=stored.body, content_type="application/json")
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._start(request, self.endpoint.start_text))
 
     async def _start(
-        self, request: web.Request, start: RequestStarter
+        self, request: web.Request, start: Starter
     ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
         """Start the completion of `request`. The decoded body, a whole conversation, is freed
         afterwards: it is not needed while the engine samples.
@@ -243,9 +269,11 @@ class EndpointServer:
             live, body, retry=retry_number(request.headers.get(_RETRY_HEADER))
         )
 
-    def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """Return the request's session, named by path, header or body. If none is named, it gets
-        one that is dropped with the request.
+    def _live(
+        self, request: web.Request, body: dict[str, Any], *, create: bool = True
+    ) -> LiveSession:
+        """Return the request's session, named by path, header, key or body. If none is named, or if
+        it does not exist and is not to be created, it gets one that is dropped with the request.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -253,16 +281,17 @@ class EndpointServer:
             raise ApiError(
                 400,
                 "invalid_session_id",
-                "the body names another session than the path or header",
+                "the body names another session than the path, the header or the key",
                 param="session_id",
             )
         if given is not None and self._only(request) not in (None, given):
             raise ApiError(401, "invalid_api_key", "the key belongs to another session")
         session_id = named or given
-        if session_id is None:
-            return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
-        _SESSION.set(check_id(str(session_id)))
-        return self.endpoint.sessions.of(str(session_id))
+        if session_id is not None:
+            _SESSION.set(check_id(str(session_id)))
+            if create or self.endpoint.sessions.get(str(session_id)) is not None:
+                return self.endpoint.sessions.of(str(session_id))
+        return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
 
     async def _answer(
         self,
@@ -414,10 +443,13 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
 
 def _instead_of(path: str) -> str:
     """Return what to use instead of `path`, which is not served."""
-    for name in ("/chat/completions", "/completions", "/models"):
+    for name in ("/chat/completions", "/completions", "/responses", "/models"):
         base, found, _ = path.partition(name)
         if found and not base.endswith("/v1"):
             return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
+    if "/v1/v1/messages" in path:
+        base = path.partition("/v1/v1/messages")[0]
+        return f"there is no {path!r}: the client adds /v1 to its base_url itself, {base or '/'!r}"
     hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
     routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
     words = f"there is no {path!r}" + (f": {hint}" if hint else "")
@@ -425,13 +457,12 @@ def _instead_of(path: str) -> str:
 
 
 _SERVED = {
-    "POST": "/v1/chat/completions, /v1/completions, /tokenize, /v1/tokenize, /sessions",
+    "POST": "/v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, "
+    "/v1/completions, /tokenize, /v1/tokenize, /sessions",
     "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics, /docs",
 }
 _CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
 _INSTEAD = {
-    "/responses": _CHAT_INSTEAD,
-    "/messages": f"Anthropic's API is not served: {_CHAT_INSTEAD}",
     "/assistants": _CHAT_INSTEAD,
     "/threads": _CHAT_INSTEAD,
     "/embeddings": "this endpoint only generates",

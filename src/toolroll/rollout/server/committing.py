@@ -13,6 +13,7 @@ from weakref import ref
 
 from toolroll.rollout.server.completions import TextPrompt
 from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.dialects.dialect import ParsedRequest
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
@@ -22,27 +23,34 @@ from toolroll.rollout.session.node import Node
 def commit_chat(
     live: LiveSession,
     prompt: Prompt,
+    parsed: ParsedRequest,
     result: CompletionResult,
     pending: PendingRequest[CompletionResult],
     switches: Mapping[str, Any],
-    kind: str = "chat.completion",
 ) -> None:
-    """Commit a chat completion. `switches`: those of the template of `prompt`. `kind`: what the
-    trace calls the answer.
-    """
+    """Commit a reply in any dialect. `switches`: those of the template of `prompt`."""
+    dialect, asked = parsed.dialect, parsed.asked
+    assert dialect is not None and asked is not None
     live.check()
     observed = live.tree.observe(prompt)
-    source, nodes = ref(pending), []
+    source, nodes, kept = ref(pending), [], dialect.kept(asked, result)
     for choice in result.choices:
         node = live.session.sample(choice.completion, result.sampling_params, after=observed)
         assert choice.reading is not None
-        live.tree.commit(prompt, node, choice.reading).source = source
-        live.trace.append((node, kind))
+        turn = live.tree.commit(prompt, node, choice.reading)
+        turn.source = source
+        live.trace.append((node, dialect.kind))
+        if asked.lineage:
+            live.session.label(node, asked.lineage)
+        if kept is not None:
+            live.responses.add(turn, kept)
         nodes.append(node)
     if prompt.preserved:
         live.mismatches["preserved"] += 1
     if live.log is not None:
-        saved = live.log.chat(prompt, result, pending.key, nodes, switches, kind)
+        saved = live.log.chat(
+            prompt, result, pending.key, nodes, switches, dialect.kind, asked.lineage, kept
+        )
         _wait_for(saved, live, result, nodes)
 
 

@@ -44,6 +44,11 @@ class EndpointSettings(BaseModel):
     seed: Literal["refuse", "best_effort"] = Field(
         default="best_effort", description="what a seed does if the engine is not deterministic"
     )
+    server_tools: Literal["refuse", "drop"] = Field(
+        default="refuse",
+        description="what a request gets that offers a tool of the provider's servers, such as "
+        "web_search: a refusal, or an answer without that tool",
+    )
     verify: Literal["off", "sample", "always"] = "sample"
     grace: float = Field(
         default=30.0,

@@ -3,8 +3,9 @@
 Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose
 tokens the chat template keeps, whatever the client changed after it. Otherwise the path forks, with
 a reason, and shares the nodes whose tokens all match. A request that repeats no turn starts a new
-root. Only `Session` writes tokens; a turn holds only the messages that it added. Planning changes
-nothing: a turn exists once it is committed.
+root, which says if the client changed what was before a served reply. Only `Session` writes tokens;
+a turn holds only the messages that it added. Planning changes nothing: a turn exists once it is
+committed.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class ConversationTree:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._turns: dict[Digest, list[TurnNode]] = {}
+        self._replies: set[Digest] = set()
         self.forks: list[str] = []
         self._tools_keys: dict[bytes, bytes] = {}
 
@@ -154,7 +156,10 @@ class ConversationTree:
         template: ChatTemplate,
     ) -> Prompt:
         ids = template.start(messages, tools).prompt()
-        reason = NEW_ROOT if self._turns else None
+        reason = None
+        if self._turns:
+            replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
+            reason = EDITED if any(reply in self._replies for reply in replies) else NEW_ROOT
         return Prompt(
             template,
             messages,
@@ -265,6 +270,7 @@ class ConversationTree:
             prefill_size=len(prompt.prefill_ids),
         )
         self._turns.setdefault(digest, []).append(turn)
+        self._replies.add(Echo().add(reading.message))
         return turn
 
 

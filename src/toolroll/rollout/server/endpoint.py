@@ -12,18 +12,22 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.bodies import is_long, text_body
 from toolroll.rollout.server.committing import commit_chat, commit_text
 from toolroll.rollout.server.completions import plan_text
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.dialects.chat import ChatCompletions
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest, StreamContext
+from toolroll.rollout.server.dialects.messages import AnthropicMessages
+from toolroll.rollout.server.dialects.responses import OpenAIResponses
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.metrics import Metrics
@@ -36,7 +40,6 @@ from toolroll.rollout.server.prefill import (
 )
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
-from toolroll.rollout.server.responses import chat_body, is_long, text_body
 from toolroll.rollout.server.result import Choice, CompletionResult, joined_ids
 from toolroll.rollout.server.sampling import (
     EngineCapabilities,
@@ -53,23 +56,8 @@ from toolroll.rollout.server.turn import TurnNode, sequence_of
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
-
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """A checked request (without its messages, which became a prompt) and the tools it offers."""
-
-    request: ChatRequest | CompletionRequest
-    tools: list[Tool] = field(default_factory=list)
-
-
-class RequestStarter(Protocol):
-    """`Endpoint.start_chat`, `Endpoint.start_text`."""
-
-    async def __call__(
-        self, live: LiveSession, body: Received, *, retry: int = 0
-    ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start or join the completion of `body`."""
-        ...
+Starter = Callable[..., Awaitable[tuple[ParsedRequest, PendingRequest[CompletionResult]]]]
+"""`Endpoint.start_reply` with its dialect, or `Endpoint.start_text`."""
 
 
 class Endpoint:
@@ -90,7 +78,17 @@ class Endpoint:
         self.sessions = Sessions(self.settings, store)
         self.capabilities = EngineCapabilities()
         self.templates = TemplateCache(served.template)
-        self._developer = "developer" in served.template.renderer.source
+        self.chat = ChatCompletions(
+            served.template.encoder,
+            self.model,
+            openrlhf_token_ids=self.settings.openrlhf_token_ids,
+        )
+        self.messages = AnthropicMessages(
+            self.templates, self.settings, self.model, reasons=served.parser.reasoning is not None
+        )
+        self.responses = OpenAIResponses(
+            served.template.encoder, self.templates, self.settings, self.model
+        )
 
     async def __aenter__(self) -> Endpoint:
         await self.start()
@@ -103,6 +101,12 @@ class Endpoint:
     def model(self) -> str:
         """The served model's name."""
         return self.served.name or "toolroll"
+
+    def dialect_of(self, path: str) -> Dialect:
+        """Return the dialect in which a request to `path` is refused."""
+        if "/responses" in path:
+            return self.responses
+        return self.messages if "/messages" in path else self.chat
 
     async def start(self) -> None:
         """Ask the engine for its capabilities, and restore the sessions of the store."""
@@ -131,44 +135,45 @@ class Endpoint:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def start_chat(
-        self, live: LiveSession, body: Received, *, retry: int = 0
+    async def start_reply(
+        self, dialect: Dialect, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start or join the chat completion of `body`. The caller must not change `body` later."""
+        """Start or join the reply to `body`, a request in `dialect`. The caller must not change
+        `body` later.
+        """
         large = body.large
-        request, key = await call_of_size(
-            lambda: (read(ChatRequest, body.data), request_key("chat", body.data)), large=large
+        asked, key = await call_of_size(
+            lambda: (dialect.translate(live, body.data), request_key(dialect.kind, body.data)),
+            large=large,
         )
-        given, request.messages = request.messages, []
-        tools: list[Tool] = list(body.data.get("tools") or ())
-        parsed = ParsedRequest(request, tools)
+        request = asked.request
+        parsed = ParsedRequest(request, dialect, asked)
         joined = live.pending.retried(key, retry) if retry else None
         if joined is not None:
+            asked.messages.clear()
             return parsed, joined
         self._admit(live, request)
         params = sampling_params(
             request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
-        use = apply_tool_choice(
-            request, tools, self.served.parser.name, params, routed=self.capabilities.behind_router
-        )
-        check_continued(request, use)
+        use, template = self._use(asked, params)
         top = top_logprobs(request)
-        switches, effort = request.chat_template_kwargs, request.reasoning_effort
-        template = self.templates.get(self.templates.with_effort(switches, effort))
-        plan = partial(self._plan, live, request, given, use.tools, template)
+        plan = partial(self._plan, live, asked, use.tools, template)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = live.as_served(await call_of_size(plan, large=large), pending.stored)
-            given.clear()  # a whole conversation, not needed while the engine samples
+            asked.messages.clear()  # a whole conversation, not needed while the engine samples
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
             if answered is not None:
                 live.pending.forget(answered)  # its client has the answer, since it continues it
             first = live.number(prompt, request.n, pending.stored)
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
-            offered = use.tools if use.offered else None
-            pending.stream_context = StreamContext(template, params, offered, seeds)
+            context = StreamContext(
+                template, params, use.tools if use.offered else None, seeds,
+                *_name(dialect.prefix, pending), len(prompt.input_ids),
+            )  # fmt: skip
+            pending.stream_context = context
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
@@ -178,15 +183,12 @@ class Endpoint:
                 choices.append(
                     await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
                 )
-            result = self._make_result(
-                "chatcmpl", prompt.input_ids, prompt_json, choices, sent, use.constrained, pending
-            )
-            result.first = first
-            result.commit = lambda: self._commit_chat(live, prompt, result, pending)
-            encoder, token_ids = self.served.template.encoder, self.settings.openrlhf_token_ids
-            result.render = lambda: chat_body(
-                result, encoder, logprobs=bool(request.logprobs), top=top, token_ids=token_ids
-            )
+            result = CompletionResult(
+                context.answer_id, context.created, self.model, prompt.input_ids, choices, sent,
+                prompt_json, use.constrained, first, dialect.exact,
+            )  # fmt: skip
+            result.commit = lambda: self._commit_reply(live, prompt, parsed, result, pending)
+            result.render = lambda: dialect.body(asked, result)
             if not request.stream and is_long(
                 completions, logprobs=bool(request.logprobs), top=top
             ):
@@ -195,16 +197,39 @@ class Endpoint:
 
         return parsed, live.start(key, request.n, run, retry)
 
+    async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
+        """Return the number of tokens of the prompt of `body`. Nothing is kept of it."""
+
+        def count() -> int:
+            asked = dialect.translate(live, body.data)
+            use, template = self._use(asked, {})
+            return len(self._plan(live, asked, use.tools, template).input_ids)
+
+        return await call_of_size(count, large=body.large)
+
+    def _use(self, asked: Asked, params: dict[str, Any]) -> tuple[ToolUse, ChatTemplate]:
+        """Return the tools and the template of a request, and write its constraints into
+        `params`.
+        """
+        request, routed = asked.request, self.capabilities.behind_router
+        use = apply_tool_choice(
+            request, asked.tools, self.served.parser.name, params, routed=routed
+        )
+        check_continued(request, use)
+        switches, effort = request.chat_template_kwargs, request.reasoning_effort
+        return use, self.templates.get(self.templates.with_effort(switches, effort))
+
     def _plan(
         self,
         live: LiveSession,
-        request: ChatRequest,
-        given: Sequence[Any],
+        asked: Asked,
         tools: list[Tool],
         template: ChatTemplate,
     ) -> Prompt:
-        continued = bool(request.continue_final_message)
-        messages = read_messages(given, developer=self._developer, answer=not continued)
+        continued = bool(asked.request.continue_final_message)
+        messages = read_messages(
+            asked.messages, developer=self.templates.developer, answer=not continued
+        )
         before, prefill = split_prefill(messages) if continued else (messages, "")
         prompt = live.tree.plan(before, tools, template)
         if prefill:
@@ -249,7 +274,9 @@ class Endpoint:
                 read_text = partial(self._text, completion, sent, request)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
-            result = self._make_result("cmpl", ids, prompt_json, choices, sent, None, pending)
+            result = CompletionResult(
+                *_name("cmpl-", pending), self.model, ids, choices, sent, prompt_json
+            )
             result.commit = lambda: commit_text(live, plan, result, pending)
             result.render = lambda: text_body(
                 result,
@@ -396,36 +423,18 @@ class Endpoint:
         )
         return before_stop(sampled.body, completion, request.stop_strings)
 
-    def _make_result(
-        self,
-        prefix: str,
-        ids: IdArray,
-        prompt_json: bytes,
-        choices: list[Choice],
-        params: Mapping[str, Any],
-        constrained: str | None,
-        pending: PendingRequest[CompletionResult],
-    ) -> CompletionResult:
-        stored = pending.stored
-        return CompletionResult(
-            f"{prefix}-{uuid.uuid4().hex}" if stored is None else stored.id,
-            int(time.time()) if stored is None else stored.created,
-            self.model,
-            ids,
-            choices,
-            params,
-            prompt_json,
-            constrained,
-        )
+    # --- committing -------------------------------------------------------------------------------
 
-    def _commit_chat(
+    def _commit_reply(
         self,
         live: LiveSession,
         prompt: Prompt,
+        parsed: ParsedRequest,
         result: CompletionResult,
         pending: PendingRequest[CompletionResult],
     ) -> None:
-        commit_chat(live, prompt, result, pending, self.templates.switches_of(prompt.template))
+        switches = self.templates.switches_of(prompt.template)
+        commit_chat(live, prompt, parsed, result, pending, switches)
         if self.settings.verify == "always":
             self._start_checks(live)
 
@@ -461,26 +470,6 @@ class Endpoint:
             del live.checks[turn]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamContext:
-    """The data to parse the answers of a request while they are sampled.
-
-    `tools`: None if none were offered. `seeds`: the seeds of call ids, one for each choice of a
-    chat completion.
-    """
-
-    template: ChatTemplate
-    sampling_params: Mapping[str, Any]
-    tools: Sequence[Tool] | None = None
-    seeds: Sequence[str] = ()
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """The ids that end an answer."""
-        own = self.sampling_params.get("stop_token_ids") or ()
-        return frozenset({*self.template.stop_token_ids, *own})
-
-
 def model_card(endpoint: Endpoint) -> dict[str, Any]:
     """Return the served model as `/v1/models` lists it."""
     length = endpoint.capabilities.context_length
@@ -498,3 +487,12 @@ def retry_number(header: str | None) -> int:
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )
+
+
+def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:
+    """Return the id of an answer, and when it was made: those of an earlier process, if it gave
+    this answer.
+    """
+    if pending.stored is not None:
+        return pending.stored.id, pending.stored.created
+    return prefix + uuid.uuid4().hex, int(time.time())

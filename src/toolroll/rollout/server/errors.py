@@ -59,6 +59,13 @@ _TYPES = {
 }
 
 
+class UnknownFieldError(ApiError):
+    """A field of the body that its dialect does not have, or that cannot be honored at all."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(400, "unsupported_parameter", message, param=param)
+
+
 def refused(param: str, message: str, *, code: str = "unsupported_parameter") -> ApiError:
     """Return a 400 that names the field at fault."""
     return ApiError(400, code, message, param=param)

@@ -171,17 +171,32 @@ class Echo:
 
 
 def canonical(arguments: Any) -> Any:
-    """Return arguments as data, so that spacing and the order of keys do not count. Return the text
-    itself if it is not JSON, or is nested too deep.
+    """Return arguments as data, so that spacing, the order of keys and the way to write a number do
+    not count. Return the text itself if it is not JSON, or is nested too deep.
     """
+    found = arguments
     if isinstance(arguments, str):
         try:
             found = orjson.loads(arguments)
             orjson.dumps(found)
         except (orjson.JSONDecodeError, orjson.JSONEncodeError):
             return arguments
-        return found
-    return arguments
+    return _same_numbers(found)
+
+
+def _same_numbers(value: Any) -> Any:
+    """Return `value` with the numbers that JavaScript would read: it writes 1.0 as 1, and has no
+    whole numbers of more than 53 bits.
+    """
+    if isinstance(value, dict):
+        return {key: _same_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_same_numbers(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, int) and abs(value) >= 2**53:
+        return float(value)
+    return value
 
 
 def same_reasoning(given: Message, served: Message) -> bool:

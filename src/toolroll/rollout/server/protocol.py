@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
@@ -221,7 +221,7 @@ def _refusal(error: ValidationError) -> ApiError:
     if first["type"] == "extra_forbidden":
         hint = _INSTEAD.get(param)
         words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
-        return refused(param, words)
+        return UnknownFieldError(param, words)
     return refused(param, f"{param}: {first['msg']}", code="invalid_value")
 
 

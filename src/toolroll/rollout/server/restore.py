@@ -18,6 +18,7 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.journal import read_lines
 from toolroll.rollout.server.session_log import IDS, completion_of, top_of, unpacked
 from toolroll.rollout.server.sessions import LiveSession
@@ -80,7 +81,7 @@ class _Builder:
         self._turns: dict[int, TurnNode] = {}
         self._requests: dict[int, bytes] = {}
         """The request that each answered node belongs to."""
-        self._tools: list[bytes] = []
+        self._texts: list[bytes] = []
 
     @property
     def size(self) -> int:
@@ -104,14 +105,21 @@ class _Builder:
 
     def _chat(self, data: dict[str, Any]) -> list[Node]:
         live, prompt = self.live, self._prompt(data)
-        observed, nodes = live.tree.observe(prompt), []
+        observed, nodes, kept = live.tree.observe(prompt), [], None
+        if data["kept"] is not None:
+            instructions, echo, answer = data["kept"]
+            kept = KeptResponse(data["id"], instructions, self._text_of(echo), answer.encode())
         for choice in data["choices"]:
             node = live.session.sample(completion_of(choice), self._params(data), after=observed)
             text, stop, stops, last_id = choice["sampled"]
             sampled = SampledText(text, stop, tuple(stops), last_id)
             reading = ParsedTurn(sampled, "", _NO_REPLY, choice["message"])
             self._turns[node.index] = live.tree.commit(prompt, node, reading)
+            if kept is not None:
+                live.responses.add(self._turns[node.index], kept)
             live.trace.append((node, data["object"]))
+            if data["lineage"]:
+                live.session.label(node, data["lineage"])
             nodes.append(node)
         if prompt.preserved:
             live.mismatches["preserved"] += 1
@@ -121,19 +129,24 @@ class _Builder:
             self._forget(prompt.turn.node)
         return nodes
 
+    def _text_of(self, value: str | int) -> bytes:
+        """Return the text that `SessionLog` wrote once, and then as its number."""
+        if isinstance(value, int):
+            return self._texts[value]
+        self.log.texts[value.encode()] = len(self._texts)
+        self._texts.append(value.encode())
+        return self._texts[-1]
+
     def _prompt(self, data: dict[str, Any]) -> Prompt:
         turn = None if data["turn"] is None else self._turns[data["turn"]]
-        if isinstance(data["tools"], str):
-            self._tools.append(data["tools"].encode())
-            self.log.tools[self._tools[-1]] = len(self._tools) - 1
-        tools = data["tools"] if isinstance(data["tools"], int) else -1
+        tools = self._text_of(data["tools"])
         dropped = data["dropped"]
         return Prompt(
             self._templates.get(data["switches"]),
             [],
             tuple(data["added"]),
             [],
-            self._tools[tools],
+            tools,
             bytes.fromhex(data["digest"]),
             unpacked(data["delta"], IDS),
             self._parent(data),

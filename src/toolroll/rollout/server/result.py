@@ -33,9 +33,9 @@ class CompletionResult:
     """The answers to a request.
 
     `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the constraint of the sampling,
-    if any. `first`: the number of answers that the prompt had before. `commit` is called once, when
-    the answers are returned, and `saved` is done once they are on the disk. `render` returns the
-    body without the ids of the prompt.
+    if any. `first`: the number of answers that the prompt had before. `exact`: the body ends with
+    the ids of the prompt. `commit` is called once, when the answers are returned, and `saved` is
+    done once they are on the disk. `render` returns the body without the ids of the prompt.
     """
 
     id: str
@@ -47,6 +47,7 @@ class CompletionResult:
     prompt_json: bytes
     constrained: str | None = None
     first: int = 0
+    exact: bool = True
     saved: asyncio.Future[None] | None = field(default=None, repr=False)
     commit: Callable[[], None] | None = field(default=None, repr=False)
     render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
@@ -57,6 +58,8 @@ class CompletionResult:
         """Return the answer as JSON, which is kept for a retry (a tenth of the size of lists)."""
         self.write()
         assert self._rest is not None
+        if not self.exact:
+            return self._rest
         return b"".join(
             (memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}")
         )

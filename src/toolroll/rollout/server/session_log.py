@@ -1,8 +1,8 @@
 """`SessionLog`: what a session adds to the journal, one line for each answer.
 
 Invariants: `restore` rebuilds the same tree from the lines alone, with the same nodes; ids and
-logprobs are written as the bytes of their arrays; tools are written once for each session, and
-sampling parameters whenever they change.
+logprobs are written as the bytes of their arrays; tools and other repeated texts are written once
+for each session, and sampling parameters whenever they change.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import orjson
 
 from toolroll.rollout.server.conversation_tree import Prompt
+from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.journal import Journal
 from toolroll.rollout.server.result import Choice, CompletionResult
@@ -32,7 +33,7 @@ class SessionLog:
     before.
     """
 
-    __slots__ = ("_journal", "answers", "ended", "params", "sample", "session_id", "size", "tools")
+    __slots__ = ("_journal", "answers", "ended", "params", "sample", "session_id", "size", "texts")
 
     def __init__(self, session_id: str, sample: int, journal: Journal) -> None:
         self.session_id = session_id
@@ -42,7 +43,7 @@ class SessionLog:
         self.ended = False
         self.answers: dict[bytes, list[StoredAnswer]] = {}
         """The answers of an earlier process, by the key of their request."""
-        self.tools: dict[bytes, int] = {}
+        self.texts: dict[bytes, int] = {}
         self.params: Mapping[str, Any] | None = None
         self._journal = journal
 
@@ -81,19 +82,24 @@ class SessionLog:
         nodes: Sequence[Node],
         switches: Mapping[str, Any],
         kind: str,
+        lineage: Mapping[str, str],
+        kept: KeptResponse | None,
     ) -> asyncio.Future[None]:
-        """Write an answered chat completion, committed as `nodes` with `kind` in the trace."""
+        """Write a reply, committed as `nodes` with `kind` in the trace and with the client's labels
+        `lineage`. `kept`: what later requests refer to by its id.
+        """
         turn = prompt.turn
         return self._append(
             "chat",
             object=kind,
+            lineage=dict(lineage),
             **self._answer(result, request_key, nodes),
             parent=_index(prompt.parent),
             delta=packed(prompt.delta, IDS),
             fork_reason=prompt.fork_reason,
             turn=None if turn is None else turn.node.index,
             added=prompt.added,
-            tools=self._tools(prompt.tools_key),
+            tools=self._once(prompt.tools_key),
             switches=dict(switches),
             digest=prompt.digest.hex(),
             continues=prompt.continues,
@@ -102,6 +108,9 @@ class SessionLog:
             prefill=prompt.prefill,
             prefill_ids=packed(prompt.prefill_ids, IDS),
             choices=[_chat_choice(choice) for choice in result.choices],
+            kept=None
+            if kept is None
+            else [kept.instructions, self._once(kept.echo), kept.answer.decode()],
         )
 
     def text(
@@ -139,12 +148,14 @@ class SessionLog:
             "sampling_params": params,
         }
 
-    def _tools(self, text: bytes) -> str | int:
-        """Return the tools as JSON text; from the second time on, their number."""
-        known = self.tools.get(text)
+    def _once(self, text: bytes) -> str | int:
+        """Return a text that many answers share (tools, what a response repeats of its request);
+        from the second time on, its number.
+        """
+        known = self.texts.get(text)
         if known is not None:
             return known
-        self.tools[text] = len(self.tools)
+        self.texts[text] = len(self.texts)
         return text.decode()
 
     def _append(self, kind: str, **data: Any) -> asyncio.Future[None]:

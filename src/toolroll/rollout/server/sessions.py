@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import ConversationTree, Prompt
+from toolroll.rollout.server.dialects.stored_response import ResponseStore
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pending import PendingRequest, PendingRequests
 from toolroll.rollout.server.result import CompletionResult
@@ -64,6 +65,7 @@ class LiveSession:
     mismatches: Counter[str] = field(default_factory=Counter)
     checks: dict[TurnNode, asyncio.Task[None]] = field(default_factory=dict)
     """The running verifications."""
+    responses: ResponseStore = field(default_factory=ResponseStore)
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
     log: SessionLog | None = None

@@ -1,4 +1,5 @@
-"""One choice of a streamed answer: sampled ids → text → the parser's own stream → OpenAI's deltas.
+"""One choice of a streamed answer: sampled ids → text → the parser's own stream → the
+reply's pieces.
 
 Invariants: sent text is never taken back. Incomplete characters, possible stop strings and possible
 stop tokens are held back until they are certain, and the parser holds back possible markers. The
@@ -8,10 +9,9 @@ joined deltas are the message of the finished answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from dataclasses import replace
 
 from toolroll.parsers.base import ReplyStream
-from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta
 from toolroll.rollout.model.call_ids import call_id, with_call_ids
 from toolroll.rollout.server.errors import ApiError
@@ -99,8 +99,7 @@ class TextStream:
 class ChoiceStream:
     """The deltas of one choice. `seed` is the seed of its call ids, as in the finished answer.
 
-    A call is sent whole, as soon as the parser is certain of it. Its arguments are normalized JSON,
-    so they are not known earlier.
+    A call is one piece, as soon as the parser is certain of it, with its id.
     """
 
     def __init__(self, text: TextStream, reply: ReplyStream, seed: str) -> None:
@@ -109,12 +108,12 @@ class ChoiceStream:
         self._seed = seed
         self._calls = 0
 
-    def feed(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Return the new deltas that are certain. `ids` are all ids sampled so far."""
         text, spans = self._text.feed(ids)
         return self._deltas(self._reply.feed(text, offsets=spans)) if text else []
 
-    def finish(self, answer: Choice) -> list[dict[str, Any]]:
+    def finish(self, answer: Choice) -> list[Delta]:
         """Return the remaining deltas of the finished answer. Raises `ApiError` if the answer
         contradicts the deltas that were sent.
         """
@@ -126,23 +125,16 @@ class ChoiceStream:
             raise stream_error("its message")
         return self._deltas(steps)
 
-    def _deltas(self, steps: Sequence[Delta]) -> list[dict[str, Any]]:
-        return [delta for step in steps for delta in self._openai(step)]
+    def _deltas(self, steps: Sequence[Delta]) -> list[Delta]:
+        return [self._with_id(step) for step in steps]
 
-    def _openai(self, step: Delta) -> list[dict[str, Any]]:
+    def _with_id(self, step: Delta) -> Delta:
         if step.call is None:
-            name = "reasoning_content" if step.kind == "reasoning" else "content"
-            return [{name: step.text}]
-        index, function = self._calls, openai_function(step.call)
+            return step
+        index = self._calls
         self._calls += 1
-        head = {
-            "index": index,
-            "id": step.call.id or call_id(self._seed, index),
-            "type": "function",
-            "function": {"name": function["name"], "arguments": ""},
-        }
-        rest = {"index": index, "function": {"arguments": function["arguments"]}}
-        return [{"tool_calls": [head]}, {"tool_calls": [rest]}]
+        named = step.call if step.call.id else step.call.with_id(call_id(self._seed, index))
+        return replace(step, call=named)
 
 
 def stream_error(what: str) -> ApiError:

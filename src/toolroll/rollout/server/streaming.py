@@ -1,8 +1,7 @@
-"""The answers of a pending request as events with OpenAI's chunks.
+"""The answers of a pending request as the events of its dialect.
 
-Invariants: an answer is committed, and saved if there is a store, before its last chunk goes out; a
-failure after the first chunk is an event with OpenAI's error body; the chunk with the finish reason
-also has the exact ids.
+Invariants: an answer is committed, and saved if there is a store, before its last event goes out; a
+failure after the first event is an event too.
 """
 
 from __future__ import annotations
@@ -12,16 +11,9 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
-
 from toolroll.rollout.model.turn import parse_options
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, StreamContext
-from toolroll.rollout.server.errors import api_error
-from toolroll.rollout.server.pending import PendingRequest
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
-from toolroll.rollout.server.responses import (
-    chat_logprobs,
+from toolroll.rollout.server.bodies import (
     exact,
     finish_reason,
     is_long,
@@ -29,11 +21,18 @@ from toolroll.rollout.server.responses import (
     text_logprobs,
     tokens,
 )
+from toolroll.rollout.server.dialects.dialect import (
+    Event,
+    ParsedRequest,
+    ReplyWriter,
+    StreamContext,
+)
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.errors import api_error
+from toolroll.rollout.server.pending import PendingRequest
+from toolroll.rollout.server.protocol import CompletionRequest
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sampling import top_logprobs
 from toolroll.rollout.server.stream_deltas import ChoiceStream, TextStream
-
-Event = dict[str, Any]
 
 
 async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) -> None:
@@ -50,40 +49,33 @@ async def event_lines(
     endpoint: Endpoint, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
 ) -> AsyncIterator[bytes]:
     """Yield the whole stream as server-sent events."""
-    events = chat_events if isinstance(parsed.request, ChatRequest) else text_events
+    dialect = parsed.dialect or endpoint.chat  # text completions have the same lines
+    writer, context = None, pending.stream_context
+    if parsed.dialect is not None and parsed.asked is not None:
+        writer = parsed.dialect.writer(parsed.asked, context)
     try:
-        async for event in events(
-            endpoint,
-            parsed,
-            pending,
-            stream_id=f"stream-{uuid.uuid4().hex}",
-            created=int(time.time()),
+        async for event in (
+            reply_events(endpoint, parsed, pending, writer)
+            if writer is not None
+            else text_events(endpoint, parsed, pending)
         ):
-            yield b"data: " + orjson.dumps(event) + b"\n\n"
+            yield dialect.line(event)
     except Exception as error:  # noqa: BLE001 - the endpoint's border: it becomes an event
         found = api_error(error)
         endpoint.metrics.errors[found.code] += 1
-        yield b"data: " + orjson.dumps(found.body) + b"\n\n"
-    yield b"data: [DONE]\n\n"
+        yield dialect.line(writer.failed(found) if writer is not None else found.body)
+    yield dialect.done
 
 
-async def chat_events(
+async def reply_events(
     endpoint: Endpoint,
     parsed: ParsedRequest,
     pending: PendingRequest[CompletionResult],
-    *,
-    stream_id: str,
-    created: int,
+    writer: ReplyWriter,
 ) -> AsyncIterator[Event]:
-    """Yield the chunks of a chat completion. Raises the error of the request."""
+    """Yield the events of a reply. Raises the error of the request."""
     request, context = parsed.request, pending.stream_context
-    assert isinstance(request, ChatRequest) and isinstance(context, StreamContext)
-    head = {
-        "id": stream_id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": endpoint.model,
-    }
+    assert isinstance(context, StreamContext)
     encoder, parser = endpoint.served.template.encoder, endpoint.served.parser
     options = parse_options(endpoint.served, context.template, context.tools, streamed=True)
     choices = [
@@ -94,58 +86,37 @@ async def chat_events(
         )
         for seed in context.seeds
     ]
-
-    def chunk(index: int, delta: Event, **more: Any) -> Event:
-        return {
-            **head,
-            "choices": [
-                {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-            ],
-        }
-
-    for index in range(request.n):
-        yield chunk(index, {"role": "assistant", "content": ""})
+    for event in writer.start():
+        yield event
     async for progress in _followed(pending):
         for index, stream in enumerate(choices):
-            for delta in stream.feed(progress[index]):
-                yield chunk(index, delta)
+            for step in stream.feed(progress[index]):
+                for event in writer.add(index, step):
+                    yield event
     result = endpoint.result(pending)
     rest = [stream.finish(choice) for stream, choice in zip(choices, result.choices, strict=True)]
     await endpoint.commit(pending)
-    for index, choice in enumerate(result.choices):
-        for delta in rest[index]:
-            yield chunk(index, delta)
-        logprobs = None
-        if request.logprobs:
-            top = top_logprobs(request)
-            large = is_long([choice.completion], logprobs=True, top=top)
-            logprobs = await call_of_size(
-                chat_logprobs, choice.completion, encoder, top, large=large
-            )
-        last = chunk(
-            index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice)
-        )
-        yield {**last, **tokens(result)}
-    if request.stream_options is not None and request.stream_options.include_usage:
-        yield {**head, "choices": [], "usage": result.usage}
+    for index, steps in enumerate(rest):
+        for step in steps:
+            for event in writer.add(index, step):
+                yield event
+    async for event in writer.finish(result):
+        yield event
 
 
 async def text_events(
     endpoint: Endpoint,
     parsed: ParsedRequest,
     pending: PendingRequest[CompletionResult],
-    *,
-    stream_id: str,
-    created: int,
 ) -> AsyncIterator[Event]:
     """Yield the chunks of a text completion."""
     request, context = parsed.request, pending.stream_context
     assert isinstance(request, CompletionRequest) and isinstance(context, StreamContext)
     encoder = endpoint.served.template.encoder
     head = {
-        "id": stream_id,
+        "id": f"stream-{uuid.uuid4().hex}",
         "object": "text_completion",
-        "created": created,
+        "created": int(time.time()),
         "model": endpoint.model,
     }
     texts = [

@@ -12,9 +12,11 @@ from typing import Any
 import orjson
 from jinja2 import meta
 
+from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.server.errors import refused
 from toolroll.rollout.template.caches.sandbox import compile_template
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.types import Message
 
 _KEPT = 16
 _RESERVED = frozenset(
@@ -43,7 +45,7 @@ class TemplateCache:
         """Return `switches` plus the one for `effort` (OpenAI's `reasoning_effort`)."""
         if effort is None:
             return switches
-        name = self._effort
+        name = self.effort_switch
         if name is None:
             words = (
                 f"the chat template has no switch for reasoning_effort (it would be "
@@ -58,12 +60,38 @@ class TemplateCache:
         return {**switches, name: effort if name == "reasoning_effort" else effort != "none"}
 
     @cached_property
-    def _effort(self) -> str | None:
-        """The template's switch for the effort, or None."""
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads and does not set, its switches among them."""
         renderer = self._template.renderer
         environment = compile_template(renderer.source, renderer.now).environment
-        names = meta.find_undeclared_variables(environment.parse(renderer.source))
-        return next((name for name in _EFFORTS if name in names), None)
+        return frozenset(meta.find_undeclared_variables(environment.parse(renderer.source)))
+
+    @cached_property
+    def effort_switch(self) -> str | None:
+        """The template's switch for the effort, or None."""
+        return next((name for name in _EFFORTS if name in self.variables), None)
+
+    @property
+    def developer(self) -> bool:
+        """True if the template has a role `developer`."""
+        return "developer" in self._template.renderer.source
+
+    @cached_property
+    def system_anywhere(self) -> bool:
+        """True if the template shows each system message in its place among the messages."""
+        marks = ("Pq1zP", "Pq2zP", "Pq3zP", "Pq4zP")
+        roles = ("system", "system", "user", "system")
+        messages: list[Message] = [
+            {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
+        ]
+        try:
+            text = self._template.renderer.render(
+                [*messages, {"role": "user", "content": "x"}], None, generate=True
+            )
+        except TemplateError:
+            return False
+        places = [text.find(mark) for mark in marks]
+        return min(places) >= 0 and places == sorted(places)
 
     def get(self, switches: Mapping[str, Any]) -> ChatTemplate:
         """Return the template with `switches` added to its own. Refuse reserved names."""

@@ -80,6 +80,10 @@ class Session:
         params = self._shared(sampling_params)
         return Node(self._tree, self._tree.add_sampled(parent, ids, completion, params))
 
+    def label(self, node: Node, lineage: Mapping[str, str]) -> None:
+        """Say which of a client's conversations a sampled node belongs to."""
+        self._tree.lineages[self._index(node)] = lineage
+
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
         """Exclude sampled nodes (default: all) from training, with the reason. Their tokens stay in
         the tree.
@@ -238,4 +242,5 @@ def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajecto
             None,
         ),
         routed_experts=tree.routed_experts.get(path[-1]),
+        lineage=tree.lineages.get(path[-1], {}),
     )

@@ -55,6 +55,7 @@ class TrajectoryRecord(BaseModel):
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
     routed_experts: list[list[int]] | None = None
+    lineage: dict[str, str] = {}
 
 
 def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
@@ -64,8 +65,9 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
     with the fewest digits that give the same float32.
     """
     of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
-    experts = trajectory.routed_experts
-    return ({} if experts is None else {"routed_experts": of(experts)}) | {
+    experts, lineage = trajectory.routed_experts, trajectory.lineage
+    left: dict[str, Any] = {} if experts is None else {"routed_experts": of(experts)}
+    return ({**left, "lineage": dict(lineage)} if lineage else left) | {
         "input_ids": of(trajectory.input_ids),
         "loss_mask": of(trajectory.loss_mask),
         "logprobs": of(trajectory.logprobs),
@@ -92,6 +94,7 @@ def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
         record.source,
         record.fork_reason,
         routed_experts=None if experts is None else np.array(experts, dtype=np.int32),
+        lineage=record.lineage,
     )
 
 

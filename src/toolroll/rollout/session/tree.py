@@ -26,8 +26,8 @@ _WIDTH = 7
 class TokenTree:
     """An empty tree. Nodes are numbered from 0 in the order in which they are added.
 
-    `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons` and `routed_experts`
-    map nodes to their value, if any.
+    `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons`, `lineages` and
+    `routed_experts` map nodes to their value, if any.
     """
 
     __slots__ = (
@@ -38,6 +38,7 @@ class TokenTree:
         "excluded",
         "fork_reasons",
         "ids",
+        "lineages",
         "routed_experts",
     )
 
@@ -45,6 +46,7 @@ class TokenTree:
         self.ids = GrowableArray(np.intc)
         self.excluded: dict[int, str] = {}
         self.fork_reasons: dict[int, str] = {}
+        self.lineages: dict[int, Mapping[str, str]] = {}
         self.routed_experts: dict[int, Any] = {}
         # _WIDTH numbers per node: parent, position in the path, number of tokens, the indices of
         # its ids, answer and logprobs, number of children

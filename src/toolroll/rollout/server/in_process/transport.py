@@ -14,11 +14,13 @@ import logging
 import re
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.endpoint import Endpoint, ParsedRequest, model_card, retry_number
+from toolroll.rollout.server.dialects.dialect import ParsedRequest
+from toolroll.rollout.server.endpoint import Endpoint, Starter, model_card, retry_number
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.received import decoded
@@ -77,10 +79,11 @@ class InProcessTransport:
         if request.method == "POST" and what == "tokenize":
             body = await decoded(await request.aread(), settings=self._endpoint.settings)
             return _json(http, await tokenize(self._endpoint, body))
-        ask = {
-            "chat/completions": self._endpoint.start_chat,
+        starters: dict[str, Starter] = {
+            "chat/completions": partial(self._endpoint.start_reply, self._endpoint.chat),
             "completions": self._endpoint.start_text,
-        }.get(what)
+        }
+        ask = starters.get(what)
         if ask is None or match is None or request.method != "POST":
             raise ApiError(
                 404, "not_found", f"{request.method} {request.url.path} is not served in process"

@@ -1,0 +1,123 @@
+"""What the dialects share about the parts of a message: their text, their places in error messages.
+
+Invariants: text is joined, never changed; a part that no chat template shows is refused by its
+place in the body; a marker that only steers a provider's cache does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
+from toolroll.rollout.types import Message
+
+UNPARSED = "_unparsed_arguments"
+"""The only key of a call's input if the model wrote arguments that are not a JSON object."""
+
+_PICTURES = frozenset({"image", "input_image", "image_url", "computer_screenshot"})
+
+
+def mapping(given: Any, place: str) -> Mapping[str, Any]:
+    """Return `given`. Raise `ApiError` if it is not an object."""
+    if not isinstance(given, Mapping):
+        raise refused(place, f"{place} must be an object", code="invalid_value")
+    return given
+
+
+def text(given: Mapping[str, Any], name: str, place: str) -> str:
+    """Return the text `given[name]`. Raise `ApiError` if it is not one."""
+    value = given.get(name)
+    if not isinstance(value, str):
+        raise refused(f"{place}.{name}", f"{place}.{name} must be text", code="invalid_value")
+    return value
+
+
+def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
+    """Raise `ApiError` for a field of `given` that is set and not `known`."""
+    for name, value in given.items():
+        if name not in known and value not in (None, [], {}, False):
+            where = f"{place}.{name}"
+            raise refused(where, f"{where} cannot be honored: no chat template shows it")
+
+
+def unknown_type(kind: Any, place: str) -> ApiError:
+    """Return the error of a part of the type `kind`."""
+    if kind in _PICTURES:
+        words = f"{place} is {kind!r}: this endpoint serves text only, no images"
+    else:
+        words = f"{place} is {kind!r}, which cannot be honored: no chat template shows it"
+    return refused(f"{place}.type", words)
+
+
+def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str:
+    """Return the text of `given`: one text, or parts of the types `kinds`, joined by `glue`."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise refused(place, f"{place} must be text or a list of parts", code="invalid_value")
+    found = []
+    for index, part in enumerate(given):
+        where = f"{place}[{index}]"
+        kind = mapping(part, where).get("type")
+        if kind not in kinds:
+            raise unknown_type(kind, where)
+        found.append(text(part, "text", where))
+    return glue.join(found)
+
+
+def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a tool call in chat form."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def arguments_of(given: Any) -> str:
+    """Return the arguments of a call as JSON text, from the object that `input_of` returned."""
+    if isinstance(given, Mapping) and list(given) == [UNPARSED]:
+        return str(given[UNPARSED])
+    return orjson.dumps(given).decode()
+
+
+def input_of(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object."""
+    try:
+        found = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        found = None
+    return found if isinstance(found, dict) else {UNPARSED: arguments}
+
+
+def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Message]:
+    """Return `messages` with system messages only in places that the chat template shows.
+
+    `anywhere`: it shows them wherever they are. If not, those at the start become one, and later
+    ones become user messages.
+    """
+    if anywhere:
+        return list(messages)
+    first = next(
+        (at for at, message in enumerate(messages) if message["role"] != "system"), len(messages)
+    )
+    head = [str(message["content"]) for message in messages[:first]]
+    joined: list[Message] = [{"role": "system", "content": "\n\n".join(head)}] if head else []
+    return joined + [
+        {**message, "role": "user"} if message["role"] == "system" else message
+        for message in messages[first:]
+    ]
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Return `error` with the dialect's name of the field at fault, in its words too. `names`: the
+    core's names -> the dialect's.
+    """
+    param = error.param
+    if param is None or isinstance(error, UnknownFieldError):
+        return error  # the client's own name
+    own = names.get(param, param.replace(".function.strict", ".strict"))
+    if own == param:
+        return error
+    words = str(error).replace(param, own)
+    return ApiError(error.status, error.code, words, param=own, retry=error.retry)

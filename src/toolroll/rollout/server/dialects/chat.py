@@ -1,0 +1,143 @@
+"""OpenAI's chat completions, the dialect that the core itself speaks.
+
+Invariant: the chunk with the finish reason also has the exact ids.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from toolroll.parsers.openai import openai_function
+from toolroll.parsers.types import Delta
+from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.bodies import (
+    chat_body,
+    chat_logprobs,
+    exact,
+    finish_reason,
+    is_long,
+    tokens,
+)
+from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, data_line
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.protocol import ChatRequest, read
+from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.sampling import top_logprobs
+from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.template.encode import Encoder
+
+
+class ChatCompletions:
+    """`POST /v1/chat/completions`."""
+
+    kind = "chat.completion"
+    prefix = "chatcmpl-"
+    exact = True
+    done = b"data: [DONE]\n\n"
+
+    def __init__(self, encoder: Encoder, model: str, *, openrlhf_token_ids: bool) -> None:
+        self._encoder = encoder
+        self._model = model
+        self._openrlhf_token_ids = openrlhf_token_ids
+
+    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
+        """Return the request of the body `data`. Raise `ApiError`."""
+        request = read(ChatRequest, data)
+        given, request.messages = request.messages, []
+        return Asked(request, given, list(data.get("tools") or ()))
+
+    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+        """Return a `chat.completion`."""
+        request = asked.request
+        return chat_body(
+            result,
+            self._encoder,
+            logprobs=bool(request.logprobs),
+            top=top_logprobs(request),
+            token_ids=self._openrlhf_token_ids,
+        )
+
+    def writer(self, asked: Asked, context: StreamContext) -> ChatWriter:
+        """Return the writer of one stream."""
+        return ChatWriter(asked.request, self._encoder, self._model)
+
+    def line(self, event: Event) -> bytes:
+        """Return `event` as a server-sent event."""
+        return data_line(event)
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        """Return OpenAI's error body."""
+        return error.body
+
+    def kept(self, asked: Asked, result: CompletionResult) -> None:
+        """Return None: no later request refers to a chat completion."""
+
+
+class ChatWriter:
+    """Writes `chat.completion.chunk` events.
+
+    The arguments of a call are one chunk: they are normalized JSON, so they are not known earlier.
+    """
+
+    def __init__(self, request: ChatRequest, encoder: Encoder, model: str) -> None:
+        self._request = request
+        self._encoder = encoder
+        self._head = {
+            "id": f"stream-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._calls = [0] * request.n
+
+    def start(self) -> Iterable[Event]:
+        """Return a first chunk for each choice."""
+        for index in range(self._request.n):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def add(self, index: int, step: Delta) -> Iterable[Event]:
+        """Return the chunks of one piece."""
+        if step.call is None:
+            name = "reasoning_content" if step.kind == "reasoning" else "content"
+            yield self._chunk(index, {name: step.text})
+            return
+        at, function = self._calls[index], openai_function(step.call)
+        self._calls[index] += 1
+        head = {
+            "index": at,
+            "id": step.call.id,
+            "type": "function",
+            "function": {"name": function["name"], "arguments": ""},
+        }
+        rest = {"index": at, "function": {"arguments": function["arguments"]}}
+        yield self._chunk(index, {"tool_calls": [head]})
+        yield self._chunk(index, {"tool_calls": [rest]})
+
+    async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+        """Yield the last chunk of each choice, and the usage if it is asked for."""
+        request = self._request
+        for index, choice in enumerate(result.choices):
+            logprobs = None
+            if request.logprobs:
+                top = top_logprobs(request)
+                large = is_long([choice.completion], logprobs=True, top=top)
+                logprobs = await call_of_size(
+                    chat_logprobs, choice.completion, self._encoder, top, large=large
+                )
+            last = self._chunk(
+                index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice)
+            )
+            yield {**last, **tokens(result)}
+        if request.stream_options is not None and request.stream_options.include_usage:
+            yield {**self._head, "choices": [], "usage": result.usage}
+
+    def failed(self, error: ApiError) -> Event:
+        """Return OpenAI's error body."""
+        return error.body
+
+    def _chunk(self, index: int, delta: Event, **more: Any) -> Event:
+        entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return {**self._head, "choices": [entry]}

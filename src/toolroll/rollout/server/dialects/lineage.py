@@ -1,0 +1,51 @@
+"""The labels with which a client says which of its conversations a request belongs to.
+
+Invariant: only labels of conversations are kept; ids of the client's installation, device or
+account are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+_KNOWN = frozenset(
+    {
+        "agent_name",
+        "context_window_id",
+        "request_kind",
+        "root_turn_id",
+        "session_id",
+        "thread_id",
+        "thread_source",
+        "turn_id",
+        "window_number",
+    }
+)
+
+
+def lineage_of(given: Any) -> dict[str, str]:
+    """Return the known labels in `given`: an object, or JSON text of one. An object's value may be
+    such a text too, as Codex' `x-codex-turn-metadata` and Claude Code's `user_id` are.
+    """
+    found: dict[str, str] = {}
+    labels = _object(given)
+    for name, value in labels.items():
+        if name in _KNOWN or name.startswith("parent_"):
+            if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
+                found[name] = str(value)
+        elif isinstance(value, str):
+            inner = _object(value)
+            found |= {key: text for key, text in lineage_of(inner).items() if key not in found}
+    return found
+
+
+def _object(given: Any) -> Mapping[str, Any]:
+    if isinstance(given, str) and given.startswith("{"):
+        try:
+            given = orjson.loads(given)
+        except orjson.JSONDecodeError:
+            return {}
+    return given if isinstance(given, Mapping) else {}

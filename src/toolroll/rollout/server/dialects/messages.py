@@ -1,0 +1,122 @@
+"""Anthropic's Messages: `POST /v1/messages`.
+
+Invariants: blocks become chat messages and back; `cache_control`, signatures and the spacing of a
+call's input never reach the prompt, so they never break a match.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.dialects.blocks import system_places, text_parts
+from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.lineage import lineage_of
+from toolroll.rollout.server.dialects.messages_blocks import (
+    PARAGRAPH,
+    read_blocks,
+    read_tools,
+    response_format,
+    tool_choice,
+)
+from toolroll.rollout.server.dialects.messages_errors import error_body
+from toolroll.rollout.server.dialects.messages_request import MessagesRequest
+from toolroll.rollout.server.dialects.messages_writer import MessagesWriter, message_body
+from toolroll.rollout.server.dialects.switches import effort_switches, thinking_switches
+from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.protocol import ChatRequest, read
+from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.template_cache import TemplateCache
+
+
+class AnthropicMessages:
+    """`POST /v1/messages`. `reasons`: the served model's parser knows reasoning."""
+
+    kind = "message"
+    prefix = "msg_"
+    exact = False
+    done = b""
+
+    def __init__(
+        self, templates: TemplateCache, settings: EndpointSettings, model: str, *, reasons: bool
+    ) -> None:
+        self._templates = templates
+        self._settings = settings
+        self._model = model
+        self._reasons = reasons
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
+        """Return the request of the body `data`. Raise `ApiError`."""
+        request = read(MessagesRequest, data)
+        if request.max_tokens is None:
+            raise refused("max_tokens", "max_tokens is missing", code="invalid_value")
+        given, request.messages = request.messages, []
+        messages = read_blocks(given)
+        if request.system:
+            said = text_parts(request.system, "system", ("text",), PARAGRAPH)
+            messages.insert(0, {"role": "system", "content": said})
+        messages = system_places(messages, anywhere=self._templates.system_anywhere)
+        drop = self._settings.server_tools == "drop"
+        tools = read_tools(request.tools or (), drop=drop)
+        chat = ChatRequest(
+            model=request.model,
+            max_tokens=request.max_tokens,
+            messages=[None],
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k or None,
+            stop=request.stop_sequences,
+            stream=request.stream,
+            chat_template_kwargs=self._switches(request),
+            continue_final_message=True if messages[-1]["role"] == "assistant" else None,
+            session_id=request.session_id,
+            **tool_choice(request),
+            **response_format(request),
+        )
+        chat.messages = []
+        return Asked(chat, messages, tools, request, lineage_of(data.get("metadata")))
+
+    def _switches(self, request: MessagesRequest) -> dict[str, Any]:
+        switches = dict(request.chat_template_kwargs)
+        config, thinking = request.output_config, request.thinking
+        if config is not None:
+            switches |= effort_switches(
+                self._templates, config.effort, "output_config.effort", default="high"
+            )
+        if thinking is None or thinking.type == "adaptive":
+            return switches
+        switches |= thinking_switches(self._templates, thinking.type, reasons=self._reasons)
+        if thinking.budget_tokens is not None:
+            if "thinking_budget" not in self._templates.variables:
+                words = "the chat template has no switch thinking_budget"
+                raise refused(
+                    "thinking.budget_tokens",
+                    f"thinking.budget_tokens cannot be honored: {words}. Leave it out, or send "
+                    '{"type": "adaptive"}',
+                )
+            switches["thinking_budget"] = thinking.budget_tokens
+        return switches
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+        """Return a `message`."""
+        return message_body(asked, result)
+
+    def writer(self, asked: Asked, context: StreamContext) -> MessagesWriter:
+        """Return the writer of one stream."""
+        return MessagesWriter(asked, context, self._model)
+
+    def line(self, event: Event) -> bytes:
+        """Return `event` as a server-sent event."""
+        return named_line(event)
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        """Return Anthropic's error body."""
+        return error_body(error)
+
+    def kept(self, asked: Asked, result: CompletionResult) -> None:
+        """Return None: no later request refers to a message by its id."""

@@ -1,0 +1,175 @@
+"""Anthropic's blocks and tools as chat messages and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolroll.rollout.server.dialects.blocks import (
+    arguments_of,
+    call_of,
+    mapping,
+    only,
+    text,
+    text_parts,
+    unknown_type,
+)
+from toolroll.rollout.server.dialects.messages_request import MessagesRequest
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.protocol import NamedChoice, NamedFunction
+from toolroll.rollout.types import Message, Tool
+
+PARAGRAPH = "\n\n"
+"""Between the text blocks of a system prompt, a user's message, or a tool's result."""
+
+_TEXT = ("text",)
+_TOOL = frozenset(
+    {"type", "name", "description", "input_schema", "strict", "cache_control"}
+    | {"eager_input_streaming"}
+)
+
+_FILLER = "[System: Empty message content sanitised to satisfy protocol]"
+"""What litellm writes for the text of a reply that has none, only calls."""
+
+
+def read_blocks(given: Sequence[Any]) -> list[Message]:
+    """Return Anthropic's messages as chat messages. Raise `ApiError` that names the place."""
+    found: list[Message] = []
+    for index, entry in enumerate(given):
+        place = f"messages[{index}]"
+        message = mapping(entry, place)
+        only(message, ("role", "content", "cache_control"), place)
+        role, content, where = message.get("role"), message.get("content"), f"{place}.content"
+        if role == "assistant":
+            found.append(_assistant(content, where))
+        elif role == "user":
+            found += _user(content, where)
+        elif role == "system":
+            found.append({"role": role, "content": text_parts(content, where, _TEXT, PARAGRAPH)})
+        else:
+            words = f"{place}.role is {role!r}; there are user, assistant and system"
+            raise refused(f"{place}.role", words, code="invalid_value")
+    return found
+
+
+def _user(content: Any, place: str) -> list[Message]:
+    """Return the tool results of a user's message, and its text, in their order."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    if not isinstance(content, list) or not content:
+        raise refused(place, f"{place} must be text or blocks", code="invalid_value")
+    found: list[Message] = []
+    said: list[str] = []
+    for index, entry in enumerate(content):
+        where = f"{place}[{index}]"
+        block = mapping(entry, where)
+        kind = block.get("type")
+        if kind == "text":
+            said.append(text(block, "text", where))
+        elif kind == "tool_result":
+            if said:
+                found.append({"role": "user", "content": PARAGRAPH.join(said)})
+                said = []
+            found.append(_result(block, where))
+        else:
+            raise unknown_type(kind, where)
+    if said:
+        found.append({"role": "user", "content": PARAGRAPH.join(said)})
+    return found
+
+
+def _result(block: Mapping[str, Any], place: str) -> Message:
+    """Return a tool's result. `is_error` has no place in a chat template: the content says it."""
+    answer = text_parts(block.get("content") or "", f"{place}.content", _TEXT, PARAGRAPH)
+    if not answer and block.get("is_error"):
+        answer = "error"
+    return {"role": "tool", "tool_call_id": text(block, "tool_use_id", place), "content": answer}
+
+
+def _assistant(content: Any, place: str) -> Message:
+    if isinstance(content, str):
+        return {"role": "assistant", "content": content}
+    if not isinstance(content, list):
+        raise refused(place, f"{place} must be text or blocks", code="invalid_value")
+    thoughts: list[str] = []
+    said: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, entry in enumerate(content):
+        where = f"{place}[{index}]"
+        block = mapping(entry, where)
+        kind = block.get("type")
+        if kind == "text":
+            said.append(text(block, "text", where))
+        elif kind == "thinking":
+            thoughts.append(text(block, "thinking", where))
+        elif kind == "tool_use":
+            given = mapping(block.get("input", {}), f"{where}.input")
+            name = text(block, "name", where)
+            calls.append(call_of(text(block, "id", where), name, arguments_of(given)))
+        else:
+            raise unknown_type(kind, where)
+    if calls and said == [_FILLER]:
+        said = []
+    message: Message = {"role": "assistant", "content": "".join(said) or None}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
+    """Return Anthropic's tools as chat tools. `drop`: leave out what Anthropic's servers define,
+    instead of refusing it.
+    """
+    found: list[Tool] = []
+    for index, entry in enumerate(given):
+        place = f"tools[{index}]"
+        tool = mapping(entry, place)
+        kind = tool.get("type")
+        if kind not in (None, "custom"):
+            if drop:
+                continue
+            words = f"{place} is {kind!r}, a tool of the provider: this endpoint has none"
+            raise refused(f"{place}.type", f"{words}. Leave it out, or serve with --server-tools "
+                          "drop")  # fmt: skip
+        callers = tool.get("allowed_callers")
+        only({**tool, "allowed_callers": None if callers == ["direct"] else callers}, _TOOL, place)
+        function: dict[str, Any] = {"name": text(tool, "name", place)}
+        if not 0 < len(function["name"]) <= 256:
+            words = f"{place}.name must have 1 to 256 characters"
+            raise refused(f"{place}.name", words, code="invalid_value")
+        if tool.get("description") is not None:
+            function["description"] = text(tool, "description", place)
+        schema = tool.get("input_schema")
+        function["parameters"] = dict(mapping(schema, f"{place}.input_schema"))
+        if tool.get("strict"):
+            function["strict"] = True
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def tool_choice(request: MessagesRequest) -> dict[str, Any]:
+    """Return `tool_choice` in chat form."""
+    choice = request.tool_choice
+    if choice is None:
+        return {}
+    if choice.type == "tool" and not choice.name:
+        raise refused("tool_choice.name", "tool_choice.name is missing", code="invalid_value")
+    named = NamedChoice(function=NamedFunction(name=choice.name or ""))
+    return {
+        "tool_choice": {"auto": "auto", "none": "none", "any": "required"}.get(choice.type, named),
+        "parallel_tool_calls": False if choice.disable_parallel_tool_use else None,
+    }
+
+
+def response_format(request: MessagesRequest) -> dict[str, Any]:
+    """Return `output_config.format` in chat form."""
+    wanted = request.output_config.format if request.output_config is not None else None
+    if wanted is None:
+        return {}
+    form = {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
+    return {"response_format": form}

@@ -1,0 +1,94 @@
+"""The body of Anthropic's `POST /v1/messages`, as pydantic models. Blocks are read by
+`messages_blocks`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Thinking(BaseModel):
+    """Whether the model thinks. `adaptive`: as the template does by itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=1)
+    display: Literal["summarized"] | None = None
+    """The thoughts are always shown whole."""
+
+
+class OutputFormat(BaseModel):
+    """JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """The effort, and the form of the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class ToolChoice(BaseModel):
+    """Which tools may or must be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ContextEdit(BaseModel):
+    """An edit that keeps all thoughts: none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(BaseModel):
+    """Edits of the history by the server. Nothing is ever cleared here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    edits: list[ContextEdit] = []
+
+
+class MessagesRequest(BaseModel):
+    """`POST /v1/messages`. `cache_control`, `metadata` and `inference_geo` do not affect the
+    answer. `session_id` and `chat_template_kwargs` are this endpoint's own.
+    """
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str | None = None
+    max_tokens: int | None = Field(default=None, ge=1)
+    messages: list[Any] = Field(min_length=1)
+    system: str | list[Any] | None = None
+    tools: list[Any] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    context_management: ContextManagement | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0)
+    stream: bool = False
+    cache_control: dict[str, Any] | None = None
+    inference_geo: str | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    speed: Literal["standard"] | None = None
+    session_id: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

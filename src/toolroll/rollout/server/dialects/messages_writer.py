@@ -1,0 +1,169 @@
+"""Answers and stream events of Anthropic's Messages.
+
+Invariants: `message_start` has the length of the prompt as it is served; the blocks that the events
+add up to are those of the same answer without `stream`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Iterable, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from toolroll.parsers.openai import openai_function
+from toolroll.parsers.types import Delta, ToolCall
+from toolroll.rollout.server.dialects.blocks import UNPARSED, input_of
+from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext
+from toolroll.rollout.server.dialects.messages_errors import error_body
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.result import Choice, CompletionResult
+
+_DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
+
+
+def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
+    """Return a `message`."""
+    [choice] = result.choices
+    assert choice.reading is not None
+    message = choice.shown or choice.reading.message
+    content: list[dict[str, Any]] = []
+    if thought := message.get("reasoning_content"):
+        content.append(
+            {"type": "thinking", "thinking": thought, "signature": signature(str(thought))}
+        )
+    if said := message.get("content"):
+        content.append({"type": "text", "text": said})
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        content.append(_tool_use(call["id"], function["name"], input_of(function["arguments"])))
+    return {
+        "id": result.id,
+        "type": "message",
+        "role": "assistant",
+        "model": result.model,
+        "content": content,
+        **stop_of(asked.request.stop_strings, choice),
+        "usage": usage_of(result),
+    }
+
+
+def signature(thought: str) -> str:
+    """Return the signature of a thinking block. It is accepted back unread."""
+    digest = blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=24).digest()
+    return base64.b64encode(digest).decode()
+
+
+def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
+    """Return `stop_reason` and `stop_sequence`."""
+    completion, reading = choice.completion, choice.reading
+    matched = completion.matched
+    if completion.finish_reason == "length":
+        return {"stop_reason": "max_tokens", "stop_sequence": None}
+    if isinstance(matched, str) and matched in stop_sequences:
+        return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+    called = reading is not None and reading.parsed.tool_calls
+    return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
+
+
+def usage_of(result: CompletionResult) -> dict[str, Any]:
+    """Return Anthropic's usage: `input_tokens` does not count what the engine had cached."""
+    sampled = sum(len(choice.completion.output_ids) for choice in result.choices)
+    cached = max((choice.completion.cached_tokens for choice in result.choices), default=0)
+    cached = min(cached, len(result.prompt_ids))
+    return _usage(len(result.prompt_ids) - cached, sampled, cached)
+
+
+def _usage(read: int, sampled: int, cached: int = 0) -> dict[str, Any]:
+    return {
+        "input_tokens": read,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": sampled,
+    }
+
+
+def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+
+
+class MessagesWriter:
+    """Writes one message as events. A call's input is one delta, once the parser is certain."""
+
+    def __init__(self, asked: Asked, context: StreamContext, model: str) -> None:
+        self._stop_strings = asked.request.stop_strings
+        self._context = context
+        self._model = model
+        self._index = -1
+        self._open: str | None = None
+        self._thought: list[str] = []
+
+    def start(self) -> Iterable[Event]:
+        """Return `message_start`, with the real number of input tokens."""
+        message: dict[str, Any] = {
+            "id": self._context.answer_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(self._context.prompt_tokens, 0),
+        }
+        yield {"type": "message_start", "message": message}
+        yield {"type": "ping"}
+
+    def add(self, index: int, step: Delta) -> Iterable[Event]:
+        """Return the events of one piece: a block is opened if its kind is another one."""
+        if step.call is not None:
+            yield from self._call(step.call)
+            return
+        kind = "thinking" if step.kind == "reasoning" else "text"
+        if self._open != kind:
+            empty = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
+            yield from self._start_block(kind, {"type": kind, **empty})
+        if kind == "thinking":
+            self._thought.append(step.text)
+        yield self._delta({"type": _DELTAS[kind], kind: step.text})
+
+    async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+        """Yield the end of the last block and of the message."""
+        for event in self._close():
+            yield event
+        stop = stop_of(self._stop_strings, result.choices[0])
+        yield {"type": "message_delta", "delta": stop, "usage": usage_of(result)}
+        yield {"type": "message_stop"}
+
+    def failed(self, error: ApiError) -> Event:
+        """Return an `error` event."""
+        return error_body(error)
+
+    def _call(self, call: ToolCall) -> Iterable[Event]:
+        function = openai_function(call)
+        yield from self._start_block("tool_use", _tool_use(call.id, function["name"], {}))
+        given = function["arguments"]
+        if list(input_of(given)) == [UNPARSED]:
+            given = orjson.dumps(input_of(given)).decode()
+        yield self._delta({"type": "input_json_delta", "partial_json": given})
+        yield from self._close()
+
+    def _start_block(self, kind: str, block: dict[str, Any]) -> Iterable[Event]:
+        yield from self._close()
+        self._open = kind
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _close(self) -> Iterable[Event]:
+        if self._open is None:
+            return
+        if self._open == "thinking":
+            signed = signature("".join(self._thought))
+            self._thought = []
+            yield self._delta({"type": "signature_delta", "signature": signed})
+        self._open = None
+        yield {"type": "content_block_stop", "index": self._index}
+
+    def _delta(self, delta: Event) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}

@@ -1,0 +1,242 @@
+"""OpenAI's Responses: `POST /v1/responses`.
+
+Invariants: items become chat messages and back; the ids and states of items never reach the prompt,
+so they never break a match; `previous_response_id` continues the turn of that response.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.dialects.blocks import renamed, system_places
+from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.lineage import lineage_of
+from toolroll.rollout.server.dialects.responses_items import (
+    Names,
+    flat_name,
+    read_items,
+    read_tools,
+)
+from toolroll.rollout.server.dialects.responses_request import FunctionChoice, ResponsesRequest
+from toolroll.rollout.server.dialects.responses_writer import (
+    ResponsesWriter,
+    output_of,
+    state_of,
+    usage_of,
+)
+from toolroll.rollout.server.dialects.stored_response import KeptResponse
+from toolroll.rollout.server.dialects.switches import effort_switches
+from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
+from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.template_cache import TemplateCache
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import Message
+
+_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+}
+"""The core's names for fields that are called otherwise here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What the answer repeats or needs of the request."""
+
+    request: ResponsesRequest
+    names: Names
+    metadata: dict[str, Any]
+    tools: list[Any]
+
+
+class OpenAIResponses:
+    """`POST /v1/responses`."""
+
+    kind = "response"
+    prefix = "resp_"
+    exact = False
+    done = b""
+
+    def __init__(
+        self, encoder: Encoder, templates: TemplateCache, settings: EndpointSettings, model: str
+    ) -> None:
+        self._encoder = encoder
+        self._templates = templates
+        self._settings = settings
+        self._model = model
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
+        """Return the request of the body `data`. Raise `ApiError`."""
+        request = read(ResponsesRequest, data)
+        messages = self._messages(live, request)
+        request.input = ""
+        drop = self._settings.server_tools == "drop"
+        tools, names = read_tools(request.tools or (), drop=drop)
+        choice = request.tool_choice
+        if isinstance(choice, FunctionChoice):
+            name = flat_name(choice.namespace, choice.name) if choice.namespace else choice.name
+            wanted: Any = NamedChoice(function=NamedFunction(name=name))
+        else:
+            wanted = choice
+        chat = ChatRequest(
+            model=request.model,
+            max_tokens=request.max_output_tokens,
+            messages=[None],
+            temperature=request.temperature,
+            top_p=request.top_p,
+            stream=request.stream,
+            tool_choice=wanted,
+            parallel_tool_calls=request.parallel_tool_calls,
+            chat_template_kwargs=self._switches(request),
+            session_id=request.session_id,
+            **_format(request),
+        )
+        chat.messages = []
+        own = Own(request, names, data.get("metadata") or {}, request.tools or [])
+        return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
+
+    def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
+        instructions, new = request.instructions or "", read_items(request.input)
+        messages: list[Message] = (
+            [{"role": "system", "content": instructions}] if instructions else []
+        )
+        if request.previous_response_id is not None:
+            stored = live.responses.get(request.previous_response_id)
+            if stored is None:
+                raise not_found(request.previous_response_id, "previous_response_id")
+            messages = stored.messages(instructions)
+        messages += new
+        if not self._templates.developer:
+            messages = [
+                {**message, "role": "system"} if message["role"] == "developer" else message
+                for message in messages
+            ]
+        if not new or new[-1]["role"] == "assistant":
+            words = "input must end with a message or the output of a call, not with the model's"
+            raise refused("input", words, code="invalid_value")
+        return system_places(messages, anywhere=self._templates.system_anywhere)
+
+    def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
+        switches = dict(request.chat_template_kwargs)
+        if request.reasoning is not None:
+            effort = request.reasoning.effort
+            switches |= effort_switches(
+                self._templates, effort, "reasoning.effort", default="medium"
+            )
+        verbosity = request.text.verbosity if request.text is not None else None
+        if verbosity is not None and "verbosity" in self._templates.variables:
+            switches["verbosity"] = verbosity
+        elif verbosity not in (None, "medium"):
+            words = "text.verbosity cannot be honored: the chat template has no switch verbosity"
+            raise refused("text.verbosity", f"{words}. Leave it out")
+        return switches
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+        """Return a `response`."""
+        return {**self._answer(asked, result), **self._echo(asked)}
+
+    def _answer(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+        own: Own = asked.own
+        return {
+            "id": result.id,
+            "object": "response",
+            "created_at": result.created,
+            **state_of(result),
+            "output": output_of(result, own.names, encrypted=bool(own.request.include)),
+            "usage": usage_of(result, self._encoder),
+        }
+
+    def _echo(self, asked: Asked) -> dict[str, Any]:
+        """Return what a response repeats of its request."""
+        own: Own = asked.own
+        request = own.request
+        choice = request.tool_choice
+        if isinstance(choice, FunctionChoice):
+            shown: Any = choice.model_dump(exclude_none=True)
+        else:
+            shown = choice or "auto"
+        reasoning, text = request.reasoning, request.text
+        form = {"format": {"type": "text"}}
+        return {
+            "model": self._model,
+            "instructions": request.instructions,
+            "metadata": own.metadata,
+            "tools": own.tools,
+            "tool_choice": shown,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "max_output_tokens": request.max_output_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "reasoning": reasoning.model_dump() if reasoning is not None else None,
+            "text": {**form, **(text.model_dump(by_alias=True, exclude_none=True) if text else {})},
+            "store": request.store,
+            "truncation": "disabled",
+            "background": False,
+            "service_tier": "default",
+        }
+
+    def writer(self, asked: Asked, context: StreamContext) -> ResponsesWriter:
+        """Return the writer of one stream."""
+        response = {
+            "id": context.answer_id,
+            "object": "response",
+            "created_at": context.created,
+            "status": "in_progress",
+            "incomplete_details": None,
+            "error": None,
+            "output": [],
+            "usage": None,
+            **self._echo(asked),
+        }
+        own: Own = asked.own
+        encrypted = bool(own.request.include)
+        return ResponsesWriter(context, self._encoder, own.names, response, encrypted=encrypted)
+
+    def line(self, event: Event) -> bytes:
+        """Return `event` as a server-sent event."""
+        return named_line(event)
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        """Return OpenAI's error body."""
+        return renamed(error, _NAMES).body
+
+    def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
+        """Return the response, for `previous_response_id`."""
+        request: ResponsesRequest = asked.own.request
+        if not request.store:
+            return None
+        echo, answer = orjson.dumps(self._echo(asked)), self._answer(asked, result)
+        return KeptResponse(result.id, request.instructions or "", echo, orjson.dumps(answer))
+
+
+def not_found(response_id: str, param: str | None = None) -> ApiError:
+    """Return the error of a response that is not stored."""
+    words = (
+        f"there is no response {response_id!r} in this session. Responses are kept in sessions "
+        "only (name one in the path, a header or the key), and not if store is false"
+    )
+    return ApiError(404, "response_not_found", words, param=param)
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    """Return `text.format` in chat form."""
+    wanted = request.text.format if request.text is not None else None
+    if wanted is None:
+        return {}
+    if wanted.type != "json_schema":
+        return {"response_format": {"type": wanted.type}}
+    if wanted.schema_ is None:
+        words = "text.format.schema is missing"
+        raise refused("text.format.schema", words, code="invalid_value")
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}

@@ -1,0 +1,174 @@
+"""The items and tools of OpenAI's Responses as chat messages and tools.
+
+Invariants: the items of one reply (thoughts, text, calls) become one assistant message, as they
+were sampled; ids and states of items do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from toolroll.rollout.server.dialects.blocks import (
+    call_of,
+    mapping,
+    only,
+    text,
+    text_parts,
+    unknown_type,
+)
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.types import Message, Tool
+
+_TEXTS = ("input_text", "output_text", "text")
+_ITEM = frozenset({"type", "id", "status"})
+_FIELDS = {
+    "message": _ITEM | {"role", "content", "phase"},
+    "function_call": _ITEM | {"call_id", "name", "namespace", "arguments", "caller"},
+    "function_call_output": _ITEM | {"call_id", "output"},
+    "reasoning": _ITEM | {"summary", "content", "encrypted_content"},
+}
+_ROLES = ("user", "system", "developer", "assistant")
+_FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
+_NAMESPACE = frozenset({"type", "name", "description", "tools"})
+
+Names = dict[str, tuple[str, str]]
+"""The name of a flattened tool -> its namespace and its own name."""
+
+
+def read_items(given: str | Sequence[Any]) -> list[Message]:
+    """Return the input as chat messages. Raise `ApiError` that names the place."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    found: list[Message] = []
+    before = None
+    for index, entry in enumerate(given):
+        place = f"input[{index}]"
+        item = mapping(entry, place)
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind not in _FIELDS:
+            raise unknown_type(kind, place)
+        only(item, _FIELDS[kind], place)
+        if kind == "function_call_output":
+            found.append(_output(item, place))
+        elif kind == "message" and item.get("role") != "assistant":
+            found.append(_message(item, place))
+        else:
+            kind = f"assistant {kind}"
+            _add(_assistant(found, both=kind == before == "assistant message"), item, place)
+        before = kind
+    return found
+
+
+def _message(item: Mapping[str, Any], place: str) -> Message:
+    role = item.get("role")
+    if role not in _ROLES:
+        words = f"{place}.role is {role!r}; there are {', '.join(_ROLES)}"
+        raise refused(f"{place}.role", words, code="invalid_value")
+    said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+    return {"role": role, "content": said}
+
+
+def _output(item: Mapping[str, Any], place: str) -> Message:
+    answer = text_parts(item.get("output"), f"{place}.output", _TEXTS, "")
+    return {"role": "tool", "tool_call_id": text(item, "call_id", place), "content": answer}
+
+
+def _assistant(found: list[Message], *, both: bool) -> Message:
+    """Return the message that the next item of a reply belongs to. `both`: the item before is a
+    message as well, so this one is another reply's.
+    """
+    if both or not found or found[-1]["role"] != "assistant":
+        found.append({"role": "assistant", "content": None})
+    return found[-1]
+
+
+def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+        message["content"] = (message["content"] or "") + said
+    elif kind == "reasoning":
+        thought = _thought(item, place)
+        if thought:
+            message["reasoning_content"] = message.get("reasoning_content", "") + thought
+    else:
+        name = text(item, "name", place)
+        if item.get("namespace"):
+            name = flat_name(text(item, "namespace", place), name)
+        arguments = text(item, "arguments", place)
+        call = call_of(text(item, "call_id", place), name, arguments)
+        message.setdefault("tool_calls", []).append(call)
+
+
+def _thought(item: Mapping[str, Any], place: str) -> str:
+    shown = text_parts(item.get("summary") or "", f"{place}.summary", ("summary_text",), "")
+    kinds = ("reasoning_text", "text")
+    return shown or text_parts(item.get("content") or "", f"{place}.content", kinds, "")
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
+    """Return the tools as chat tools, those of namespaces flattened. `drop`: leave out tools of the
+    provider's servers, instead of refusing them.
+    """
+    found: list[Tool] = []
+    names: Names = {}
+    taken: set[str] = set()
+    for tool, place, namespace, about in _flattened(given):
+        kind = tool.get("type")
+        if kind != "function":
+            if drop:
+                continue
+            words = f"{place} is {kind!r}: this endpoint has function tools only"
+            raise refused(f"{place}.type", f"{words}. Leave it out, or serve with --server-tools "
+                          "drop")  # fmt: skip
+        callers = tool.get("allowed_callers")
+        left = {**tool, "allowed_callers": None if callers == ["direct"] else callers}
+        only(left, _FUNCTION, place)
+        name = text(tool, "name", place)
+        flat = flat_name(namespace, name) if namespace else name
+        if namespace:
+            names[flat] = (namespace, name)
+        if flat in taken or not 0 < len(flat) <= 256:
+            words = f"{place}.name: {flat!r} is taken, empty, or longer than 256 characters"
+            raise refused(f"{place}.name", words, code="invalid_value")
+        taken.add(flat)
+        function: dict[str, Any] = {"name": flat}
+        own = text(tool, "description", place) if tool.get("description") is not None else ""
+        if own or about:
+            function["description"] = "\n\n".join(filter(None, (about, own)))
+        schema = tool.get("parameters")
+        empty: dict[str, Any] = {"type": "object", "properties": {}}
+        function["parameters"] = (
+            empty if schema is None else dict(mapping(schema, f"{place}.parameters"))
+        )
+        if tool.get("strict"):
+            function["strict"] = True
+        found.append({"type": "function", "function": function})
+    return found, names
+
+
+def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
+    """Yield each tool with its place, and the name and the description of its namespace."""
+    for index, entry in enumerate(given):
+        place = f"tools[{index}]"
+        tool = mapping(entry, place)
+        if tool.get("type") != "namespace":
+            yield tool, place, "", ""
+            continue
+        only(tool, _NAMESPACE, place)
+        inner = tool.get("tools")
+        if not isinstance(inner, list):
+            raise refused(f"{place}.tools", f"{place}.tools must be a list", code="invalid_value")
+        name, about = text(tool, "name", place), tool.get("description") or ""
+        for at, one in enumerate(inner):
+            where = f"{place}.tools[{at}]"
+            yield mapping(one, where), where, name, str(about)
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """Return the name under which the model sees a namespace's tool."""
+    return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"

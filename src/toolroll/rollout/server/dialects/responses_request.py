@@ -1,0 +1,85 @@
+"""The body of OpenAI's `POST /v1/responses`, as pydantic models. Items are read by
+`responses_items`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from toolroll.rollout.server.protocol import StreamOptions
+
+
+class Reasoning(BaseModel):
+    """The effort. The thoughts are always shown whole, whatever `summary` asks for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(BaseModel):
+    """Text, any JSON object, or JSON of a schema."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(BaseModel):
+    """The form of the answer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FunctionChoice(BaseModel):
+    """The function that must be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    name: str
+    namespace: str | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """`POST /v1/responses`. `metadata`, `prompt_cache_key` and the like do not affect the answer;
+    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are this
+    endpoint's own.
+    """
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    model: str | None = None
+    input: str | list[Any]
+    instructions: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    include: list[Literal["reasoning.encrypted_content"]] = []
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_logprobs: Literal[0] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    client_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -1,0 +1,232 @@
+"""Answers and stream events of OpenAI's Responses.
+
+Invariants: events are numbered without gaps; the last one holds the response whose items the events
+add up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from toolroll.parsers.openai import openai_function
+from toolroll.parsers.types import Delta
+from toolroll.rollout.server.dialects.dialect import Event, StreamContext
+from toolroll.rollout.server.dialects.messages_writer import signature
+from toolroll.rollout.server.dialects.responses_items import Names
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.template.encode import Encoder
+
+Item = dict[str, Any]
+
+
+def output_of(result: CompletionResult, names: Names, *, encrypted: bool) -> list[Item]:
+    """Return the items of a finished answer."""
+    [choice] = result.choices
+    assert choice.reading is not None
+    message = choice.shown or choice.reading.message
+    made = Items(result.id, names, encrypted=encrypted)
+    if thought := message.get("reasoning_content"):
+        made.add(made.reasoning(str(thought)))
+    if said := message.get("content"):
+        made.add(made.message(str(said)))
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        made.add(made.call(call["id"], function["name"], function["arguments"]))
+    if choice.completion.finish_reason == "length" and made.items:
+        made.items[-1]["status"] = "incomplete"
+    return made.items
+
+
+def state_of(result: CompletionResult) -> dict[str, Any]:
+    """Return the status of a finished response."""
+    cut = result.choices[0].completion.finish_reason == "length"
+    return {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "error": None,
+    }
+
+
+def usage_of(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
+    """Return OpenAI's usage of a response."""
+    [choice] = result.choices
+    read, sampled = len(result.prompt_ids), len(choice.completion.output_ids)
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {
+            "cached_tokens": min(choice.completion.cached_tokens, read),
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": sampled,
+        "output_tokens_details": {"reasoning_tokens": _reasoning_tokens(result, encoder)},
+        "total_tokens": read + sampled,
+    }
+
+
+def _reasoning_tokens(result: CompletionResult, encoder: Encoder) -> int:
+    """Return the number of tokens that begin before the end of the thoughts."""
+    [choice] = result.choices
+    reading = choice.reading
+    thought = reading.parsed.reasoning if reading is not None else None
+    if reading is None or not thought:
+        return 0
+    ids = choice.completion.output_ids.tolist()
+    text = encoder.decode(ids)
+    end = text.find(thought) + len(thought)
+    return sum(start < end for start, _ in encoder.offsets(ids, text))
+
+
+class Items:
+    """The items of one answer, with ids made from its own."""
+
+    def __init__(self, answer_id: str, names: Names, *, encrypted: bool) -> None:
+        self.items: list[Item] = []
+        self._stem = answer_id.removeprefix("resp_")
+        self._names = names
+        self._encrypted = encrypted
+
+    def add(self, item: Item) -> Item:
+        """Append `item`."""
+        self.items.append(item)
+        return item
+
+    def _head(self, prefix: str, kind: str) -> Item:
+        number = len(self.items)
+        return {"id": f"{prefix}_{self._stem}_{number}", "type": kind, "status": "completed"}
+
+    def reasoning(self, thought: str) -> Item:
+        """Return an item with the thoughts as their summary."""
+        return {
+            **self._head("rs", "reasoning"),
+            "summary": [{"type": "summary_text", "text": thought}],
+            "encrypted_content": signature(thought) if self._encrypted else None,
+        }
+
+    def message(self, said: str) -> Item:
+        """Return an item with text."""
+        content = [{"type": "output_text", "text": said, "annotations": [], "logprobs": []}]
+        return {**self._head("msg", "message"), "role": "assistant", "content": content}
+
+    def call(self, call_id: str, name: str, arguments: str) -> Item:
+        """Return an item with a call. A flattened tool gets its namespace back."""
+        item = {**self._head("fc", "function_call"), "call_id": call_id, "arguments": arguments}
+        if name in self._names:
+            item["namespace"], name = self._names[name]
+        return {**item, "name": name}
+
+
+class ResponsesWriter:
+    """Writes one response as events. The arguments of a call are one delta."""
+
+    def __init__(
+        self,
+        context: StreamContext,
+        encoder: Encoder,
+        names: Names,
+        response: dict[str, Any],
+        *,
+        encrypted: bool,
+    ) -> None:
+        self._encoder = encoder
+        self._response = response
+        self._items = Items(context.answer_id, names, encrypted=encrypted)
+        self._kind: str | None = None
+        self._texts: list[str] = []
+        self._opened: Item = {}
+        self._number = -1
+
+    def start(self) -> Iterable[Event]:
+        """Return `response.created` and `response.in_progress`."""
+        for kind in ("created", "in_progress"):
+            yield self._event(f"response.{kind}", response=self._response)
+
+    def add(self, index: int, step: Delta) -> Iterable[Event]:
+        """Return the events of one piece: an item is opened if its kind is another one."""
+        if step.call is not None:
+            function = openai_function(step.call)
+            yield from self._close()
+            yield from self._call(step.call.id, function["name"], function["arguments"])
+            return
+        if self._kind != step.kind:
+            yield from self._close()
+            yield from self._open(step.kind)
+        self._texts.append(step.text)
+        if step.kind == "reasoning":
+            yield self._part("response.reasoning_summary_text.delta", delta=step.text)
+        else:
+            yield self._part("response.output_text.delta", delta=step.text, logprobs=[])
+
+    async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+        """Yield the end of the last item, and the finished response."""
+        state = state_of(result)
+        for event in self._close(state["status"]):
+            yield event
+        response = {
+            **self._response,
+            **state,
+            "output": self._items.items,
+            "usage": usage_of(result, self._encoder),
+        }
+        yield self._event(f"response.{state['status']}", response=response)
+
+    def failed(self, error: ApiError) -> Event:
+        """Return `response.failed`."""
+        failure = {"code": error.code, "message": str(error)}
+        response = {**self._response, "status": "failed", "error": failure}
+        return self._event("response.failed", response={**response, "output": self._items.items})
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number, **fields}
+
+    def _part(self, kind: str, **fields: Any) -> Event:
+        """Return an event of the open item's only part."""
+        index = "summary_index" if self._kind == "reasoning" else "content_index"
+        where = {"item_id": self._opened["id"], "output_index": len(self._items.items), index: 0}
+        return self._event(kind, **where, **fields)
+
+    def _open(self, kind: str) -> Iterable[Event]:
+        self._kind = kind
+        thinks = kind == "reasoning"
+        whole = self._items.reasoning("") if thinks else self._items.message("")
+        [part] = whole["summary" if thinks else "content"]
+        empty = {**whole, "status": "in_progress", "summary" if thinks else "content": []}
+        if thinks:
+            empty["encrypted_content"] = None
+        self._opened = empty
+        at = len(self._items.items)
+        yield self._event("response.output_item.added", output_index=at, item=empty)
+        name = "reasoning_summary_part" if thinks else "content_part"
+        yield self._part(f"response.{name}.added", part=part)
+
+    def _close(self, status: str = "completed") -> Iterable[Event]:
+        if self._kind is None:
+            return
+        thinks, whole = self._kind == "reasoning", "".join(self._texts)
+        item = self._items.reasoning(whole) if thinks else self._items.message(whole)
+        item["status"] = status
+        if thinks:
+            [part] = item["summary"]
+            yield self._part("response.reasoning_summary_text.done", text=whole)
+            yield self._part("response.reasoning_summary_part.done", part=part)
+        else:
+            [part] = item["content"]
+            yield self._part("response.output_text.done", text=whole, logprobs=[])
+            yield self._part("response.content_part.done", part=part)
+        at = len(self._items.items)
+        yield self._event("response.output_item.done", output_index=at, item=item)
+        self._items.add(item)
+        self._kind, self._texts = None, []
+
+    def _call(self, call_id: str, name: str, arguments: str) -> Iterable[Event]:
+        item, at = self._items.call(call_id, name, arguments), len(self._items.items)
+        empty = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=at, item=empty)
+        where = {"item_id": item["id"], "output_index": at}
+        kind = "response.function_call_arguments"
+        yield self._event(f"{kind}.delta", **where, delta=arguments)
+        yield self._event(f"{kind}.done", **where, name=item["name"], arguments=arguments)
+        yield self._event("response.output_item.done", output_index=at, item=item)
+        self._items.add(item)

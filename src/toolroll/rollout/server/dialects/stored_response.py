@@ -1,0 +1,70 @@
+"""`ResponseStore`: the responses of one session that later requests refer to by id.
+
+Invariant: a stored response holds only its own output; its conversation is that of its turn, and
+what equal requests repeat (tools, instructions) is kept once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from toolroll.rollout.server.turn import TurnNode
+from toolroll.rollout.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """A response without its conversation: its id, the instructions of its request, and its two
+    parts as JSON objects. `echo` is what it repeats of the request.
+    """
+
+    id: str
+    instructions: str
+    echo: bytes
+    answer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """One response and its turn. The other fields are those of `KeptResponse`."""
+
+    turn: TurnNode
+    instructions: str
+    echo: bytes
+    answer: bytes
+
+    @property
+    def body(self) -> bytes:
+        """The whole response as JSON."""
+        return b"".join((memoryview(self.answer)[:-1], b",", memoryview(self.echo)[1:]))
+
+    def messages(self, instructions: str) -> list[Message]:
+        """Return its conversation as it was served, with other `instructions`: those of an earlier
+        response are not carried over.
+        """
+        found = self.turn.messages()
+        if instructions == self.instructions:
+            return found
+        if self.instructions:
+            rest = found[0]["content"].removeprefix(self.instructions).removeprefix("\n\n")
+            found[:1] = [{"role": "system", "content": rest}] if rest else []
+        if instructions:
+            found.insert(0, {"role": "system", "content": instructions})
+        return found
+
+
+class ResponseStore:
+    """The stored responses of one session, by id."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, StoredResponse] = {}
+        self._echoes: dict[bytes, bytes] = {}
+
+    def get(self, response_id: str) -> StoredResponse | None:
+        """Return a response, None if it is not stored."""
+        return self._responses.get(response_id)
+
+    def add(self, turn: TurnNode, kept: KeptResponse) -> None:
+        """Store the response that was committed as `turn`."""
+        echo = self._echoes.setdefault(kept.echo, kept.echo)
+        self._responses[kept.id] = StoredResponse(turn, kept.instructions, echo, kept.answer)

@@ -1,0 +1,42 @@
+"""How a dialect's `thinking` and effort become switches of the chat template.
+
+Invariant: what the template cannot do is refused by name; the value that an API has by default is
+never refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.template_cache import TemplateCache
+
+_THINKING = ("enable_thinking", "thinking")
+
+
+def effort_switches(
+    templates: TemplateCache, effort: str | None, param: str, *, default: str
+) -> dict[str, Any]:
+    """Return the switch for `effort`, the value of `param`. `default`: the API's own value."""
+    if effort is None:
+        return {}
+    if effort == default and templates.effort_switch is None:
+        return {}
+    if templates.effort_switch is None:
+        words = f"the chat template has no switch for {param}: leave it out"
+        raise refused(param, words)
+    return dict(templates.with_effort({}, effort))
+
+
+def thinking_switches(
+    templates: TemplateCache, thinking: Literal["enabled", "disabled"], *, reasons: bool
+) -> dict[str, Any]:
+    """Return the switch that turns thinking on or off. `reasons`: the model can think at all."""
+    wanted = thinking == "enabled"
+    name = next((name for name in _THINKING if name in templates.variables), None)
+    if name is not None:
+        return {name: wanted}
+    if wanted == reasons:
+        return {}
+    words = f"the chat template has no switch for thinking ({' or '.join(_THINKING)})"
+    raise refused("thinking.type", f"thinking cannot be {thinking}: {words}")

@@ -1,0 +1,270 @@
+"""Whole episodes over Anthropic's Messages and OpenAI's Responses by unmodified clients of other
+projects; the trajectories are judged by the engine's own log.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.anthropic_wire import LOOK
+from support.endpoints import Bench, endpoint
+from support.looking import FIRST, SAID, one_episode, saying, seen
+from support.qwen import tokenizer_for, trl_template
+from support.worlds import TOOL
+
+from toolroll.rollout.testing import load_embedded_tokenizer
+
+STREAMED = pytest.mark.parametrize("stream", [False, True])
+SYSTEM, ASKED = FIRST[0]["content"], FIRST[1]["content"]
+LAST = "All seen: <b>x</b>."
+
+
+@pytest.fixture(params=["embedded", "qwen3"], scope="module")
+def any_tokenizer(request: pytest.FixtureRequest) -> Any:
+    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
+    tool results.
+    """
+    return (
+        load_embedded_tokenizer()
+        if request.param == "embedded"
+        else tokenizer_for(trl_template("qwen3"))
+    )
+
+
+async def judged(bench: Bench) -> None:
+    """One exact trajectory, without a fork."""
+    await one_episode(bench)
+    assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
+
+
+# --- anthropic ------------------------------------------------------------------------------------
+
+
+@STREAMED
+async def test_the_anthropic_sdk(any_tokenizer: Any, stream: bool) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        client = anthropic.AsyncAnthropic(
+            base_url=f"{bench.url}/sessions/s", api_key="unused", max_retries=0
+        )
+        messages: list[Any] = [{"role": "user", "content": ASKED}]
+        while True:
+            asked = {"model": "m", "system": SYSTEM, "messages": messages, "tools": [LOOK]}
+            counted = await client.messages.count_tokens(**asked)
+            if stream:
+                async with client.messages.stream(max_tokens=1000, **asked) as events:
+                    reply = await events.get_final_message()
+            else:
+                reply = await client.messages.create(max_tokens=1000, **asked)
+            read = reply.usage.input_tokens + reply.usage.cache_read_input_tokens
+            assert read == counted.input_tokens == len(bench.engine.log[-1].input_ids)
+            messages.append({"role": "assistant", "content": reply.content})
+            results = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": block.id,
+                    "content": seen(json.dumps(block.input)),
+                }
+                for block in reply.content
+                if block.type == "tool_use"
+            ]
+            if not results:
+                break
+            messages.append({"role": "user", "content": results})
+        assert reply.content[-1].text == LAST
+        await client.close()
+        await judged(bench)
+
+
+async def test_the_anthropic_sdk_gets_typed_errors(any_tokenizer: Any) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    async with endpoint(any_tokenizer, saying) as bench:
+        client = anthropic.AsyncAnthropic(base_url=bench.url, api_key="unused", max_retries=0)
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await client.messages.create(
+                model="m",
+                max_tokens=5,
+                messages=[{"role": "user", "content": "Hi"}],
+                tools=[{"type": "web_search_20250305", "name": "web_search"}],
+            )
+        assert caught.value.body["error"]["param"] == "tools[0].type"
+        await client.close()
+
+
+@STREAMED
+async def test_langchain_anthropic(any_tokenizer: Any, stream: bool) -> None:
+    models = pytest.importorskip("langchain_anthropic")
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        model = models.ChatAnthropic(
+            model="m",
+            base_url=f"{bench.url}/sessions/s",
+            api_key="unused",
+            max_tokens=1000,
+            max_retries=0,
+        )
+        last = await _langchain(model.bind_tools([TOOL]), stream=stream)
+        assert last.text == LAST
+        await judged(bench)
+
+
+# --- openai's responses ---------------------------------------------------------------------------
+
+
+@STREAMED
+async def test_openai_agents_with_its_default_model(any_tokenizer: Any, stream: bool) -> None:
+    import agents
+
+    agents.set_tracing_disabled(True)
+
+    @agents.function_tool
+    def look(at: str) -> str:
+        """Look at something."""
+        return seen(json.dumps({"at": at}))
+
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        provider = agents.OpenAIProvider(openai_client=bench.client())
+        agent = agents.Agent(name="looker", instructions=SYSTEM, tools=[look], model="m")
+        config = agents.RunConfig(model_provider=provider)
+        if stream:
+            run: Any = agents.Runner.run_streamed(agent, ASKED, run_config=config)
+            async for _ in run.stream_events():
+                pass
+        else:
+            run = await agents.Runner.run(agent, ASKED, run_config=config)
+        assert run.final_output == LAST
+        await judged(bench)
+
+
+@STREAMED
+@pytest.mark.parametrize("previous", [False, True])
+async def test_langchain_openai_with_the_responses_api(
+    any_tokenizer: Any, stream: bool, previous: bool
+) -> None:
+    models = pytest.importorskip("langchain_openai")
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        model = models.ChatOpenAI(
+            model="m",
+            base_url=f"{bench.url}/sessions/s/v1",
+            api_key="unused",
+            use_responses_api=True,
+            use_previous_response_id=previous,
+            max_retries=0,
+        )
+        last = await _langchain(model.bind_tools([TOOL]), stream=stream)
+        assert last.text == LAST
+        await judged(bench)
+
+
+@STREAMED
+async def test_langchain_openai_with_chat_completions(any_tokenizer: Any, stream: bool) -> None:
+    models = pytest.importorskip("langchain_openai")
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        model = models.ChatOpenAI(
+            model="m",
+            base_url=f"{bench.url}/sessions/s/v1",
+            api_key="unused",
+            use_responses_api=False,
+            max_retries=0,
+        )
+        last = await _langchain(model.bind_tools([TOOL]), stream=stream)
+        assert last.text == LAST
+        await judged(bench)
+
+
+async def _langchain(model: Any, *, stream: bool) -> Any:
+    core = pytest.importorskip("langchain_core.messages")
+    messages: list[Any] = [core.SystemMessage(SYSTEM), core.HumanMessage(ASKED)]
+    while True:
+        if stream:
+            chunks = [chunk async for chunk in model.astream(messages)]
+            reply = chunks[0]
+            for chunk in chunks[1:]:
+                reply = reply + chunk
+        else:
+            reply = await model.ainvoke(messages)
+        messages.append(reply)
+        if not reply.tool_calls:
+            return reply
+        messages += [
+            core.ToolMessage(seen(json.dumps(wanted["args"])), tool_call_id=wanted["id"])
+            for wanted in reply.tool_calls
+        ]
+
+
+# --- litellm --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, kept from fetching its price list."""
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    import litellm
+
+    return litellm
+
+
+@STREAMED
+async def test_litellm_over_messages(litellm: Any, any_tokenizer: Any, stream: bool) -> None:
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        messages: list[Any] = list(FIRST)
+        while True:
+            asked = {"model": "anthropic/m", "messages": messages, "tools": [TOOL]}
+            where = {"api_base": f"{bench.url}/sessions/s", "api_key": "unused"}
+            reply = await litellm.acompletion(stream=stream, max_tokens=1000, **asked, **where)
+            if stream:
+                chunks = [chunk async for chunk in reply]
+                reply = litellm.stream_chunk_builder(chunks, messages=messages)
+            message = reply.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            messages += [
+                {
+                    "role": "tool",
+                    "tool_call_id": wanted.id,
+                    "content": seen(wanted.function.arguments),
+                }
+                for wanted in message.tool_calls
+            ]
+        assert message.content == LAST
+        await judged(bench)
+
+
+@STREAMED
+async def test_litellm_over_responses(litellm: Any, any_tokenizer: Any, stream: bool) -> None:
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        items: list[Any] = [{"role": "user", "content": ASKED}]
+        tool = {"type": "function", **TOOL["function"]}
+        while True:
+            reply = await litellm.aresponses(
+                model="openai/m",
+                api_base=f"{bench.url}/sessions/s/v1",
+                api_key="unused",
+                instructions=SYSTEM,
+                input=items,
+                tools=[tool],
+                stream=stream,
+            )
+            if stream:
+                events = [event async for event in reply]
+                reply = events[-1].response
+            output = [
+                item if isinstance(item, dict) else item.model_dump() for item in reply.output
+            ]
+            calls = [item for item in output if item["type"] == "function_call"]
+            if not calls:
+                break
+            items += output
+            items += [
+                {
+                    "type": "function_call_output",
+                    "call_id": item["call_id"],
+                    "output": seen(item["arguments"]),
+                }
+                for item in calls
+            ]
+        assert len(bench.engine.log) == len(SAID)
+        assert output[-1]["content"][0]["text"] == LAST
+        await judged(bench)

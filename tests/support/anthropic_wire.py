@@ -1,0 +1,107 @@
+"""Anthropic's Messages as a program without the SDK speaks them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from support.endpoints import Bench
+from support.looking import FIRST, seen
+from support.worlds import TOOL
+
+PATH = "/sessions/s/v1/messages"
+LOOK: dict[str, Any] = {
+    "name": TOOL["function"]["name"],
+    "description": TOOL["function"]["description"],
+    "input_schema": TOOL["function"]["parameters"],
+}
+HELLO: dict[str, Any] = {
+    "model": "m",
+    "max_tokens": 100,
+    "messages": [{"role": "user", "content": "Hi"}],
+}
+
+
+async def events_of(bench: Bench, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream; the name of each is its type."""
+    async with bench.http.post(bench.url + path, json={**body, "stream": True}) as response:
+        assert response.status == 200, await response.text()
+        text = await response.text()
+    found = []
+    for block in filter(None, text.split("\n\n")):
+        name, _, data = block.partition("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message that the events add up to."""
+    message: dict[str, Any] = {}
+    for event in events:
+        match event["type"]:
+            case "message_start":
+                message = event["message"]
+            case "content_block_start":
+                assert event["index"] == len(message["content"])
+                message["content"].append(dict(event["content_block"]))
+            case "content_block_delta":
+                _add(message["content"][event["index"]], event["delta"])
+            case "message_delta":
+                message |= event["delta"]
+                message["usage"] |= event["usage"]
+    for block in message["content"]:
+        if "partial" in block:
+            block["input"] = json.loads(block.pop("partial"))
+    assert events[-1]["type"] == "message_stop"
+    return message
+
+
+def _add(block: dict[str, Any], delta: dict[str, Any]) -> None:
+    if delta["type"] == "input_json_delta":
+        block["partial"] = block.get("partial", "") + delta["partial_json"]
+        return
+    name = delta["type"].removesuffix("_delta")
+    block[name] += delta[name]
+
+
+async def ask(bench: Bench, body: dict[str, Any], *, path: str, stream: bool) -> dict[str, Any]:
+    if stream:
+        return message_of(await events_of(bench, path, body))
+    status, answer = await bench.post(path, body)
+    assert status == 200, answer
+    return answer
+
+
+Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+async def play(
+    bench: Bench,
+    *,
+    stream: bool = False,
+    session: str = "s",
+    change: Change = lambda messages: messages,
+    **more: Any,
+) -> dict[str, Any]:
+    """A tool loop; `change` makes what is sent out of the history. The last message."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
+    body = {"model": "m", "max_tokens": 1000, "system": FIRST[0]["content"], "tools": [LOOK]}
+    while True:
+        asked = {**body, **more, "messages": change(messages)}
+        path = f"/sessions/{session}/v1/messages"
+        message = await ask(bench, asked, path=path, stream=stream)
+        messages.append({"role": "assistant", "content": message["content"]})
+        calls = [block for block in message["content"] if block["type"] == "tool_use"]
+        if not calls:
+            return message
+        results = [
+            {
+                "type": "tool_result",
+                "tool_use_id": call["id"],
+                "content": seen(json.dumps(call["input"])),
+            }
+            for call in calls
+        ]
+        messages.append({"role": "user", "content": results})

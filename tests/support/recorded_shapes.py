@@ -1,0 +1,193 @@
+"""Clients that send bodies of the shape of two coding agents, in words of our own: Codex 0.169.0
+over OpenAI's Responses, and Claude Code 2.1.197 over Anthropic's Messages.
+
+Codex: the whole history with each request, `store` false, two developer messages, tools of three
+types, labels in `client_metadata`; ids of items are dropped. Claude Code: two system blocks, a
+system message behind the user's first one, `cache_control` on the newest block only, a count of
+tokens before a turn, a title from a side call.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support import anthropic_wire, responses_wire
+from support.endpoints import Bench
+
+COMMAND: dict[str, Any] = {
+    "type": "object",
+    "properties": {"command": {"type": "string"}},
+    "required": ["command"],
+    "additionalProperties": False,
+}
+CODEX_TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "name": "shell",
+        "description": "Run a command.",
+        "strict": False,
+        "parameters": COMMAND,
+    },
+    {
+        "type": "namespace",
+        "name": "notes",
+        "description": "A notebook.",
+        "tools": [
+            {
+                "type": "function",
+                "name": "write",
+                "description": "Write a note.",
+                "strict": False,
+                "parameters": COMMAND,
+            }
+        ],
+    },
+    {"type": "web_search", "external_web_access": False},
+]
+CLAUDE_TOOLS: list[dict[str, Any]] = [
+    {"name": name, "description": f"{name} something.", "input_schema": COMMAND}
+    for name in ("Bash", "Read", "Task")
+]
+
+
+class Codex:
+    """One thread. `path`: what comes before `/v1/responses`."""
+
+    def __init__(self, bench: Bench, thread: str, *, agent: str = "", parent: str = "") -> None:
+        self._bench = bench
+        self._labels = {"thread_id": thread, "session_id": "episode"}
+        self._more: dict[str, Any] = {
+            "context_window_id": f"{thread}-0",
+            "window_number": 0,
+            "agent_name": agent or "/root",
+            **({"parent_thread_id": parent} if parent else {}),
+        }
+        self.history = [
+            _said("developer", "You work in a folder of your own."),
+            _said("developer", f"You are {agent or 'the first agent'}."),
+            _said("user", "The folder is /tmp/work."),
+        ]
+
+    def compact(self, summary: str) -> None:
+        """Begin another context window, with a summary instead of the history."""
+        self._more["context_window_id"] = f"{self._more['context_window_id']}+"
+        self.history = [*self.history[:2], _said("user", summary)]
+
+    async def run(self, task: str) -> str:
+        """Ask, and run the commands that are called, until there are none."""
+        self.history.append(_said("user", task))
+        for turn in range(50):
+            body = {
+                "model": "any",
+                "input": self.history,
+                "tools": CODEX_TOOLS,
+                "tool_choice": "auto",
+                "parallel_tool_calls": True,
+                "reasoning": {"summary": "auto"},
+                "store": False,
+                "stream": True,
+                "include": ["reasoning.encrypted_content"],
+                "prompt_cache_key": self._labels["thread_id"],
+                "client_metadata": {
+                    **self._labels,
+                    "turn_id": str(turn),
+                    "x-codex-installation-id": "installed",
+                    "x-codex-turn-metadata": json.dumps(self._more),
+                },
+            }
+            path = "/sessions/s/v1/responses"
+            response = await responses_wire.ask(self._bench, body, path=path, stream=True)
+            calls = [item for item in response["output"] if item["type"] == "function_call"]
+            for item in response["output"]:
+                kept = {name: item[name] for name in item if name not in ("id", "status")}
+                self.history.append(kept)
+            if not calls:
+                return str(response["output"][-1]["content"][0]["text"])
+            self.history += [
+                {
+                    "type": "function_call_output",
+                    "call_id": item["call_id"],
+                    "output": f"ran {item['arguments']}\nexit code 0",
+                }
+                for item in calls
+            ]
+        raise AssertionError("the model calls on and on")
+
+
+def _said(role: str, text: str) -> dict[str, Any]:
+    content = [{"type": "input_text", "text": text}]
+    return {"type": "message", "role": role, "content": content}
+
+
+class ClaudeCode:
+    """One conversation; its session is named by its key."""
+
+    def __init__(self, bench: Bench, *, system: str = "You help with code.") -> None:
+        self._bench = bench
+        self._system = system
+        self.history: list[dict[str, Any]] = []
+
+    def _body(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        sent: list[dict[str, Any]] = json.loads(json.dumps(messages))
+        sent[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
+        return {
+            "model": "any",
+            "messages": sent,
+            "system": [
+                {"type": "text", "text": "You are an agent."},
+                {"type": "text", "text": self._system, "cache_control": {"type": "ephemeral"}},
+            ],
+            "tools": CLAUDE_TOOLS,
+            "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "metadata": {"user_id": json.dumps({"session_id": "episode", "device_id": ""})},
+            "max_tokens": 32000,
+        }
+
+    async def title(self, task: str) -> str:
+        """Ask for a title: another system prompt, no tools."""
+        body = {
+            "model": "any",
+            "max_tokens": 512,
+            "system": [{"type": "text", "text": "Give a title."}],
+            "messages": [{"role": "user", "content": task}],
+            "stream": True,
+        }
+        reply = await self._ask(body)
+        return str(reply["content"][0]["text"])
+
+    async def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        path = "/sessions/s/v1/messages?beta=true"
+        return await anthropic_wire.ask(self._bench, body, path=path, stream=True)
+
+    async def run(self, task: str) -> str:
+        """Ask, and run what is called, until there is nothing."""
+        self.history.append({"role": "user", "content": [{"type": "text", "text": task}]})
+        if len(self.history) == 1:
+            today = [{"type": "text", "text": "Today is Monday."}]
+            self.history.append({"role": "system", "content": today})
+        for _ in range(50):
+            body = self._body(self.history)
+            counted = {name: body[name] for name in ("model", "messages", "system", "tools")}
+            path = "/sessions/s/v1/messages/count_tokens?beta=true"
+            status, _ = await self._bench.post(path, counted)
+            assert status == 200
+            reply = await self._ask(body)
+            self.history.append({"role": "assistant", "content": reply["content"]})
+            calls = [block for block in reply["content"] if block["type"] == "tool_use"]
+            if not calls:
+                return str(reply["content"][-1]["text"])
+            results: list[dict[str, Any]] = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": block["id"],
+                    "content": f"ran {json.dumps(block['input'])}",
+                    "is_error": False,
+                }
+                for block in calls
+            ]
+            results.append({"type": "text", "text": "Remember your task."})
+            self.history.append({"role": "user", "content": results})
+        raise AssertionError("the model calls on and on")

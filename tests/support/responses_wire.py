@@ -1,0 +1,90 @@
+"""OpenAI's Responses as a program without the SDK speaks them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from support.anthropic_wire import events_of
+from support.endpoints import Bench
+from support.looking import FIRST, seen
+from support.worlds import TOOL
+
+PATH = "/sessions/s/v1/responses"
+LOOK: dict[str, Any] = {"type": "function", **TOOL["function"]}
+HELLO: dict[str, Any] = {"model": "m", "input": "Hi"}
+
+
+def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The response that the events add up to, checked against the last one."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    items: list[dict[str, Any]] = []
+    texts: dict[str, str] = {}
+    for event in events:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert event["output_index"] == len(items)
+            items.append(event["item"])
+        elif kind == "output_item.done":
+            item = event["item"]
+            whole = (
+                item.get("arguments", "")
+                + "".join(part["text"] for part in item.get("summary", ()))
+                + "".join(part["text"] for part in item.get("content", ()))
+            )
+            assert (item["id"], whole) == (items[-1]["id"], texts.pop(item["id"]))
+            items[-1] = item
+        elif kind.endswith(".delta"):
+            texts[event["item_id"]] = texts.get(event["item_id"], "") + event["delta"]
+    last = events[-1]
+    assert last["type"] == f"response.{last['response']['status']}"
+    assert last["response"]["output"] == items and not texts
+    assert last["response"]["id"] == events[0]["response"]["id"]
+    return last["response"]
+
+
+async def ask(bench: Bench, body: dict[str, Any], *, path: str, stream: bool) -> dict[str, Any]:
+    if stream:
+        return response_of(await events_of(bench, path, body))
+    status, answer = await bench.post(path, body)
+    assert status == 200, answer
+    return answer
+
+
+Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+async def play(
+    bench: Bench,
+    *,
+    stream: bool = False,
+    session: str = "s",
+    change: Change = lambda items: items,
+    stored: bool = False,
+    **more: Any,
+) -> dict[str, Any]:
+    """A tool loop; `change` makes what is sent out of the history. With `stored`, only what is new
+    is sent. The last response.
+    """
+    items: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
+    body = {"model": "m", "instructions": FIRST[0]["content"], "tools": [LOOK], **more}
+    while True:
+        asked = {**body, "input": change(items)}
+        path = f"/sessions/{session}/v1/responses"
+        response = await ask(bench, asked, path=path, stream=stream)
+        results = [
+            {
+                "type": "function_call_output",
+                "call_id": item["call_id"],
+                "output": seen(item["arguments"]),
+            }
+            for item in response["output"]
+            if item["type"] == "function_call"
+        ]
+        if not results:
+            return response
+        if stored:
+            body["previous_response_id"] = response["id"]
+            items = results
+        else:
+            items += [*response["output"], *results]

@@ -1,0 +1,103 @@
+"""Clients of the recorded shape of Codex and of Claude Code: append-only histories have no forks,
+and every sampled token is trained exactly once.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.endpoints import endpoint
+from support.qwen import tokenizer_for, trl_template
+from support.recorded_shapes import ClaudeCode, Codex
+
+from toolroll.rollout.server.conversation_tree import NEW_ROOT
+from toolroll.rollout.testing import PolicyRequest
+
+DROP: dict[str, Any] = {"server_tools": "drop"}
+KEPT: dict[str, Any] = {"split": "random", "history": "preserve"}
+"""`--history preserve`: Qwen3's template drops the thoughts before a user's message."""
+THOUGHT = "<think>\nWhat is next?\n</think>\n\n"
+
+
+def _call(name: str, command: str) -> str:
+    said = json.dumps({"name": name, "arguments": {"command": command}})
+    return f"<tool_call>\n{said}\n</tool_call>"
+
+
+def _saying(*names: str) -> Any:
+    said = [
+        "I look first. " + _call(names[0], "ls"),
+        THOUGHT + _call(names[0], "cat a.txt") + "\n" + _call(names[1], "it\u2019s \u201cso\u201d"),
+        THOUGHT + "Then this. " + _call(names[1], "x <|im_end|> y"),
+        _call(names[0], "make"),
+        THOUGHT + "Done.",
+    ]
+    return lambda request: said[request.call % len(said)]
+
+
+@pytest.fixture(params=["embedded", "qwen3"], scope="module")
+def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+    return tokenizer if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
+
+
+async def test_codex_in_two_tasks_is_one_trajectory(any_tokenizer: Any) -> None:
+    saying = _saying("shell", "notes__write")
+    async with endpoint(any_tokenizer, saying, settings=DROP, **KEPT) as bench:
+        codex = Codex(bench, "t1")
+        assert await codex.run("Make it.") == "Done."
+        assert await codex.run("Again.") == "Done."
+        [trajectory] = await bench.trajectories()
+        assert sum(trajectory["loss_mask"]) == sum(
+            len(entry.output_ids) for entry in bench.engine.log
+        )
+        assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
+        assert trajectory["lineage"]["thread_id"] == "t1"
+
+
+async def test_sub_agents_and_compacted_windows_are_labelled_siblings(tokenizer: Any) -> None:
+    saying = _saying("shell", "notes__write")
+    async with endpoint(tokenizer, saying, settings=DROP) as bench:
+        first = Codex(bench, "t1")
+        await first.run("Make it.")
+        await Codex(bench, "t2", agent="helper", parent="t1").run("Help.")
+        first.compact("It is made.")
+        await first.run("Again.")
+        await bench.post("/sessions/s/reward", {"reward": 1.0})
+        session = await bench.get("/sessions/s/trajectories")
+        found = await bench.trajectories()
+        assert session["reward"] == 1.0
+        assert [one["fork_reason"] for one in found] == [None, NEW_ROOT, NEW_ROOT]
+        labels = [one["lineage"] for one in found]
+        assert [label["context_window_id"] for label in labels] == ["t1-0", "t2-0", "t1-0+"]
+        assert [label["agent_name"] for label in labels] == ["/root", "helper", "/root"]
+        assert "installed" not in str(labels)
+        assert labels[1]["parent_thread_id"] == "t1"
+        assert [len(one["turns"]) for one in found] == [5, 5, 5]
+
+
+async def test_claude_code_is_one_trajectory_and_a_title(any_tokenizer: Any) -> None:
+    saying = _saying("Bash", "Read")
+
+    def policy(request: PolicyRequest) -> str:
+        return "A title." if request.call == 0 else str(saying(_Shifted(request.call - 1)))
+
+    async with endpoint(any_tokenizer, policy, **KEPT) as bench:
+        agent = ClaudeCode(bench)
+        assert await agent.title("Make it.") == "A title."
+        assert await agent.run("Make it.") == "Done."
+        assert await agent.run("Again.") == "Done."
+        title, trajectory = await bench.trajectories()
+        assert len(title["turns"]) == 1 and trajectory["fork_reason"] == NEW_ROOT
+        assert sum(trajectory["loss_mask"]) == sum(
+            len(entry.output_ids) for entry in bench.engine.log[1:]
+        )
+        assert trajectory["lineage"] == {"session_id": "episode"}
+
+
+class _Shifted:
+    """A request with another number."""
+
+    def __init__(self, call: int) -> None:
+        self.call = call

@@ -1,0 +1,363 @@
+"""OpenAI's Responses: whole episodes, judged by the engine's log; each field is honored or refused
+by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from typing import Any
+
+import pytest
+from support.anthropic_wire import events_of
+from support.endpoints import endpoint
+from support.episodes import call
+from support.looking import one_episode, saying
+from support.qwen import tokenizer_for, trl_template
+from support.responses_wire import HELLO, LOOK, PATH, ask, play, response_of
+
+from toolroll.parsers.formats.hermes import HermesParser
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.server.conversation_tree import EDITED
+from toolroll.rollout.testing import Reply
+
+
+@pytest.fixture(params=["embedded", "qwen3"], scope="module")
+def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+    return tokenizer if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stored", [False, True])
+async def test_an_episode_is_one_exact_trajectory(
+    any_tokenizer: Any, stream: bool, stored: bool
+) -> None:
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        last = await play(bench, stream=stream, stored=stored)
+        thought, said = last["output"]
+        assert last["status"] == "completed"
+        assert thought["summary"] == [{"type": "summary_text", "text": "What now?"}]
+        assert said["content"][0]["text"] == "All seen: <b>x</b>."
+        await one_episode(bench)
+        assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
+        sampled = bench.engine.log[-1]
+        assert last["usage"]["input_tokens"] == len(sampled.input_ids)
+        assert last["usage"]["output_tokens"] == len(sampled.output_ids)
+        reasoning = last["usage"]["output_tokens_details"]["reasoning_tokens"]
+        before = bench.served.template.encoder.decode(sampled.output_ids[:reasoning])
+        assert "What now?" in before and "All" not in before
+
+
+async def test_a_stream_is_the_response_in_pieces(tokenizer: Any) -> None:
+    said = "<think>\nHm.\n</think>\n\nYes. " + call(at="x") + call(at="y")
+    body = {**HELLO, "tools": [LOOK], "include": ["reasoning.encrypted_content"]}
+    async with endpoint(tokenizer, lambda request: said) as bench:
+        made = response_of(await events_of(bench, PATH, body))
+        whole = await ask(bench, body, path=PATH, stream=False)
+        assert [item["type"] for item in made["output"]] == [
+            "reasoning",
+            "message",
+            "function_call",
+            "function_call",
+        ]
+        assert made["output"][0]["encrypted_content"]
+        for response in (made, whole):
+            for name in ("id", "created_at", "usage"):
+                del response[name]
+            for item in response["output"]:
+                del item["id"]
+                item.pop("call_id", None)  # a second answer has other ids
+        assert made == whole
+
+
+async def test_a_piece_is_sent_before_the_rest_is_sampled(tokenizer: Any) -> None:
+    release = asyncio.Event()
+    held = Reply("One two three four five.", hold=release, hold_after=8)
+    async with endpoint(tokenizer, lambda request: held) as bench:
+        async with bench.http.post(bench.url + PATH, json={**HELLO, "stream": True}) as response:
+            got = b""
+            while b"output_text.delta" not in got:
+                got += await response.content.readany()
+            assert b"response.completed" not in got
+            release.set()
+            got += await response.read()
+        assert b"response.completed" in got
+
+
+def _bare(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the ids and states of items, arguments spaced otherwise, no thoughts."""
+    sent = [dict(item) for item in items if item.get("type") != "reasoning"]
+    for item in sent:
+        if item.get("type") in ("function_call", "message"):
+            item.pop("id", None)
+            item.pop("status", None)
+        if "arguments" in item:
+            item["arguments"] = json.dumps(json.loads(item["arguments"]), indent=1)
+    return sent
+
+
+def _developer(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "message", "role": "developer", "content": "Say little."}, *items]
+
+
+@pytest.mark.parametrize("change", [_bare, _developer])
+async def test_what_a_client_changes_on_its_own_does_not_break_a_match(
+    any_tokenizer: Any, change: Any
+) -> None:
+    async with endpoint(any_tokenizer, saying) as bench:
+        await play(bench, change=change, store=False)
+        await one_episode(bench)
+
+
+async def test_a_rewritten_history_says_so(tokenizer: Any) -> None:
+    def forget(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        sent = copy.deepcopy(items)
+        calls = [item for item in sent if item.get("type") == "function_call"]
+        if len(calls) == 3:
+            calls[1]["arguments"] = '{"at": "elsewhere"}'
+        return sent
+
+    async with endpoint(tokenizer, saying) as bench:
+        await play(bench, change=forget)
+        found = await bench.trajectories()
+        assert [one["fork_reason"] for one in found] == [None, EDITED]
+
+
+async def test_the_tools_of_a_namespace_are_flattened(tokenizer: Any) -> None:
+    space = {"type": "namespace", "name": "eyes", "description": "To see.", "tools": [LOOK]}
+    said = ['<tool_call>{"name": "eyes__look", "arguments": {"at": "x"}}</tool_call>', "Done."]
+    async with endpoint(tokenizer, lambda request: said[request.call]) as bench:
+        body = {**HELLO, "tools": [space]}
+        first = await ask(bench, body, path=PATH, stream=True)
+        [item] = first["output"]
+        assert (item["namespace"], item["name"]) == ("eyes", "look")
+        output = {"type": "function_call_output", "call_id": item["call_id"], "output": "seen"}
+        history = [{"role": "user", "content": "Hi"}, item, output]
+        await ask(bench, {**body, "input": history}, path=PATH, stream=False)
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2
+        prompt = bench.served.template.encoder.decode(bench.engine.log[0].input_ids)
+        assert "eyes__look" in prompt and "To see." in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stored_response_is_returned_as_it_was(tokenizer: Any, stream: bool) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        body = {**HELLO, "tools": [LOOK], "metadata": {"a": "b"}, "instructions": "Be brief."}
+        made = await ask(bench, body, path=PATH, stream=stream)
+        assert await bench.get(f"{PATH}/{made['id']}") == made
+        assert made["metadata"] == {"a": "b"}
+        kept = await ask(bench, {**HELLO, "store": False}, path=PATH, stream=stream)
+        for other in (f"{PATH}/{kept['id']}", f"/v1/responses/{made['id']}"):
+            answer = await bench.get(other)
+            assert answer["error"]["code"] == "response_not_found", answer
+
+
+async def test_other_instructions_replace_those_of_the_previous_response(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        first = await ask(bench, {**HELLO, "instructions": "Be brief."}, path=PATH, stream=False)
+        for instructions in (None, "Be long."):
+            body = {
+                "model": "m",
+                "input": "More",
+                "instructions": instructions,
+                "previous_response_id": first["id"],
+            }
+            await ask(bench, body, path=PATH, stream=False)
+            prompt = bench.served.template.encoder.decode(bench.engine.log[-1].input_ids)
+            assert "Be brief." not in prompt and "Hello." in prompt and "More" in prompt
+            assert ("Be long." in prompt) == (instructions is not None)
+        await bench.trajectories()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"max_output_tokens": 5}, {"max_new_tokens": 5}),
+        ({"temperature": 0.5, "top_p": 0.5}, {"temperature": 0.5, "top_p": 0.5}),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "array"}}}},
+            {"json_schema": '{"type":"array"}'},
+        ),
+        ({"text": {"format": {"type": "json_object"}}}, {"json_schema": '{"type":"object"}'}),
+        ({"tools": [LOOK], "parallel_tool_calls": False}, {"stop": ["</tool_call>"]}),
+        (
+            {
+                "reasoning": {"effort": "medium", "summary": "auto"},
+                "text": {"verbosity": "medium"},
+                "service_tier": "auto",
+                "prompt_cache_key": "k",
+                "metadata": {"a": "b"},
+                "client_metadata": {"thread_id": "t"},
+                "truncation": "disabled",
+                "user": "u",
+            },
+            {},
+        ),
+    ],
+)
+async def test_a_field_reaches_the_engine(
+    tokenizer: Any, asked: dict[str, Any], told: dict[str, Any]
+) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        await ask(bench, {**HELLO, **asked}, path=PATH, stream=False)
+        found = bench.engine.log[0].sampling_params
+        assert {name: found[name] for name in told} == told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_was_cut_is_incomplete(tokenizer: Any, stream: bool) -> None:
+    async with endpoint(tokenizer, lambda request: "One two three four five six.") as bench:
+        body = {**HELLO, "max_output_tokens": 2}
+        made = await ask(bench, body, path=PATH, stream=stream)
+        assert made["status"] == "incomplete"
+        assert made["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert made["output"][-1]["status"] == "incomplete"
+
+
+async def test_a_forced_call_and_a_strict_tool_are_grammars(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
+        for choice in ("required", {"type": "function", "name": "look"}):
+            body = {**HELLO, "tools": [LOOK], "tool_choice": choice}
+            await ask(bench, body, path=PATH, stream=False)
+            assert '"\\"look\\""' in bench.engine.log[-1].sampling_params["ebnf"]
+        await ask(bench, {**HELLO, "tools": [{**LOOK, "strict": True}]}, path=PATH, stream=False)
+        tag = json.loads(bench.engine.log[-1].sampling_params["structural_tag"])
+        assert tag["format"]["tags"][0]["content"]["json_schema"] == LOOK["parameters"]
+
+
+async def test_a_provider_tool_is_dropped_if_the_server_is_told_so(tokenizer: Any) -> None:
+    body = {**HELLO, "tools": [{"type": "web_search"}, LOOK]}
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"server_tools": "drop"}
+    ) as bench:
+        await ask(bench, body, path=PATH, stream=False)
+        prompt = bench.served.template.encoder.decode(bench.engine.log[0].input_ids)
+        assert "web_search" not in prompt and "look" in prompt
+
+
+async def test_effort_turns_the_templates_switch() -> None:
+    tokenizer = tokenizer_for(trl_template("qwen3"))
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        prompts = []
+        for effort in ("high", "none"):
+            body = {**HELLO, "reasoning": {"effort": effort}}
+            await ask(bench, body, path="/v1/responses", stream=False)
+            prompts.append(bench.served.template.encoder.decode(bench.engine.log[-1].input_ids))
+        assert "<think>" not in prompts[0] and prompts[1].endswith("<think>\n\n</think>\n\n")
+
+
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+
+
+def _item(**item: Any) -> dict[str, Any]:
+    return {"input": [USER, item, USER]}
+
+
+MALFORMED: list[tuple[str, dict[str, Any]]] = [
+    ("input", {"input": None}),
+    ("input", {"input": 7}),
+    ("input", {"input": []}),
+    ("input", {"input": [USER, {"role": "assistant", "content": "I"}]}),
+    ("input[0]", {"input": ["Hi"]}),
+    ("input[1].type", _item()),
+    ("input[1].type", _item(type="web_search_call", id="x")),
+    ("input[1].type", _item(type="item_reference", id="x")),
+    ("input[1].type", _item(type="local_shell_call")),
+    ("input[1].type", _item(type="custom_tool_call", input="x")),
+    ("input[1].role", _item(role="tool", content="x")),
+    ("input[1].role", _item(type="message", content="x")),
+    ("input[1].name", _item(role="user", content="x", name="n")),
+    ("input[1].content", _item(role="user")),
+    ("input[1].content", _item(role="user", content=7)),
+    ("input[1].content[0]", _item(role="user", content=["x"])),
+    ("input[1].content[0].type", _item(role="user", content=[{"type": "input_image"}])),
+    ("input[1].content[0].type", _item(role="user", content=[{"type": "input_file"}])),
+    ("input[1].content[0].text", _item(role="user", content=[{"type": "input_text"}])),
+    ("input[1].content[0].type", _item(role="assistant", content=[{"type": "refusal"}])),
+    ("input[1].call_id", _item(type="function_call", name="a", arguments="{}")),
+    ("input[1].name", _item(type="function_call", call_id="a", arguments="{}")),
+    ("input[1].arguments", _item(type="function_call", call_id="a", name="b", arguments={})),
+    ("input[1].call_id", _item(type="function_call_output", output="x")),
+    ("input[1].output", _item(type="function_call_output", call_id="a", output=7)),
+    (
+        "input[1].output[0].type",
+        _item(type="function_call_output", call_id="a", output=[{"type": "input_image"}]),
+    ),
+    ("input[1].summary", _item(type="reasoning", summary=7)),
+    ("instructions", {"instructions": 7}),
+    ("tools", {"tools": {}}),
+    ("tools[0]", {"tools": ["look"]}),
+    ("tools[0].type", {"tools": [{"type": "web_search"}]}),
+    ("tools[0].type", {"tools": [{"type": "custom", "name": "x"}]}),
+    ("tools[0].type", {"tools": [{"type": "mcp", "server_label": "x"}]}),
+    ("tools[0].type", {"tools": [{}]}),
+    ("tools[0].name", {"tools": [{"type": "function"}]}),
+    ("tools[1].name", {"tools": [LOOK, LOOK]}),
+    ("tools[0].parameters", {"tools": [{"type": "function", "name": "x", "parameters": 7}]}),
+    ("tools[0].defer_loading", {"tools": [{**LOOK, "defer_loading": True}]}),
+    ("tools[0].tools", {"tools": [{"type": "namespace", "name": "x"}]}),
+    (
+        "tools[0].tools[0].type",
+        {"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "custom"}]}]},
+    ),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tools": [LOOK], "tool_choice": {"type": "function", "name": "x"}}),
+    ("tool_choice", {"tools": [LOOK], "tool_choice": {"type": "allowed_tools"}}),
+    ("reasoning.effort", {"reasoning": {"effort": "high"}}),
+    ("reasoning.effort", {"reasoning": {"effort": "extreme"}}),
+    ("text.verbosity", {"text": {"verbosity": "low"}}),
+    ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
+    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
+    (
+        "text.format",
+        {
+            "tools": [LOOK],
+            "tool_choice": "required",
+            "text": {"format": {"type": "json_object"}},
+        },
+    ),
+    ("max_output_tokens", {"max_output_tokens": 0}),
+    ("temperature", {"temperature": -1}),
+    ("top_logprobs", {"top_logprobs": 3}),
+    ("include[0]", {"include": ["message.output_text.logprobs"]}),
+    ("truncation", {"truncation": "auto"}),
+    ("background", {"background": True}),
+    ("service_tier", {"service_tier": "flex"}),
+    ("conversation", {"conversation": "c"}),
+    ("prompt", {"prompt": {"id": "p"}}),
+    ("max_tool_calls", {"max_tool_calls": 3}),
+    ("n", {"n": 2}),
+    ("messages", {"messages": []}),
+    ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
+]
+
+
+async def test_malformed_bodies_are_refused_by_name(tokenizer: Any) -> None:
+    assert len(MALFORMED) >= 45
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        for param, asked in MALFORMED:
+            status, answer = await bench.post(PATH, {**HELLO, **asked})
+            assert (status, answer["error"]["param"]) == (400, param), answer
+            assert answer["error"]["type"] == "invalid_request_error" and answer["error"]["message"]
+        status, answer = await bench.post(PATH, {**HELLO, "previous_response_id": "resp_x"})
+        assert (status, answer["error"]["param"]) == (404, "previous_response_id")
+        assert bench.engine.log == []
+
+
+class Contradictory(HermesParser):
+    """A parser whose stream is not what it parses."""
+
+    def parse(self, text: str, **options: Any) -> ParsedReply:
+        return ParsedReply("Something else.")
+
+
+async def test_a_failure_in_a_stream_is_response_failed(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "One two three.") as bench:
+        bench.served.parser = Contradictory()
+        events = await events_of(bench, PATH, HELLO)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["code"] == "stream_mismatch"
+        assert await bench.trajectories(refused=1) == []
