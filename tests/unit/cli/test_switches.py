@@ -88,7 +88,6 @@ def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
 def test_no_gc_leaves_the_garbage_collector_as_it_is(
     engine: EmbeddedEngine, paced: list[bool], given: list[str], is_paced: bool
 ) -> None:
-    gc.unfreeze()  # verl freezes what it imported
     before = gc.get_threshold()
     assert run(engine, *given).exit_code == 0
     assert len(paced) >= TASKS
