@@ -39,7 +39,7 @@ from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.miles import generate
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.trl import make_rollout_func
-from toolroll.rollout.adapters.verl import ToolrollAgentLoop
+from toolroll.rollout.adapters.verl import ToolrollAgentLoop, agent_loop
 from toolroll.rollout.errors import ActionError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
@@ -303,6 +303,8 @@ async def with_verl(world: World) -> list[Played]:
                 made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs
             )
             played.append(Played([tokens], made.reward_score))
+        for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
+            await shared.player.aclose()  # verl's worker keeps it as long as its process
     return played
 
 

@@ -53,6 +53,14 @@ async def ask(bench: Bench, messages: list[Any], session: str = "s", **more: Any
     return [*messages, message, *(results or [USER])]
 
 
+async def respond(bench: Bench, text: str, **more: Any) -> str:
+    """Return the id of a stored response."""
+    body = {"input": text, "client_metadata": {"thread_id": text}, **more}
+    status, answer = await bench.post("/sessions/s/v1/responses", body)
+    assert status == 200, answer
+    return str(answer["id"])
+
+
 async def grown(bench: Bench) -> list[list[Any]]:
     """A session with every kind of line; return the conversations that can be continued."""
     await bench.post("/sessions", {"session_id": "s", "sampling_params": {"temperature": 0.5}})
@@ -68,6 +76,8 @@ async def grown(bench: Bench) -> list[list[Any]]:
     other = await ask(bench, main, tools=[])
     _, text = await bench.post(TEXT.format("s"), {"prompt": "Once", "n": 2})
     await bench.post(TEXT.format("s"), {"prompt": "Once" + text["choices"][0]["text"] + " more"})
+    await respond(bench, "first")
+    await respond(bench, "second", previous_response_id=await respond(bench, "again"))
     await bench.post("/sessions/s/reward", {"reward": 0.5, "info": {"why": "half"}})
     return [main, pair, edited, switched, [*prefilled[:1], *prefilled[2:]], other]
 
@@ -89,6 +99,11 @@ def state(live: LiveSession) -> dict[str, Any]:
             )
             for node in nodes
         ],
+        "lineages": dict(session._tree.lineages),
+        "responses": {
+            name: (stored.turn.node.index, stored.instructions, stored.body)
+            for name, stored in live.responses._responses.items()
+        },
         "trace": [(node.index, kind) for node, kind in live.trace],
         "turns": sorted(
             (
