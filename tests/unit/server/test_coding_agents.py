@@ -8,9 +8,11 @@ import json
 from typing import Any
 
 import pytest
+from support import anthropic_wire, responses_wire
 from support.endpoints import endpoint
 from support.qwen import tokenizer_for, trl_template
 from support.recorded_shapes import ClaudeCode, Codex
+from support.worlds import TOOL
 
 from toolroll.rollout.server.conversation_tree import NEW_ROOT
 from toolroll.rollout.testing import PolicyRequest
@@ -18,6 +20,7 @@ from toolroll.rollout.testing import PolicyRequest
 DROP: dict[str, Any] = {"server_tools": "drop"}
 KEPT: dict[str, Any] = {"split": "random", "history": "preserve"}
 """`--history preserve`: Qwen3's template drops the thoughts before a user's message."""
+FIRST: dict[str, Any] = {"role": "user", "content": "Look."}
 THOUGHT = "<think>\nWhat is next?\n</think>\n\n"
 
 
@@ -101,3 +104,51 @@ class _Shifted:
 
     def __init__(self, call: int) -> None:
         self.call = call
+
+
+async def test_a_session_may_change_its_dialect(any_tokenizer: Any) -> None:
+    said = ["I look. " + _call("look", "x"), THOUGHT + "One.", "Two."]
+    async with endpoint(any_tokenizer, lambda request: said[request.call], **KEPT) as bench:
+        chat: list[Any] = [{"role": "system", "content": "Be brief."}, FIRST]
+        status, answer = await bench.post(
+            "/sessions/s/v1/chat/completions", {"messages": chat, "tools": [TOOL]}
+        )
+        assert status == 200, answer
+        [wanted] = answer["choices"][0]["message"]["tool_calls"]
+        items: list[Any] = [
+            FIRST,
+            {"type": "message", "role": "assistant", "content": "I look."},
+            {"type": "function_call", "call_id": wanted["id"], **wanted["function"]},
+            {"type": "function_call_output", "call_id": wanted["id"], "output": "seen"},
+        ]
+        body = {"input": items, "instructions": "Be brief.", "tools": [responses_wire.LOOK]}
+        path = "/sessions/s/v1/responses"
+        answer = await responses_wire.ask(bench, {"model": "m", **body}, path=path, stream=True)
+        [text] = answer["output"][-1]["content"]
+        given = json.loads(wanted["function"]["arguments"])
+        blocks: list[Any] = [
+            FIRST,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": wanted["id"], "name": "look", "input": given},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": wanted["id"], "content": "seen"}
+                ],
+            },
+            {"role": "assistant", "content": text["text"]},
+            {"role": "user", "content": "And?"},
+        ]
+        body = {"messages": blocks, "system": "Be brief.", "tools": [anthropic_wire.LOOK]}
+        path = "/sessions/s/v1/messages"
+        asked = {"model": "m", "max_tokens": 100, **body}
+        await anthropic_wire.ask(bench, asked, path=path, stream=False)
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 3
+        kinds = [one["object"] for one in (await bench.get("/sessions/s/trace"))["trace"]]
+        assert kinds == ["chat.completion", "response", "message"]

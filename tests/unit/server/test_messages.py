@@ -436,6 +436,10 @@ async def test_the_key_names_the_session(tokenizer: Any, header: str) -> None:
         status, _ = await bench.post("/v1/messages", HELLO, **{header: bearer + "session:a:b"})
         assert status == 200
         assert len(await bench.trajectories("a:b")) == 1
+        sent = {header: bearer + "session:c", "x-session-id": "its-own"}
+        for path, session in (("/v1/messages", "c"), ("/sessions/c/v1/messages", "c")):
+            assert (await bench.post(path, HELLO, **sent))[0] == 200
+            assert bench.engine.log[-1].routing_key == session
     async with endpoint(
         tokenizer, lambda request: "Hello.", settings={"api_key": "secret-key"}
     ) as bench:

@@ -215,20 +215,19 @@ class EndpointServer:
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """Return the session that the path, the header or the key names, None if none does."""
+        """Return the session that the path, the key or the header names, None if none does.
+
+        The header gives way to the other two: some programs send one by themselves.
+        """
         in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
-        names = {request.match_info.get("session"), request.headers.get(SESSION_HEADER), *in_keys}
-        named = names - {None}
+        named = {request.match_info.get("session"), *in_keys} - {None}
         if len(named) > 1:
-            raise ApiError(
-                400,
-                "invalid_session_id",
-                "the path, the header and the key name two sessions",
-                param="session_id",
-            )
-        if not named:
+            words = "the path and the key name two sessions"
+            raise ApiError(400, "invalid_session_id", words, param="session_id")
+        name = next(iter(named), None) or request.headers.get(SESSION_HEADER)
+        if not name:
             return None
-        session_id = check_id(str(next(iter(named))))
+        session_id = check_id(name)
         _SESSION.set(session_id)
         return session_id
 
