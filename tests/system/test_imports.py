@@ -54,8 +54,9 @@ NEED_OPENAI = (
     "toolroll.rollout.server.in_process",
     "toolroll.rollout.client",
     "toolroll.rollout.adapters.openrlhf",
+    "toolroll.rollout.adapters.verifiers",
 )
-"""They subclass the OpenAI SDK's client, so they import the SDK at import."""
+"""They subclass the OpenAI SDK's client, or classes of verifiers, which imports the SDK."""
 
 
 def test_no_module_of_the_library_loads_a_heavy_package() -> None:
