@@ -1,7 +1,8 @@
 """`ManagedServers`: the managed sessions of Atropos' `ServerManager`, with exact tokens.
 
-Invariants: the server is chosen as Atropos chooses it: of the healthy ones, the first with the most
-free slots; sessions of one server and tokenizer share its connections while at least one is open.
+Invariants: the server is chosen as in Atropos: of the healthy servers, the first with the most free
+slots. Sessions with the same server and tokenizer share connections, which are closed with the last
+of these sessions.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class ManagedServers:
         base_url: str | None = None,
         preserve_think_blocks: bool | None = None,  # noqa: FBT001 - as published
     ) -> AsyncIterator[ManagedServer | DummyManagedServer]:
-        """A `ManagedServer` on the most available server, or on the one at `base_url`.
+        """Yield a `ManagedServer` on the most available server, or on the one at `base_url`.
 
-        A server of OpenAI's type has no token ids: it gives a `DummyManagedServer` if the
-        environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER is set, else `NotImplementedError`.
+        A server of OpenAI's type has no token ids. For such a server, yield a `DummyManagedServer`
+        if the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER is set, else raise
+        `NotImplementedError`.
         """
         server = self._chosen(base_url)
         if any(kind.__name__ == "OpenAIServer" for kind in type(server).__mro__):
