@@ -13,7 +13,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class EndpointSettings(BaseModel):
-    """Times in seconds, sizes in bytes."""
+    """The settings of the endpoint. Times are in seconds, sizes in bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
