@@ -30,8 +30,8 @@ class EndpointSettings(BaseModel):
     )
     cut_first_prompt: bool = Field(
         default=False,
-        description="drop the first tokens of a conversation's first prompt if it leaves no room "
-        "for default_max_tokens, as OpenRLHF does, instead of refusing it",
+        description="if a conversation's first prompt leaves no room for default_max_tokens, drop "
+        "its first tokens, as OpenRLHF does, instead of refusing it",
     )
     openrlhf_token_ids: bool = Field(
         default=False,
