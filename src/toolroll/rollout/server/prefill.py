@@ -34,10 +34,10 @@ def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
     place, last = f"messages[{len(messages) - 1}]", messages[-1]
     text = last.get("content")
     if last["role"] != "assistant":
-        words = f"continue_final_message needs a last message of the assistant: {place} is not"
+        words = f"continue_final_message: the last message, {place}, is not the assistant's"
         raise refused("continue_final_message", words, code="invalid_messages")
     if not text or last.get("tool_calls") or last.get("reasoning_content"):
-        words = f"{place} cannot be continued: only a text can be, without calls or reasoning"
+        words = f"{place} cannot be continued: only a text without calls or reasoning can be"
         raise refused(place, words, code="invalid_messages")
     if len(messages) == 1:
         raise refused(place, f"{place} has no message before it", code="invalid_messages")

@@ -67,8 +67,8 @@ class ManagedServers:
     def _chosen(self, base_url: str | None) -> Any:
         if self._manager.use_proxy:
             raise UsageError(
-                "Atropos' proxy hands out tokens that are encoded again: unset proxy_url and "
-                "ATROPOS_PROXY_URL"
+                "Atropos' proxy returns tokens that were encoded again, which are not exact: unset "
+                "proxy_url and ATROPOS_PROXY_URL"
             )
         servers = self._manager.servers
         if base_url is not None:
@@ -83,7 +83,7 @@ class ManagedServers:
 def _dummy(server: Any, tokenizer: Any) -> DummyManagedServer:
     if os.environ.get(_ALLOW_DUMMY, "").lower() not in ("1", "true", "yes"):
         raise NotImplementedError(
-            "a server of OpenAI's type has no token ids: nothing of it can be trained. Use "
+            "a server of OpenAI's type has no token ids, so its answers cannot be trained. Use "
             f"server_type='sglang', or set {_ALLOW_DUMMY}=1 to evaluate with it"
         )
     return DummyManagedServer(server, tokenizer)
