@@ -35,8 +35,7 @@ def make_rollout_func(
     Args:
         settings: the settings of the episodes.
         engine_url: the address of an SGLang server or router.
-        engine: a function that returns the engine for the trainer, instead of `engine_url`. It is
-            called once.
+        engine: instead of `engine_url`: a function that returns the trainer's engine, called once.
         sync_weights: called with the trainer before the first rollout of each step, so that the
             engine samples from the current weights; see `weights_from_disk`.
 
