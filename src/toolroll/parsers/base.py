@@ -1,8 +1,9 @@
 """`ToolCallParser`: parse the text that the model wrote, at once or as a stream.
 
-Invariants: parsing never raises for any text; nothing is lost (see `toolroll.parsers.types`);
-`parse` equals `feed` and `close` at every split; if ids are given and the vocabulary has a marker
-as one token, the marker counts only if it is that control token; the time is linear in the text.
+Invariants: parsing never raises for any text. Nothing is lost (see `toolroll.parsers.types`).
+`parse` gives the same result as `feed` and `close`, however the text is split. If ids are given and
+a marker is one token of the vocabulary, only that token counts as the marker. The time is linear in
+the text.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class ToolCallParser(ABC):
             offsets: [start, stop) in characters for each of `ids`.
             tools: The tools that were offered. None: do not check names and arguments.
             in_reasoning: True if the prompt opened the reasoning; None if unknown.
-            calls_as_text: Return no calls; all text from the first one on is content.
+            calls_as_text: Return no calls; all text from the first call on is content.
         """
         if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
             check_offsets(ids, offsets)
@@ -197,7 +198,7 @@ def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> 
 
 
 class _Check:
-    """Sets the status of a call, given the other calls and the tools, and its token span.
+    """Sets the token span of a call, and its status, which depends on the other calls and tools.
 
     This is a separate object to avoid a reference cycle: the stream's collector holds it, so a
     method of the stream would keep every reply alive until garbage collection.

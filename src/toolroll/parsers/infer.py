@@ -61,8 +61,8 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
 def better_parser(
     parser: ToolCallParser, tokenizer: Any, template: str | None = None
 ) -> str | None:
-    """Return the name of the parser that reads what the chat template renders if `parser` does
-    not, else None. Return None too if no parser does: then nothing can be compared.
+    """Return the name of a parser that reads the calls that the chat template renders, if `parser`
+    cannot read them. Return None if `parser` can, or if no parser can.
     """
     texts = _renders(tokenizer, template)
     if any(_is_probe(parser.parse(text, tools=[_TOOL], in_reasoning=None)) for text in texts):
@@ -80,7 +80,7 @@ def _is_probe(reply: ParsedReply) -> bool:
 
 
 def _renders(tokenizer: Any, template: str | None) -> list[str]:
-    """Return the template's text for the probe's turn, in each form that it takes."""
+    """Return the different texts that the template renders for the probe's turn."""
     found = []
     for call_id in _IDS:
         for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS, ensure_ascii=False)):

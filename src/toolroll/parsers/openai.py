@@ -112,7 +112,7 @@ def to_openai(reply: ParsedReply) -> dict[str, Any]:
 
 
 def openai_function(call: ToolCall) -> dict[str, str]:
-    """Return the `function` of a call in OpenAI's format; unreadable arguments as written."""
+    """Return the `function` of a call in OpenAI's format. Unreadable arguments stay as written."""
     arguments = call.raw
     if call.arguments is not None:
         arguments = json.dumps(call.arguments, ensure_ascii=False)

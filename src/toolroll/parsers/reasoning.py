@@ -66,7 +66,7 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 SAID = replace(THINK, implied=False)
-"""For formats whose calls start without a marker, so that a call may contain `</think>`."""
+"""For formats whose calls start without a marker: a lone `</think>` may be text inside a call."""
 
 _IFM = tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster"))
 _BY_NAME: dict[str, Tags] = {
@@ -92,7 +92,7 @@ _BY_NAME: dict[str, Tags] = {
 def reasoning_names() -> tuple[str, ...]:
     """Return the names of reasoning formats, as in SGLang's `--reasoning-parser`.
 
-    Those of gpt-oss, beam, inkling and muse belong to their tool-call parsers.
+    The reasoning formats of gpt-oss, beam, inkling and muse are part of their tool-call parsers.
     """
     return tuple(sorted(_BY_NAME))
 

@@ -31,7 +31,7 @@ class ToolCall:
 
     `arguments` is the decoded JSON object, or None if it could not be read. `raw` is the text
     between the format's markers, as the model wrote it. `span` is [start, stop) in characters of
-    the reply's text; `token_span` is the same in `output_ids`, if the parser got ids. `id` is the
+    the reply's text; `token_span` is that range in `output_ids`, if the parser got ids. `id` is the
     id that the model wrote, or "" until `with_id` sets one. `error` is an error message that can be
     shown to the model.
     """

@@ -1,3 +1,3 @@
-"""Engine, chat templates, sessions, runs and the endpoint: everything between a parser and an
-agent.
+"""Engine, chat templates, sessions, runs and the endpoint: everything between the parsers and the
+agents.
 """

@@ -1,7 +1,7 @@
 """Rewards of turns, returns and group advantages, and their values for each token.
 
-All functions count an episode once, however many sequences its forks made. An aborted episode has
-no reward: it is left out of every baseline, and its advantage is None.
+All functions count an episode once, even if it forked into several sequences. An aborted episode
+has no reward: it is left out of every baseline, and its advantage is None.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Baseline = Literal["mean", "leave_one_out", "none"]
 def turn_rewards(trajectory: Trajectory) -> Values:
     """Return the reward of each turn of `trajectory`, float64 [turns].
 
-    A turn that is the context of a fork has reward 0 there: it counts in the sequence that trains
-    it. All rewards of an episode's turns add up to the episode's reward.
+    A turn that is only the context of a fork has reward 0 in the fork. It counts in the sequence
+    that trains the turn. All rewards of an episode's turns add up to the episode's reward.
     """
     return np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
 
 
 def returns_to_go(rewards: Sequence[float] | Values, gamma: float = 1.0) -> Values:
-    """Return for each turn its reward plus the rewards after it, float64 [turns]: the value at t is
-    the sum of `gamma ** (k - t) * rewards[k]` over k >= t.
+    """Return for each turn its reward plus the discounted rewards after it, float64 [turns]: the
+    value at t is the sum of `gamma ** (k - t) * rewards[k]` over k >= t.
 
     Example:
         >>> returns_to_go([0.0, 0.0, 1.0], gamma=0.5).tolist()
@@ -46,8 +46,8 @@ def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Value
     """Return the returns-to-go of an episode: an array for each trajectory, with a value for each
     of its turns.
 
-    The turns of all trajectories count in the order in which they were played. A turn that is the
-    context of a fork gets 0: it is not trained there.
+    The turns of all trajectories count in the order in which they were played. In a fork, a turn
+    that is only context gets 0, because the fork does not train it.
     """
     played = [
         (at, index)
@@ -70,10 +70,10 @@ def group_advantages(
 ) -> list[float | None]:
     """Return the advantage of each episode in a group: its reward minus the baseline.
 
-    `baseline`: "mean" of the group (GRPO), "leave_one_out", the mean of the others (RLOO), or
-    "none". `normalize` divides by the standard deviation of the group's rewards (of the
-    population). If all rewards are equal, up to rounding, a baseline or `normalize` leaves the
-    advantages 0. Episodes without a reward get None and do not count.
+    `baseline`: "mean" is the mean of the group (GRPO), "leave_one_out" the mean of the other
+    episodes (RLOO), and "none" is 0. `normalize` divides by the population standard deviation of
+    the group's rewards. If all rewards are equal, up to rounding, then with a baseline or
+    `normalize` all advantages are 0. Episodes without a reward get None and do not count.
 
     Example:
         group_advantages(results)  # rewards 1, 0, 0, None: [0.667, -0.333, -0.333, None]
@@ -102,9 +102,9 @@ def group_advantages(
 def per_token(
     trajectory: Trajectory, values: float | Sequence[float] | Values
 ) -> npt.NDArray[np.float32]:
-    """Return `values` for each token, float32 [n]: 0 for every token with loss mask 0.
+    """Return the value of each token, float32 [n]. It is 0 for every token with loss mask 0.
 
-    `values`: one for the whole sequence (an episode's advantage), or one for each turn.
+    `values`: one value for the whole sequence (an episode's advantage), or one for each turn.
     """
     found = np.zeros(len(trajectory), dtype=np.float32)
     turns = trajectory.turns

@@ -1,7 +1,7 @@
 """The errors that toolroll raises. Messages state what is wrong, where, and what to do.
 
-Two families: `UsageError` (the caller can fix it) and `RolloutError` (a part failed; at the
-episode border it becomes the episode's status and stop reason, see
+There are two families. A `UsageError` can be fixed by the caller. A `RolloutError` says that a part
+of the rollout failed; it becomes the episode's status and stop reason (see
 `toolroll.rollout.types.StopReason`).
 """
 
@@ -11,17 +11,17 @@ import traceback
 from typing import Any
 
 _TRACEBACK = 4000
-"""Characters of a traceback that an episode's `info` keeps: its end."""
+"""Number of characters of a traceback, from its end, that an episode's `info` keeps."""
 _TEXT = 2000
-"""Characters of a message that errors and episodes keep: its beginning."""
+"""Number of characters of a message, from its start, that errors and episodes keep."""
 _SLACK = 200
-"""Longer texts are cut only beyond this many more characters, so that a cut text that is quoted
-is not cut again.
+"""A text is cut only if it is longer than the limit by more than this number of characters. So a
+cut text, with the note at its end, is not cut again if another message quotes it.
 """
 
 
 def capped(text: str, limit: int = _TEXT) -> str:
-    """Return the first `limit` characters of `text`, and how many more there were."""
+    """Return the first `limit` characters of `text`, with a note of how many more there were."""
     if len(text) <= limit + _SLACK:
         return text
     return f"{text[:limit]}... ({len(text) - limit:,} more characters)"
@@ -32,7 +32,7 @@ class ToolrollError(Exception):
 
 
 class UsageError(ToolrollError):
-    """A setting, a path or an argument is wrong; the message names it and the valid values."""
+    """A setting, a path or an argument is wrong. The message names it and the valid values."""
 
 
 class RolloutError(ToolrollError):
@@ -64,13 +64,13 @@ class EngineError(RolloutError):
 class EngineUnreachableError(EngineError):
     """A server has not responded at all for `engine_timeout` seconds.
 
-    It is not the episode's fault: agents do not catch it, and it ends the run.
+    This is not a failure of one episode, so agents do not catch this error, and it ends the run.
     """
 
 
 class ContextOverflowError(EngineError):
-    """The prompt leaves no room in the model's context. Such a prompt is not sent if the
-    length is known.
+    """The prompt leaves no room for an answer in the model's context. Such a prompt is not sent if
+    the context length is known.
     """
 
 
@@ -79,19 +79,19 @@ class CompletionError(EngineError):
 
 
 class TokenError(RolloutError):
-    """Tokens would not be what was served or sampled; raised instead of training on them."""
+    """The tokens would not be those that were served or sampled, so they are not trained on."""
 
 
 class TemplateError(RolloutError):
-    """The chat template cannot do what was requested, or refuses the conversation; the message
-    says which and why.
+    """The chat template cannot do what was requested, or refuses the conversation. The message
+    gives the reason.
     """
 
 
 class HistoryRewrittenError(TokenError):
     """The chat template rewrites tokens that were already served, so no delta can be appended.
 
-    `reason` says which part is rewritten. The caller forks the trajectory, or refuses.
+    `reason` names the part that is rewritten. The caller forks the trajectory, or refuses to.
     """
 
     def __init__(self, reason: str) -> None:
@@ -100,7 +100,7 @@ class HistoryRewrittenError(TokenError):
 
 
 class EnvironmentFailure(RolloutError):
-    """The environment itself failed (not the model's action in it)."""
+    """The environment itself failed. The model's action was not the cause."""
 
 
 class UserSimulatorError(RolloutError):
@@ -112,8 +112,8 @@ class TimeLimitError(RolloutError):
 
 
 class ActionError(ToolrollError):
-    """Raised by an environment for a mistake in the model's action; the message is returned to the
-    model as the observation."""
+    """An environment raises it for a mistake in the model's action. The model receives the message
+    as the observation."""
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 
 def message_of(error: BaseException, limit: int = _TEXT) -> str:
-    """Return the text of `error`, capped, and without lone surrogates, which no log can write."""
+    """Return the text of `error`, capped. Lone surrogates, which no log can write, are replaced."""
     try:
         text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
         return capped(text, limit)

@@ -1,8 +1,8 @@
-"""The nouns of a rollout, and the two protocols (`Environment`, `Agent`) between its parts.
+"""The data types of a rollout, and the two interfaces (`Environment`, `Agent`) between its parts.
 
-Frozen, slotted dataclasses without behaviour beyond their own checks. Every list of a `Trajectory`
-is aligned to the whole sequence; each framework's own form is a slice of it. Field names are the
-field's: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`, `weight_version`.
+The data types are frozen, slotted dataclasses with no behavior except their own checks. All lists
+of a `Trajectory` are aligned to the whole sequence; each framework gets slices of them. Field names
+are the usual ones in RL: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`, `weight_version`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Status(Enum):
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. `status_of` gives the `Status` that belongs to each."""
+    """The reason why an episode ended. `status_of` returns the `Status` for a reason."""
 
     DONE = "done"  # reported by the environment
-    # too many unreadable calls in a row, or the policy is to stop at the first
+    # too many unreadable calls in a row; or one, if the policy is to stop at the first
     INVALID_CALLS = "invalid_calls"
     MAX_STEPS = "max_steps"
     LENGTH = "length"  # a turn was cut by max_new_tokens
@@ -66,8 +66,8 @@ _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
 def status_of(reason: StopReason) -> Status:
-    """Return the status for `reason`. A failure that the model did not cause is ABORTED: its reward
-    is None, never 0.
+    """Return the status for `reason`. An episode is ABORTED if it ended by a failure that the model
+    did not cause: its reward is None, never 0.
     """
     if reason in _COMPLETED:
         return Status.COMPLETED
@@ -78,8 +78,8 @@ Record = TypeVar("Record")
 
 
 def _pickled_by_field(kind: type[Record]) -> type[Record]:
-    """Pickle a frozen dataclass as its values. The default for dataclasses with slots, written in
-    Python, doubles the time for an episode.
+    """Make a frozen dataclass pickle itself as its values. Python's default for dataclasses with
+    slots is slow: it doubles the time for pickling an episode.
     """
     values = attrgetter(*(part.name for part in fields(kind)))  # type: ignore[arg-type]
     kind.__reduce__ = lambda self: (kind, values(self))  # type: ignore[method-assign]
@@ -92,8 +92,8 @@ def _pickled_by_field(kind: type[Record]) -> type[Record]:
 @_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
-    """Tokens [start, stop) were sampled under weights `version`. Positions count from the start of
-    the list that holds them.
+    """The tokens [start, stop) were sampled with the weights `version`. Positions count from the
+    start of the list of tokens.
     """
 
     version: str
@@ -106,9 +106,9 @@ class GenerateRequest:
     """One call of the engine's `/generate`.
 
     `input_ids_json` may hold the same ids as JSON text ("1,2,3", without brackets), and
-    `highest_id` the highest of them as unsigned numbers: the session keeps both, so that encoding
-    and checking a request cost O(new tokens). `session_id` becomes the routing key. `extra` are
-    further top-level fields of the body.
+    `highest_id` the highest id, read as an unsigned number. The session keeps both, so that
+    encoding and checking a request cost O(new tokens). `session_id` becomes the routing key.
+    `extra` are further top-level fields of the body.
     """
 
     input_ids: IdArray
@@ -124,11 +124,10 @@ class GenerateRequest:
 class Completion:
     """The engine's response, checked and unchanged.
 
-    `output_ids` int32 [n], the stop token included; `logprobs` float32 [n] at the effective
-    temperature, or None if they were not requested. `finish_reason` is "stop", "length" or
-    "abort"; `matched` the stop token id or stop string. `text` is the engine's own detokenised text
-    (it lacks the stop token: docs of SGLang 0.5.23), for logs only. `latency` in seconds, over all
-    attempts.
+    `output_ids` is int32 [n], including the stop token. `logprobs` is float32 [n] at the effective
+    temperature, or None if logprobs were not requested. `finish_reason` is "stop", "length" or
+    "abort". `matched` is the stop token id or stop string. `text` is the engine's own detokenized
+    text without the stop token, for logs only. `latency` is in seconds, over all attempts.
     """
 
     output_ids: IdArray
@@ -143,28 +142,28 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: npt.NDArray[np.int32] | None = None
-    """[prompt + output - 1, layers * top_k] if `return_routed_experts` was set: all
-    tokens but the last one.
+    """With `return_routed_experts`: the experts of all tokens but the last,
+    [prompt + output - 1, layers * top_k].
     """
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
-    """For each sampled token the likeliest ones, (logprob, id), if `top_logprobs_num` was set."""
+    """With `top_logprobs_num`: the likeliest (logprob, id) at each sampled token."""
 
     @property
     def weight_version(self) -> str | None:
-        """The version of the last sampled token, None if the engine reports none."""
+        """The version of the last sampled token. None if the engine reports no versions."""
         return self.weight_versions[-1].version if self.weight_versions else None
 
 
 @_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One sampled span [start, stop) of a trajectory's sequence, stop token included.
+    """One sampled span [start, stop) of a trajectory's sequence, including the stop token.
 
-    `weight_versions` count from the start of the sequence. `sampling_params` are the effective
-    ones: logprobs depend on the temperature. `excluded` says why the span is not trained (mask 0)
-    although it was sampled: "context" for a fork's history, else the policy's reason.
-    `prompt_tokens` and `cached_tokens` as the engine counted them; `latency` in seconds. `reward`:
-    the turn's share of the episode's reward.
+    Positions in `weight_versions` count from the start of the sequence. `sampling_params` are the
+    effective ones: logprobs depend on the temperature. `excluded` is the reason if the span is not
+    trained (mask 0): "context" for the history of a fork, else the policy's reason. `prompt_tokens`
+    and `cached_tokens` are the engine's counts. `latency` is in seconds. `reward` is the turn's
+    share of the episode's reward.
     """
 
     start: int
@@ -187,7 +186,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
-    """Tokens [start, stop) that show the messages `first` to `last` of a transcript."""
+    """The tokens [start, stop) that show the messages `first` to `last` of a transcript."""
 
     first: int
     last: int
@@ -199,12 +198,12 @@ class MessageSpan:
 class Trajectory:
     """One root-to-leaf path of a session: a training sequence.
 
-    `input_ids` int32 [n]; `loss_mask` uint8 [n], 1 only on tokens that the engine sampled at that
-    position; `logprobs` float32 [n], NaN if the token was not sampled. `prompt_length` tokens
-    precede the first sampled one that may be trained. `source` is "engine", or "transcript" if
-    the tokens were made from text: RL adapters refuse those. `fork_reason` says why a new sequence
-    was started; None for the first. `spans`, for a transcript: the tokens of each message.
-    `lineage`: the labels with which an agent of the endpoint named its conversation.
+    `input_ids` is int32 [n]. `loss_mask` is uint8 [n], and 1 only for tokens that the engine
+    sampled at that position. `logprobs` is float32 [n], and NaN for tokens that were not sampled.
+    `prompt_length` is the number of tokens before the first sampled token that may be trained.
+    `source` is "engine", or "transcript" if the tokens were made from text; RL adapters refuse
+    these. `fork_reason` tells why a new sequence was started; None for the first. `spans` are the
+    tokens of each message of a transcript. `lineage` has an endpoint client's labels.
     """
 
     input_ids: IdArray
@@ -216,7 +215,7 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """[n - 1, layers * top_k], from the engine's last turn: the experts of all tokens but one."""
+    """The experts of all tokens but the last, [n - 1, layers * top_k], as of the last turn."""
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -252,7 +251,7 @@ class Trajectory:
 
 
 ParallelCalls = Literal["all", "first", "refuse"]
-"""Several tool calls in one turn: execute all in order, only the first, or none of them."""
+"""What to do with several tool calls in one turn: execute all in order, only the first, or none."""
 
 
 # --- environments ---------------------------------------------------------------------------------
@@ -260,8 +259,8 @@ ParallelCalls = Literal["all", "first", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a benchmark: `id` is stable between versions of the library, `index` is its
-    position in the split.
+    """One task of a benchmark. `id` is stable between versions of the library. `index` is the
+    task's position in the split.
     """
 
     id: str
@@ -296,7 +295,7 @@ class StepResult:
     """The result of `Environment.step`.
 
     `messages`: tool messages (one per call, with its `tool_call_id`) and user messages. `reward`:
-    this step's, or None if it has none. `tools`: the new list if it changed, else None.
+    the reward of this step, or None. `tools`: the new list of tools if it changed, else None.
     """
 
     messages: Sequence[Message] = ()
@@ -309,9 +308,9 @@ class StepResult:
 class Environment(ABC):
     """The environment of one episode: made by an `EnvironmentFactory`, played once, then closed.
 
-    Methods may be plain or `async`; plain ones run in a thread, off the event loop. An
-    `ActionError` raised by `step` is the model's mistake and is returned to it as the observation.
-    Any other exception of `reset`, `step` or `truncated_reward`, even `SystemExit` and
+    Methods may be plain or `async`. Plain methods run in a thread, off the event loop. Raise
+    `ActionError` in `step` for a mistake of the model, which receives the message as the
+    observation. Any other exception of `reset`, `step` or `truncated_reward`, even `SystemExit` and
     `CancelledError`, aborts this episode and no other.
 
     Example:
@@ -326,41 +325,41 @@ class Environment(ABC):
     """
 
     reward_mode: Literal["final", "sum"] = "final"
-    """The episode's reward: the last step's reward, or the sum over all steps."""
+    """How the episode's reward is computed: the last step's reward, or the sum over all steps."""
 
     parallel_calls: ParallelCalls = "all"
-    """The rule in training and in evaluation, unless an agent's `CallPolicy` overrides it."""
+    """The rule in training and in evaluation. An agent's `CallPolicy` can override it."""
 
     blocking: bool = True
     """False if plain `reset` and `step` return in microseconds and need no thread."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
-        """Start `task`; derive all randomness from `seed`."""
+        """Start `task`. Derive all randomness from `seed`."""
 
     @abstractmethod
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute `action`. Not called again after `done`."""
 
     def truncated_reward(self) -> float | None:
-        """Return the reward of an episode that ran out of steps or of context; None means 0.0."""
+        """Return the reward of an episode that ran out of steps or of context. None means 0.0."""
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return numbers about this episode (tool errors, user tokens ...); read once after the
+        """Return numbers about this episode (tool errors, user tokens ...). Called once, after the
         last step.
 
-        Finite numbers are kept; `info["metrics_error"]` names the others, and any error.
+        Finite numbers are kept. `info["metrics_error"]` names the others, and any error.
         """
         return {}
 
     def close(self) -> Awaitable[None] | None:
-        """Release the resources of `reset`. Called exactly once, also after a failure."""
+        """Release the resources of `reset`. Called exactly once, even after a failure."""
         return None
 
 
 class UserSimulator(Protocol):
-    """The simulated user of one episode. Its failure is a `UserSimulatorError`, never reward 0."""
+    """The simulated user of one episode. A failure raises `UserSimulatorError`, never reward 0."""
 
     async def reset(self, instruction: str) -> str:
         """Return the user's first message."""
@@ -389,15 +388,15 @@ class EnvironmentOptions:
 
 
 class EnvironmentFactory(Protocol):
-    """A benchmark by name. Entry points of `toolroll.environments` name such objects or classes."""
+    """A named benchmark. Entry points of `toolroll.environments` name such objects or classes."""
 
     name: str
     description: str
     splits: tuple[str, ...]
-    """The first is the default."""
+    """The names of the splits. The first one is the default."""
 
     def missing(self) -> str | None:
-        """Return the command that installs what is missing, None if nothing is."""
+        """Return the command that installs what is missing. Return None if nothing is missing."""
         ...
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -420,9 +419,9 @@ class EnvironmentFactory(Protocol):
 class InteractionResult:
     """The result of one episode: the published fields, then ours.
 
-    `tokens` (prompt + response) and `loss_mask`, `logprobs` (over the response) are views of the
-    last trajectory: the conversation as it ended. If the session forked, `trajectories` holds every
-    sequence, and a trainer must take them all. `reward` is None for an ABORTED episode.
+    `tokens` (prompt + response), `loss_mask` and `logprobs` (over the response) are views of the
+    last trajectory, which has the conversation as it ended. If the session forked, `trajectories`
+    holds every sequence, and a trainer must take them all. `reward` is None for an ABORTED episode.
     """
 
     prompt: str
@@ -453,7 +452,7 @@ class InteractionResult:
     ) -> InteractionResult:
         """Return a result whose fields over the response are those of the last trajectory.
 
-        `given`: the fields that do not follow from the trajectories, messages and stop reason.
+        `given`: all fields that do not depend on the trajectories, messages or stop reason.
         """
         last = trajectories[-1] if trajectories else None
         cut = last.prompt_length if last else 0

@@ -60,10 +60,9 @@ class BlockParser(ToolCallParser):
     def element(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[ToolCall, int]]:
-        """Return the call after the start marker, which ends at `start`, and the end of its end
-        marker. The span of the call starts at `begin`.
+        """Return the call whose start marker ends at `start`, and where its end marker ends.
 
-        Raises `Broken`.
+        The span of the call starts at `begin`. Raises `Broken`.
         """
 
     def read_calls(
@@ -143,17 +142,16 @@ class BlockParser(ToolCallParser):
     def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return what `element` does, for a format whose element contains one or more calls. Raises
-        `Broken`.
-        """
+        """Return the calls of an element that may have several, and its end. Raises `Broken`."""
         call, stop = yield from self.element(source, begin, start, offered)
         return [call], stop
 
     def _element(
         self, source: Source, begin: int, at: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls of the element at `at` (at `begin` with its surroundings), and where the
-        text continues.
+        """Return the calls of the element at `at`, and where the text continues.
+
+        `begin`: where the span of the first call starts.
         """
         start = at + len(self.call[0])
         try:
@@ -169,8 +167,8 @@ class BlockParser(ToolCallParser):
 def json_arguments(
     source: Source, at: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """Return the JSON value at `at` (after white space), which are the arguments of `name`, and its
-    end. Raises `Broken`.
+    """Return the arguments of the call of `name`, a JSON value at `at` (after white space), and
+    where the value ends. Raises `Broken`.
     """
     at = yield from source.skip(at)
     scanned = yield from scan_json(source, at)

@@ -4,7 +4,7 @@ The kind is `<|content_thinking|>`, `<|content_text|>`, or for a call
 `name<|content_invoke_tool_json|>{"name": ..., "args": {...}}`.
 
 The prompt ends with `<|message_model|>`, so a reply starts inside a header. Invariant: a word
-before the kind of a message is its header if the message is a call, else text.
+before the kind marker is the tool's name if the message is a call; otherwise the word is text.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class InklingParser(JsonBlockParser):
                 thinks = marker == _THINKING
 
     def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
-        """Return the tool's name at `at`, and the marker after it that opens the call; the marker
-        is "" if there is no call.
+        """Return the tool's name at `at`, and the marker of the call after the name ("" if there is
+        no call).
         """
         stop = yield from source.run(at, _HEADER)
         marker = yield from source.starts(stop, _JSON, _PLAIN)

@@ -23,7 +23,7 @@ class JsonBlockParser(ToolCallParser):
     Attributes:
         names: The keys for the parts of a call object.
         wrappers: Markers around visible text.
-        ends: Stop tokens that also end a block, in the text or after it.
+        ends: Stop tokens that also end a block, whether they are in the text or cut off its end.
         bounds: Markers that start another message: an unclosed block ends before them.
     """
 

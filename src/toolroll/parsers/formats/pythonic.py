@@ -1,8 +1,9 @@
 """Calls in Python syntax: Llama 4's `[f(a=1), g(b="x")]` and LFM2's
 `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
 
-Llama 4 writes calls without markers. So a list of calls counts if it is readable; an unreadable one
-counts only at the start of a line; a list within a line must name a tool that was offered.
+Llama 4 writes calls without markers. So at the start of a line, a list of calls counts even if it
+is unreadable. Within a line, a list counts only if it names an offered tool; if no tools are given,
+only if it is readable.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _LFM_START, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _NAME = r"[^\W\d][\w.\-/]*+"
 _TEXT = rf"[^\[<]++|\[(?!\s*+(?:\Z|{_NAME}\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z)"
 _NO_CALL = re.compile(f"(?:{_TEXT})*+")
-"""Text without the start, or a possible start, of a list of calls or a marker."""
+"""Text without a list of calls or a marker, and without the beginning of one at its end."""
 _IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
 _NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
 _NO_CALL_IN_PROSE = re.compile(
     rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+"
 )
-"""The same, and lists in the middle of a line that are not calls, because no argument starts like
-that. A line break after the parenthesis is left to the reader: a call may follow on the next line.
+"""As `_NO_CALL`, and also skips lists within a line whose parenthesis is followed by something that
+cannot start an argument. A line break there is not skipped: a call may follow on the next line.
 """
 _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
@@ -84,7 +85,7 @@ class PythonicParser(ToolCallParser):
             try:
                 calls, stop = yield from read_calls_list(source, begin)
             except Unreadable as error:
-                # prose: what was read is not read again, so that reading stays linear
+                # prose: skip the text that was read, so that the total time stays linear
                 if not alone and offered is None:
                     stop = max(error.at, begin + 1)
                     out.content(source.text[begin:stop])
@@ -102,8 +103,8 @@ class PythonicParser(ToolCallParser):
 
 
 def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], int]]:
-    """Return the calls in the list at `begin`, whose span they share, and its end. Raises
-    `Unreadable`.
+    """Return the calls in the list at `begin`, and the end of the list. Every call has the span of
+    the list. Raises `Unreadable`.
     """
     calls: list[ToolCall] = []
     at = yield from source.skip(begin + 1)

@@ -1,7 +1,7 @@
 """`sglang:NAME`: SGLang's own tool-call parser, if SGLang is installed.
 
-Invariant: text that SGLang's parser drops from both text and calls is kept as an attempt with a
-status.
+Invariant: if SGLang's parser returns a part of the reply neither as text nor as a call, that part
+is kept as an attempt with a status.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SGLangParser(ToolCallParser):
     def _dropped(
         self, text: str, content: str, calls: list[ToolCall], at: int, tools: list[dict[str, Any]]
     ) -> list[ToolCall]:
-        """Return the attempts that SGLang's parser left out of `calls` and of the text."""
+        """Return the attempts that SGLang's parser returned neither in `calls` nor in `content`."""
         words = f"SGLang's parser {self.sglang_name} dropped this"
         if self._own is None:
             whole = not calls and len("".join(content.split())) < len("".join(text.split()))

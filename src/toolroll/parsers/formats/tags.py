@@ -2,8 +2,8 @@
 a key and bare text.
 
 Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and similar formats differ in their markers, which `Shape`
-lists. Invariants: a value ends at the first closing marker after which the format can continue, so
-that values may contain the format's own tags; a value that is never closed ends with its call and
+lists. Invariants: a value ends at the first closing marker after which the format can continue.
+So values may contain the format's own tags. A value that is never closed ends with its call and
 block, so that it does not swallow the next call.
 """
 
@@ -31,8 +31,8 @@ class Shape:
     Attributes:
         block: Start and end marker of all calls together; None for no block.
         call: Start and end marker of a call.
-        name_end: Markers that end the name. The first is skipped; at the others the parameters
-            start.
+        name_end: Markers that end the name. The first is skipped; the others are already the start
+            of the parameters.
         key: Start and end marker of a parameter's key.
         value: Start and end marker of a value; the start is "" if the key's end starts the value.
         kind: Start and end marker of the value's JSON type, which may follow the key.
@@ -171,8 +171,8 @@ class TagParser(BlockParser):
     def _kind(
         self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
     ) -> Steps[tuple[int, Any]]:
-        """Return the position after the optional type at `at`, and the schema for the value: the
-        type if `schema` does not set one.
+        """Return the position after the optional type at `at`, and the schema for the value:
+        `schema`, or one with the type that was read if `schema` does not set a single type.
         """
         start = yield from source.skip(at)
         if not (yield from source.starts(start, marks[0])):

@@ -1,7 +1,7 @@
 """`Collector`: build a reply, and the steps of a stream, from what a reader finds.
 
-Invariant: the steps of one kind, joined, are the reply's field of that kind. So trailing white
-space is held back until text follows it.
+Invariant: the steps of one kind, joined, equal the reply's field of that kind. So trailing white
+space, which is stripped from the fields, is held back until text follows it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Collector:
             self._verbatim_at = at
 
     def verbatim(self, text: str) -> None:
-        """Add the new part of `text`, the reply so far, as content if it is verbatim."""
+        """After `begin_verbatim`, add the new part of `text` (the reply so far) as content."""
         if self._verbatim_at is not None:
             self._put("content", self._content.add(text[self._verbatim_at :]))
             self._verbatim_at = len(text)
@@ -94,7 +94,7 @@ class Collector:
             self._deltas.append(Delta(kind, text))
 
     def drain(self) -> list[Delta]:
-        """Return the steps since the last call."""
+        """Return the steps since the previous `drain`."""
         found, self._deltas = self._deltas, []
         return found
 

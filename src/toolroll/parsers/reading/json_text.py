@@ -1,8 +1,8 @@
 """Read JSON in a text that arrives in pieces: find the end of a value, decode it, make it a call.
 
-Invariants: a value ends as in `json.JSONDecoder.raw_decode`, and errors of that function are errors
-here (so are NaN, Infinity and numbers beyond a double, which JSON cannot represent); a scan stops
-at the first wrong character, so scans that fail are short.
+Invariants: a value ends where it ends for `json.JSONDecoder.raw_decode`. Text that this function
+rejects is rejected here too, and so are NaN, Infinity and numbers beyond a double, which JSON
+cannot represent. A scan stops at the first wrong character, so scans that fail are short.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
 
 
 def _whole(text: str, at: int) -> int | None:
-    """Return the end of a valid value at `at`, found by the standard library's decoder in C; None
-    if the value must be scanned by characters.
+    """Return the end of the value at `at` from the standard library's decoder in C. Return None if
+    that decoder rejects the value: then it must be scanned by characters.
     """
     try:
         stop = int(_DECODER.raw_decode(text, at)[1])
@@ -208,7 +208,7 @@ def _deeper(value: Any, depth: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The keys for the parts of a call object; the first key that exists counts."""
+    """The keys for the parts of a call object. Of several keys, the first that exists counts."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")

@@ -54,7 +54,9 @@ def _of_type(schema: Mapping[str, Any]) -> Fits | None:
 
 
 def _of_enum(schema: Mapping[str, Any]) -> Fits | None:
-    """Support only strings: JSON schema and Python differ on whether 1, 1.0 and true are equal."""
+    """Return a check for an enum of strings. Other values are left to the validator: JSON schema
+    and Python differ on whether 1, 1.0 and true are equal.
+    """
     if "enum" not in schema:
         return _anything
     values = schema["enum"]

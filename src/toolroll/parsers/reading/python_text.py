@@ -1,8 +1,8 @@
 """Read calls and literals in Python syntax, `f(a=1, b=['x', None])`, in a text that arrives in
 pieces.
 
-Invariants: nothing is evaluated; a value ends as in Python, with one exception for quotes that a
-template did not escape: a quote closes its string only if the next character can follow a value.
+Invariants: nothing is evaluated. A value ends as in Python, with one exception: a quote closes its
+string only if the next character can follow a value, because some templates do not escape quotes.
 JSON's `true`, `false` and `null` are read too.
 """
 

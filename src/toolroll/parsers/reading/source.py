@@ -2,11 +2,11 @@
 are generators.
 
 A reader yields if it needs more text, and continues when there is more or the text is closed.
-Invariants: the result of a reader never depends on where the text was split into pieces; if the
-vocabulary has a marker as one control token, the marker counts only if it is that token; the time
-is linear in the text, even for small pieces, because failed searches are not repeated and waiting
-ones continue where they stopped. No reader keeps a match object across a yield: it would keep the
-old text alive.
+Invariants: the result of a reader never depends on where the text was split into pieces. If a
+marker is one control token of the vocabulary, only that token counts as the marker. The time is
+linear in the text, even for small pieces: failed searches are not repeated, and waiting searches
+continue where they stopped. No reader keeps a match object across a yield, because a match object
+would keep the old text alive.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Source:
         self.text = whole
 
     def exact(self, marker: str) -> bool:
-        """Return True if the tokens, not only the text, show the positions of `marker`."""
+        """Return True if `marker` is recognized by its control token, not only by its text."""
         return self._starts is not None and marker in self._control
 
     def is_control_token(self, marker: str, at: int) -> bool:
@@ -155,7 +155,7 @@ class Source:
     def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
         """Return the longest of `prefixes` that is at `at`, or "".
 
-        `spelled`: accept it as ordinary text too.
+        `spelled`: also accept a prefix that is ordinary text instead of a control token.
         """
         while True:
             rest = self.text[at : at + max(map(len, prefixes))]
@@ -206,7 +206,7 @@ class Source:
         optional white space; -1 for none before the next of `stops`.
 
         The follower is required because a value may contain the format's own tags. If `close` is
-        known from the tokens, it is not required.
+        recognized by its control token, no follower is required.
         """
         key = (close, followers, stops)
         if self.is_absent(key, start):

@@ -1,7 +1,7 @@
 """`DrivenEpisode`: an episode that is driven from outside, for frameworks that sample themselves.
 
 Such a framework (tinker-cookbook, for example) calls its environment with the ids that it sampled,
-and wants the next prompt. The episode is an ordinary one: its engine waits for those ids.
+and expects the next prompt. The episode is an ordinary one on an engine that waits for these ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toolroll.rollout.types import (
 
 
 class _WaitingEngine(FrameworkEngine):
-    """Hands each request out, and waits for its tokens."""
+    """An engine that passes each request to the caller, and waits for the tokens from there."""
 
     def __init__(self, *, context_length: int | None, vocab_size: int) -> None:
         super().__init__("the caller", context_length=context_length, vocab_size=vocab_size)
@@ -41,11 +41,11 @@ class _WaitingEngine(FrameworkEngine):
 
 
 class DrivenEpisode:
-    """One episode of `env`: it gives each prompt, and takes the ids that were sampled from it.
+    """One episode of `env`: it returns each prompt, and takes the ids that you sampled from it.
 
-    `tokenizer` has the chat template. `context_length` is that of the model, in tokens.
-    `tool_call_parser` has SGLang's names; "auto" selects the one for the template. `settings` are
-    those of the agent: `parallel_calls`, `on_invalid_call`, `verify` ...
+    `tokenizer` has the chat template. `context_length` is the limit of the model, in tokens.
+    `tool_call_parser` is one of SGLang's names, or "auto" to infer it from the template. `settings`
+    are the agent's: `parallel_calls`, `on_invalid_call`, `verify` ...
 
     Example:
         episode = DrivenEpisode(env, task, tokenizer, context_length=32768)
@@ -79,7 +79,7 @@ class DrivenEpisode:
         self._waiting = False
 
     async def start(self) -> list[int] | None:
-        """Reset the environment and return the first prompt, None if the episode is over."""
+        """Reset the environment and return the first prompt. Return None if the episode is over."""
         if self._playing is not None:
             raise UsageError("the episode was started already: make a new one for each episode")
         self._playing = asyncio.create_task(
@@ -104,8 +104,8 @@ class DrivenEpisode:
         finish_reason: str | None = None,
         weight_version: str | None = None,
     ) -> list[int] | None:
-        """Take the ids sampled from the last prompt, the stop token included, and return the next
-        prompt, None if the episode is over.
+        """Take the ids sampled from the last prompt, including the stop token, and return the next
+        prompt. Return None if the episode is over.
 
         `finish_reason`: "stop", "length" or "abort"; default: "stop" if the last id is a stop token
         of the template, otherwise "length". Raise `UsageError` if no prompt is waiting.
@@ -115,7 +115,7 @@ class DrivenEpisode:
         ended = len(ids) > 0 and ids[-1] in self._template.stop_token_ids
         if finish_reason is None:
             finish_reason = "stop" if ended else "length"
-        # "": a text that the caller stopped at, if the last token is no stop token
+        # "": the caller stopped at a text, because the last token is not a stop token
         matched = "" if finish_reason == "stop" and not ended else None
         versions = () if weight_version is None else (WeightVersion(weight_version, 0, len(ids)),)
         self._waiting = False

@@ -1,7 +1,7 @@
 """`EpisodePlayer`: plays the episodes that a trainer asks for, on one model.
 
-Every adapter uses it: what differs between frameworks is how a task is named and what a sample
-looks like, not how an episode is played.
+Every adapter uses it. Frameworks differ in how they name a task and in what a sample looks like,
+but not in how an episode is played.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeSettings(ModelSettings):
-    """What a trainer can set for its episodes, in every framework by the same names."""
+    """A trainer's settings for its episodes. The names are the same for every framework."""
 
     env: str | None = Field(
-        default=None, description="the environment; what a task names itself has priority"
+        default=None, description="the environment; one that the task itself names has priority"
     )
     split: str | None = Field(
         default=None,
-        description="of the tasks; what a task names itself has priority; default: the first",
+        description="the tasks' split; one that the task itself names has priority; default: "
+        "the environment's first",
     )
     env_settings: dict[str, Any] = Field(
         default_factory=dict, description="the environment's own keys"
@@ -50,13 +51,14 @@ class EpisodeSettings(ModelSettings):
     agent: str = Field(
         default="tool-calling", description="an agent's name (entry points toolroll.agents)"
     )
-    max_turns: int = Field(default=30, ge=1, description="of the model in one episode")
+    max_turns: int = Field(default=30, ge=1, description="limit of the model's turns per episode")
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
     parallel_calls: Literal["all", "first", "refuse"] | None = Field(
-        default=None, description="several calls in one turn; default: the environment's rule"
+        default=None,
+        description="what to do with several calls in one turn; default: the environment's rule",
     )
     on_length: Literal["stop", "continue"] = Field(
-        default="stop", description="after a turn that was cut by max_new_tokens"
+        default="stop", description="what to do after a turn that was cut by max_new_tokens"
     )
     user: str | None = Field(
         default=None,
@@ -64,22 +66,27 @@ class EpisodeSettings(ModelSettings):
         "toolroll.users",
     )
     user_settings: dict[str, Any] = Field(
-        default_factory=dict, description="of the user simulator; openai: base_url, model ..."
+        default_factory=dict,
+        description="settings of the user simulator; for openai: base_url, model ...",
     )
     step_timeout: float | None = Field(
-        default=None, gt=0, description="seconds for one call of the environment; default: no limit"
+        default=None,
+        gt=0,
+        description="limit in seconds for one call of the environment; default: no limit",
     )
     retries: int = Field(
         default=1, ge=0, description="how often an episode that a failure aborted is played again"
     )
-    seed: int | None = Field(default=None, description="of environments and users; default: 0")
+    seed: int | None = Field(
+        default=None, description="the seed of environments and users; default: 0"
+    )
 
 
 class EpisodePlayer:
-    """Plays episodes with `settings` on `model`, which it closes with itself.
+    """Plays episodes with `settings` on `model`. `aclose` closes the model too.
 
-    `stopped` is asked before an episode is played again; `name` writes a setting as the framework's
-    users know it, for error messages.
+    If `stopped` returns True, a failed episode is not played again. `name` converts the name of a
+    setting to the framework's spelling, for error messages.
 
     Example:
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
@@ -118,10 +125,10 @@ class EpisodePlayer:
     ) -> InteractionResult:
         """Play the task `index`, and return the episode.
 
-        `metadata` may name the task's own `env` and `split`. `number` tells the samples of one task
-        apart, and goes into their seeds. An episode that a failure aborted is played again, up to
-        `settings.retries` times, and is then returned as aborted. Raise `UsageError` for settings
-        that cannot work.
+        `metadata` may have an `env` and a `split` for this task. `number` is the number of the
+        sample among those of the task; the seed depends on it. An episode that a failure aborted is
+        played again, up to `settings.retries` times, and is then returned as aborted. Raise
+        `UsageError` for settings that cannot work.
         """
         await self._open()
         factory, task = await self._find(index, metadata or {})
@@ -214,7 +221,7 @@ class EpisodePlayer:
 
 
 def task_index(prompt: Any) -> int:
-    """Return the task's index as `prompt`, a number or its digits, gives it."""
+    """Return the task's index from `prompt`, which is a number or its digits as text."""
     if isinstance(prompt, int) and not isinstance(prompt, bool):
         return prompt
     if isinstance(prompt, str) and prompt.strip().isdigit():
@@ -243,7 +250,7 @@ def check_template(template: ChatTemplate) -> None:
 
 
 def agent_settings(settings: EpisodeSettings) -> dict[str, Any]:
-    """Return what the maker of the agent takes."""
+    """Return the settings that the agent takes."""
     return {
         "on_invalid_call": settings.on_invalid_call,
         "parallel_calls": settings.parallel_calls,

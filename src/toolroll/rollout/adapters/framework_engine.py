@@ -1,9 +1,9 @@
 """`FrameworkEngine`: the engine object that a training framework passes to its rollouts, as the
 engine of a `Model`; and `LoopPlayers`, the players on it.
 
-Invariants: the object is called in the caller's event loop only; an answer is refused unless its
-ids can be sampled and each has a finite logprob, as `parse_completion` does for SGLang; there is no
-HTTP.
+Invariants: the object is called in the caller's event loop only. An answer is refused unless the
+engine can have sampled its ids and each id has a finite logprob, as in `parse_completion` for
+SGLang. There is no HTTP.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ TEXT_ONLY = frozenset(
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One turn as a framework's engine returns it. `finish_reason`: "stop", "length" or "abort".
-    `matched`: the stop token or stop string, if the engine tells. The rest is as in `Completion`.
+    `matched`: the stop token or stop string, if the engine reports it. The other fields are those
+    of `Completion`.
     """
 
     ids: Sequence[int]
@@ -64,7 +65,7 @@ class Sampled:
 
 
 class FrameworkEngine(EngineClient):
-    """`name` is the framework's, for error messages. `vocab_size` is the tokenizer's."""
+    """`name` is the framework's name, for error messages. `vocab_size` is that of the tokenizer."""
 
     def __init__(self, name: str, *, context_length: int | None, vocab_size: int | None) -> None:
         self._name = name
@@ -86,7 +87,7 @@ class FrameworkEngine(EngineClient):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn. Raise `CompletionError` if it cannot be what the engine sampled."""
+        """Return one turn. Raise `CompletionError` if no engine can have sampled such a turn."""
         began = perf_counter()
         turn = await self.sample(request)
         ids = check_ids(turn.ids, request, vocab_size=self._model_info.sampled_limit)
@@ -129,12 +130,12 @@ class FrameworkEngine(EngineClient):
         raise UsageError(f"{self._name}'s engine has no HTTP address: call generate, not post")
 
     async def aclose(self) -> None:
-        """Do nothing: the engine is the trainer's."""
+        """Do nothing: the engine belongs to the trainer."""
 
 
 def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
-    """Return what ended the turn: what the engine tells, else the last token. If stop strings were
-    asked for, that may be text, so only a requested stop token counts then.
+    """Return what ended the turn: the engine's own report, else the last token. If stop strings
+    were requested, the last token may be part of one, so only a requested stop token counts then.
     """
     if turn.finish_reason != "stop" or turn.matched is not None:
         return turn.matched if turn.finish_reason == "stop" else None
@@ -143,8 +144,8 @@ def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
 
 
 class LoopPlayers:
-    """One `EpisodePlayer` for each event loop and engine object, since connections belong to a
-    loop. `make` returns the engine client of one engine object.
+    """One `EpisodePlayer` for each event loop and engine object, because connections belong to a
+    loop. `make` returns the engine client for an engine object.
     """
 
     def __init__(
@@ -210,8 +211,8 @@ def from_vllm(
 
 
 def to_vllm(params: Mapping[str, Any], *, name: str) -> dict[str, Any]:
-    """Return SGLang's sampling parameters by vLLM's names. Raise `UsageError`, with the engine's
-    `name`, for one that vLLM does not have.
+    """Return SGLang's sampling parameters by vLLM's names. Raise `UsageError` for a parameter that
+    vLLM does not have. `name` is the engine's, for that message.
     """
     found = {}
     for ours, value in params.items():

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """`version`: the one that the tests use. `path`: what the framework's configuration names.
-    `forks` and `aborted`: what becomes of an episode that forked, and of one that failed.
+    """`version`: the version in the tests. `path`: the name to put into the framework's
+    configuration. `forks`: what a forked episode becomes. `aborted`: what a failed one becomes.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """`TrainingSequence`: one sequence of an episode as lists, by the rules that all adapters share.
 
 - Only tokens that an engine sampled are trained. Tokens made from text are refused.
-- An aborted episode has no reward, and nothing of it is trained (I9).
+- An aborted episode has no reward, and none of its tokens is trained (I9).
 - A response has at least one token: trainers fail for an empty one. If nothing was sampled, the
   response is the prompt's last token, with mask 0.
 - Tokens that were not sampled have the logprob 0.0.
@@ -38,7 +38,7 @@ class TrainingSequence:
 
     @property
     def weight_versions(self) -> list[str]:
-        """The version of each span that was sampled under one version."""
+        """The weight version of each span. All tokens of a span have one version."""
         if self.trajectory is None:
             return []
         return [span.version for span in self.trajectory.weight_versions]
@@ -59,7 +59,7 @@ def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[Tr
 
 
 def most_trained(sequences: Sequence[TrainingSequence]) -> TrainingSequence:
-    """Return the sequence with the most trained tokens, the first of equals: the rule for
+    """Return the sequence with the most trained tokens; of equals, the first. This is the rule for
     frameworks that take one sequence for each sample.
     """
     return max(sequences, key=lambda sequence: sequence.trained_tokens)

@@ -13,7 +13,7 @@ from toolroll.rollout.types import InteractionResult
 @dataclass(frozen=True, slots=True)
 class SingleSequence:
     """`sequence`, cut to the framework's limit. `left_out_tokens` counts the trained tokens that
-    are not in it: those of the other sequences if the episode forked, and those after the cut.
+    are left out: those of the other sequences if the episode forked, and those after the cut.
     """
 
     sequence: TrainingSequence
@@ -43,7 +43,7 @@ def single_sequence(
 
 
 def _versions(sequence: TrainingSequence) -> list[str]:
-    """Return the version of each span that begins before the cut."""
+    """Return the weight version of each span that begins before the cut."""
     if sequence.trajectory is None:
         return []
     end = len(sequence.prompt_ids) + len(sequence.response_ids)

@@ -46,7 +46,7 @@ def _version(*, value: bool) -> None:
 
 
 def main() -> None:
-    """Run the `toolroll` command. Print errors that the user can fix on one line, no traceback."""
+    """Run the `toolroll` command. Print toolroll's own errors on one line, without a traceback."""
     try:
         app()
     except ToolrollError as error:
@@ -103,7 +103,7 @@ app.command(name="run")(
 
 @app.command()
 def envs() -> None:
-    """List the environments, and what to install for one that is missing.
+    """List the environments, and the install commands for missing ones.
 
     Example: toolroll envs
     """
@@ -115,7 +115,7 @@ def envs() -> None:
 
 @app.command()
 def frameworks() -> None:
-    """List the adapters for training frameworks: tested version, what to name, and their rules.
+    """List the adapters for training frameworks: tested version, name to configure, and rules.
 
     Example: toolroll frameworks
     """
@@ -167,8 +167,8 @@ def check_template(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if they
-    cannot be exact.
+    """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if the
+    tokens cannot be exact.
 
     Example: toolroll check-template Qwen/Qwen3-8B
     """
@@ -194,7 +194,7 @@ def view(
     ] = 500,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
-    It needs no network.
+    The page needs no network.
 
     Example: toolroll view out/demo
     """
@@ -250,7 +250,7 @@ def engine(
     context_length: Annotated[int, typer.Option()] = 32768,
     latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,
 ) -> None:
-    """Serve the embedded engine: SGLang's /generate without weights, for trying things out.
+    """Serve the embedded engine: SGLang's /generate without weights, for experiments.
 
     Example: toolroll engine --port 30000
     """
@@ -332,7 +332,7 @@ def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) ->
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end. Of a group of `ToolrollError`s, raise the first."""
+    """Run `main` to its end. If several `ToolrollError`s are raised together, raise the first."""
     try:
         return run_loop(main)
     except* ToolrollError as group:

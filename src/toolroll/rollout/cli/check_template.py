@@ -20,8 +20,8 @@ _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold 
 
 
 def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
-    """Return the report on the tokenizer `model` with its own chat template, or with the one in
-    the file `template`.
+    """Return the report on the tokenizer `model` with the chat template in the file `template`. If
+    that is None, use the tokenizer's own template.
     """
     if Path(model).suffix in (".jinja", ".jinja2"):
         raise UsageError(

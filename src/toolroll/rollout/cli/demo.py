@@ -20,7 +20,7 @@ from toolroll.rollout.types import EnvironmentOptions
 
 ENVIRONMENTS = ("bfcl/multi_turn_base", "desk")
 MISTAKES = 0.3
-"""The share of episodes in which the scripted engine makes a mistake, so that rewards differ."""
+"""The share of episodes with a mistake of the scripted engine. Mistakes make the rewards differ."""
 
 
 async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> list[Outcome]:

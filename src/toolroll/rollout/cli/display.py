@@ -1,4 +1,4 @@
-"""What a run shows: a live progress bar in a terminal, plain lines elsewhere, and the table at
+"""The output of a run: a live progress bar in a terminal, plain lines elsewhere, and the table at
 the end.
 """
 
@@ -33,7 +33,7 @@ _LINES = 20  # without a terminal: one line for each twentieth of the run
 class RunDisplay:
     """Shows the episodes of one environment as they finish. A context manager.
 
-    `summary` holds the episodes of earlier runs. Add each new one to it before `show`.
+    `summary` holds the episodes of earlier runs. Add each new episode to it before `show`.
     """
 
     def __init__(self, console: Console, summary: Summary, total: int) -> None:
@@ -146,8 +146,8 @@ _SHOWN_K = (1, 2, 4, 8, 16, 32)
 
 
 def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
-    """Return rows of pass@k and pass^k for each usual k that any environment has; at k = 1 they
-    are equal.
+    """Return rows of pass@k and pass^k for each usual k that any environment has. For k = 1 there
+    is one row, because both are equal.
     """
     found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
     rows: list[tuple[str, Read]] = []
@@ -183,7 +183,7 @@ def _invalid(found: Mapping[str, Any]) -> str:
 
 
 def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table: how episodes ended, the invalid calls, and all warnings."""
+    """Return the lines below the table: reasons why episodes ended, invalid calls, and warnings."""
     ends = ", ".join(
         f"{reason} {count}"
         for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1])
@@ -208,7 +208,7 @@ def _number(value: float | None) -> str:
 
 
 def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
-    """Print the adapters, a block for each, so that no name is cut."""
+    """Print each adapter as a block of lines, so that no name is cut."""
     for one in frameworks:
         console.print(
             f"[bold]{one.name}[/] {one.version}\n"
@@ -221,8 +221,8 @@ def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
-    """Print the environments as a table, and below it the commands that install what is missing,
-    one per line and uncut.
+    """Print the environments as a table. Below the table, print the commands that install missing
+    packages, each on one line of any length.
     """
     table = Table()
     table.add_column("environment", no_wrap=True)

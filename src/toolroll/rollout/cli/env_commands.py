@@ -54,7 +54,7 @@ def check_env(
         str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default: the first 20")
     ] = None,
 ) -> None:
-    """Check an environment before it is played: seeds, references, wrong arguments, blocking calls,
+    """Check an environment before you play it: seeds, references, wrong arguments, blocking calls,
     concurrent episodes. Exit with 1 if a check failed.
 
     Example: toolroll check-env env.py:env

@@ -1,4 +1,4 @@
-"""`toolroll export`: a run in another format."""
+"""`toolroll export`: write a run in another format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`toolroll new-env NAME`: write a small working environment, as one file or as a package, to edit
-into the real one.
+"""`toolroll new-env NAME`: write a small working environment, as one file or as a package. The user
+then edits it into a real one.
 
 Invariant: the files as written pass their own test and mypy --strict.
 """
@@ -245,8 +245,8 @@ def test_it_is_known_by_name() -> None:
 
 
 def new_env(name: str, at: Path) -> Path:
-    """Write an environment and its test as two files in the folder `at`; return the environment's.
-    Raise `UsageError` if one of them exists.
+    """Write an environment and its test as two files in the folder `at`. Return the path of the
+    environment. Raise `UsageError` if one of the files exists.
     """
     package = _package(name)
     files = {at / f"{package}.py": FILE, at / f"test_{package}.py": FILE_TEST}
@@ -255,8 +255,8 @@ def new_env(name: str, at: Path) -> Path:
 
 
 def new_package(name: str, at: Path) -> Path:
-    """Write the package `name`, with an entry point, into the folder `at / name`; return it. Raise
-    `UsageError` if the folder exists.
+    """Write the package `name`, with an entry point, into the folder `at / name`. Return this
+    folder. Raise `UsageError` if it exists.
     """
     package, folder = _package(name), at / name
     files = {
@@ -290,7 +290,7 @@ def _write(files: Mapping[Path, str], name: str, not_there: Iterable[Path]) -> N
 
 
 def _package(name: str) -> str:
-    """Return the name of the module. Raise `UsageError` if `name` cannot be one."""
+    """Return the module's name for the environment `name`. Raise `UsageError` for invalid names."""
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(
             f"{name!r} cannot be the name of an environment: use lowercase letters, digits and "

@@ -47,7 +47,7 @@ def given_values(
     *,
     old_names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the settings of `model` in `values` that were given, with JSON options as objects.
+    """Return the given settings of `model` in `values`. Options that take JSON are decoded.
 
     Raise `UsageError` if an option that takes JSON holds something else.
     """
@@ -119,7 +119,7 @@ def _help(field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a `Literal`, even if optional; () for any other type."""
+    """Return the values of a `Literal` or an optional `Literal`; () for any other type."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):

@@ -36,8 +36,8 @@ from toolroll.rollout.types import Episode, Status, Task
 class Outcome:
     """The result of playing one environment.
 
-    `seconds`: the time of this run. `stopped`: the signal that ended it early. `failure`: why the
-    last aborted episode of this run was aborted, in one line.
+    `seconds`: the time of this run. `stopped`: the signal that ended the run early. `failure`: the
+    reason why the run's last aborted episode was aborted, in one line.
     """
 
     summary: Summary
@@ -61,7 +61,7 @@ async def run(config: RunConfig, console: Console) -> Outcome:
 
 async def play(plan: Plan, console: Console) -> Outcome:
     """Play the episodes of `plan` that are not in the folder `config.out` yet, and show progress.
-    SIGINT and SIGTERM end it early.
+    SIGINT and SIGTERM end the run early.
     """
     env, out = plan.factory.name, plan.config.out
     now = await provenance(plan)
@@ -103,7 +103,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
 
 
 def _has_others(done: Collection[EpisodeKey], plan: Plan) -> bool:
-    """Return whether an episode of `done` is of a task or sample that `plan` does not have."""
+    """Return True if `done` has an episode of a task or sample that `plan` does not have."""
     tasks = {task.id for task in plan.tasks}
     return any(task not in tasks or sample >= plan.config.samples for task, sample in done)
 
@@ -160,8 +160,8 @@ async def _play(
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:
-    """Return the tasks that the result covers: those of `plan`, and those of earlier runs in the
-    folder.
+    """Return the tasks in the result: those of `plan`, and those that earlier runs in the folder
+    played.
     """
     names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
     return [
@@ -198,8 +198,8 @@ class EpisodeRunner(Protocol):
 
 
 def runner_of(plan: Plan) -> EpisodeRunner:
-    """Return the runner in this process, or one with worker processes on this machine or a Ray
-    cluster.
+    """Return the runner for `plan`: one in this process, or one with worker processes on this
+    machine or on a Ray cluster.
     """
     config = plan.config
     if config.ray is not None:
@@ -222,7 +222,7 @@ async def _open_worker(
 
 
 async def _check_addresses(config: RunConfig) -> None:
-    """Raise `UsageError` if the baseline's server or the user simulator's does not respond."""
+    """Raise `UsageError` if the server of the baseline or the user simulator does not respond."""
     user_url = config.user_url if config.user_model is not None else None
     for option, url in (("--baseline-url", config.baseline_url), ("--user-url", user_url)):
         if url is None:

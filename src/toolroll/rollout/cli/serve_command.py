@@ -30,7 +30,7 @@ _FLAGS = {
     "tool_call_parser": "parser",
     "apply_chat_template_kwargs": "chat-template-kwargs",
 }
-"""Settings whose flag has another name."""
+"""Maps settings to their flags, if the names differ."""
 
 _REQUESTS = "Requests"
 _LIMITS = "Sessions and limits"
@@ -63,7 +63,7 @@ def serve(
         str | None,
         typer.Option(help="the variable that holds the key; required unless --host is loopback"),
     ] = None,
-    parser: Annotated[str, typer.Option(help="as SGLang's --tool-call-parser names it")] = "auto",
+    parser: Annotated[str, typer.Option(help="a name of SGLang's --tool-call-parser")] = "auto",
     chat_template: Annotated[
         str | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
     ] = None,
@@ -82,14 +82,14 @@ def serve(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="SGLang's names; defaults for what a request does not set",
+            help="defaults for parameters that a request does not set; SGLang's names",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            help="for requests that set none; default: the rest of the context",
+            help="limit for requests that set none; default: the rest of the context",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
@@ -104,13 +104,13 @@ def serve(
     ] = 3,
     verify: Annotated[
         str,
-        typer.Option(metavar="[off|sample|always]", help="when sequences are checked"),
+        typer.Option(metavar="[off|sample|always]", help="when to check sequences"),
     ] = "sample",
     seed: Annotated[
         str,
         typer.Option(
             metavar="[best_effort|refuse]",
-            help="a request's seed, if the engine is not deterministic",
+            help="what to do with a request's seed if the engine is not deterministic",
             rich_help_panel=_REQUESTS,
         ),
     ] = "best_effort",
@@ -118,7 +118,7 @@ def serve(
         str,
         typer.Option(
             metavar="[refuse|drop]",
-            help="a request that offers tools of the provider's servers (web_search)",
+            help="what to do if a request offers tools of the provider's servers (web_search)",
             rich_help_panel=_REQUESTS,
         ),
     ] = "refuse",
@@ -236,7 +236,7 @@ def _ready(url: str) -> None:
 
 
 def _log_requests() -> None:
-    """Log one line per request to standard error, and the warnings of everything else."""
+    """Log one line per request to standard error, and only warnings from all other loggers."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("toolroll.rollout.server").setLevel(logging.INFO)
 
@@ -251,7 +251,7 @@ def _valid(kind: Any, **values: Any) -> Any:
 
 
 def _message(name: str, words: str) -> str:
-    """Return the error with the name of its option."""
+    """Return the error `words`, preceded by the name of its option."""
     if not name:
         return words
     return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"

@@ -1,5 +1,5 @@
 """SIGINT and SIGTERM end a run gracefully: running episodes are aborted at the engine and not
-recorded; finished ones are kept.
+recorded, and finished episodes are kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class StoppedError(Exception):
 
 
 async def until_stopped(awaitable: Awaitable[T]) -> T:
-    """Return the result of `awaitable`. At the first signal cancel it, and raise `StoppedError`
-    after it ends.
+    """Return the result of `awaitable`. At the first signal, cancel `awaitable`, wait for its end,
+    and raise `StoppedError`.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(awaitable)

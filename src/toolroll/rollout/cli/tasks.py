@@ -1,7 +1,7 @@
 """`toolroll tasks`: write a benchmark's tasks as JSON lines, for a trainer's prompt data.
 
-Invariants: `index` is the task's position in its split, `metadata` names the environment and the
-split; the file is written whole or not at all.
+Invariants: `index` is the task's position in its split. `metadata` names the environment and the
+split. The file is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def task_lines(
     wanted: str | None,
     env_args: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """Return one line for each task of `env` chosen by `split` (default: the first) and `wanted`
-    ("0-9", "3,5").
+    """Return one line for each task of `env` in `split` (default: the first split) that `wanted`
+    ("0-9", "3,5") names.
 
     Raise `UsageError` for an unknown environment, split or task, or if a package that the
     environment needs is not installed.
@@ -41,8 +41,8 @@ def task_lines(
 
 
 def task_row(env: str, split: str, task: Task) -> dict[str, Any]:
-    """Return one task as a row: its index, and as metadata the benchmark's own data plus env, split
-    and task id.
+    """Return one task as a row: `index`, and `metadata` with the benchmark's own data, the
+    environment, the split and the task's id.
     """
     return {
         "index": task.index,

@@ -28,9 +28,9 @@ def view(
     Args:
         folder: The folder of a run.
         out: The file to write; by default `view.html` in `folder`.
-        tokenizer: The tokenizer of all environments; by default that of each environment's model,
-            as `run.json` names it.
-        tokens: The number of episodes whose tokens are in the page.
+        tokenizer: The tokenizer for all environments; by default, each environment's own, which
+            `run.json` names.
+        tokens: The number of episodes to include with tokens.
 
     Raises:
         UsageError: `folder` is not the folder of a run, `out` cannot be written, or `tokenizer`

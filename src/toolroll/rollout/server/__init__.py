@@ -1,5 +1,5 @@
-"""The endpoint: any agent that speaks OpenAI's chat completions or Responses, or Anthropic's
-Messages, becomes trainable, unchanged.
+"""The endpoint. It makes any agent trainable, without changes to the agent, if the agent speaks
+OpenAI's chat completions or Responses, or Anthropic's Messages.
 """
 
 from toolroll.rollout.server.access import session_key

@@ -1,9 +1,9 @@
-"""Who may use the endpoint: with a key, its holder; without one, programs on this machine, but no
-web page.
+"""Who may use the endpoint: clients with its key. If the endpoint has no key: programs on this
+machine, but not web pages.
 
 Invariants: keys are compared in constant time. Without a key the endpoint is on loopback, where any
-web page can make a browser send requests: one with a foreign `Origin`, or for a host name that
-merely resolves to this machine (DNS rebinding), is refused before anything is read or changed.
+web page can make a browser send requests. So a request with a foreign `Origin`, or for a host name
+that merely resolves to this machine (DNS rebinding), is refused before anything is read or changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def session_key(key: str, session_id: str) -> str:
 
 
 def has_key(request: web.Request, key: str) -> bool:
-    """Return whether `request` was sent with `key`, alone or after the name of a session."""
+    """Return True if `request` was sent with `key`, alone or after the name of a session."""
     found = False
     for given in _keys(request):
         secret = given.rpartition(":")[2] if given.startswith(_SESSION) else given
@@ -36,8 +36,8 @@ def has_key(request: web.Request, key: str) -> bool:
 
 
 def sessions_in_keys(request: web.Request, *, keyed: bool) -> set[str]:
-    """Return the sessions that the keys of `request` name: `session:NAME`, or
-    `session:NAME:KEY` if the endpoint is `keyed`. For clients that can set nothing but a key.
+    """Return the sessions that the keys of `request` name. Such a key is `session:NAME`, or
+    `session:NAME:KEY` if the endpoint is `keyed`. It is for clients that can only set a key.
     """
     named = [given.removeprefix(_SESSION) for given in _keys(request) if given.startswith(_SESSION)]
     return {name.rpartition(":")[0] for name in named} if keyed else set(named)
@@ -49,7 +49,7 @@ def _keys(request: web.Request) -> list[str]:
 
 
 def check_sender(request: web.Request) -> None:
-    """Refuse a request without a key that a web page may have made a browser send."""
+    """Refuse `request`, which has no key, if a web page may have made a browser send it."""
     host = request.headers.get("Host", "")
     if _name_of(host) not in LOOPBACK:
         words = (
@@ -69,7 +69,7 @@ def check_sender(request: web.Request) -> None:
 
 
 def _name_of(host: str) -> str | None:
-    """Return the host name of a `Host` header, None if it is not one."""
+    """Return the host name in a `Host` header; None if there is no valid one."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -1,9 +1,9 @@
 """The HTTP server: one class with handlers over `Endpoint`.
 
 Invariants: every refusal is an error body of the request's dialect with a stable code, and its
-`x-should-retry` is true if another attempt can help; a session is reached with the server's key or
-its own (`access`); nothing that a client sends becomes a file name, and only a checked session id
-becomes a header of a request to the engine.
+`x-should-retry` is true if another attempt can help. A session is reached with the server's key or
+with the session's own key (`access`). Nothing that a client sends becomes a file name. Only a
+checked session id becomes a header of a request to the engine.
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ class EndpointServer:
             self.endpoint.sessions.drop_idle()
 
     async def _close_silent(self, runner: web.AppRunner) -> None:
-        """Close connections that sent no complete request header; aiohttp does so since 3.14.4."""
+        """Close connections that sent no complete request header. Newer versions of aiohttp, from
+        3.14.4 on, do this themselves.
+        """
         silent: set[web.RequestHandler] = set()
         while runner.server is not None:
             await asyncio.sleep(self.settings.receive / 2)
@@ -208,16 +210,16 @@ class EndpointServer:
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
-        """Return the one session that the request's key opens; None for the server's own key, or
-        if none is needed.
+        """Return the one session that the request's key opens. Return None if the request has the
+        server's own key, or if no key is needed.
         """
         key = self.settings.api_key
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """Return the session that the path, the key or the header names, None if none does.
+        """Return the session that the path, the key or the header names; None if none names one.
 
-        The header gives way to the other two: some programs send one by themselves.
+        Path and key have priority over the header, because some programs set the header themselves.
         """
         in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
         named = {request.match_info.get("session"), *in_keys} - {None}
@@ -258,8 +260,8 @@ class EndpointServer:
     async def _start(
         self, request: web.Request, start: Starter
     ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start the completion of `request`. The decoded body, a whole conversation, is freed
-        afterwards: it is not needed while the engine samples.
+        """Start the completion of `request`. Afterwards the decoded body, which has a whole
+        conversation, is freed, because it is not needed while the engine samples.
         """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
@@ -272,7 +274,7 @@ class EndpointServer:
         self, request: web.Request, body: dict[str, Any], *, create: bool = True
     ) -> LiveSession:
         """Return the request's session, named by path, header, key or body. If none is named, or if
-        it does not exist and is not to be created, it gets one that is dropped with the request.
+        it does not exist and `create` is False, return one that is dropped with the request.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -441,14 +443,14 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
 
 
 def _instead_of(path: str) -> str:
-    """Return what to use instead of `path`, which is not served."""
+    """Return the message for `path`, which is not served: what to use instead."""
     for name in ("/chat/completions", "/completions", "/responses", "/models"):
         base, found, _ = path.partition(name)
         if found and not base.endswith("/v1"):
             return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
     if "/v1/v1/messages" in path:
         base = path.partition("/v1/v1/messages")[0]
-        return f"there is no {path!r}: the client adds /v1 to its base_url itself, {base or '/'!r}"
+        return f"there is no {path!r}: the client adds /v1 itself: set base_url to {base or '/'!r}"
     hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
     routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
     words = f"there is no {path!r}" + (f": {hint}" if hint else "")
@@ -465,22 +467,22 @@ _INSTEAD = {
     "/assistants": _CHAT_INSTEAD,
     "/threads": _CHAT_INSTEAD,
     "/embeddings": "this endpoint only generates",
-    "/generate": "SGLang's own routes are the engine's: use /v1/completions, which takes token ids "
-    "as prompt",
-    "/detokenize": "SGLang's own routes are the engine's: each reply has its token ids and its "
-    "text",
+    "/generate": "only the engine has SGLang's own routes: use /v1/completions, which takes token "
+    "ids as prompt",
+    "/detokenize": "only the engine has SGLang's own routes; here, each reply has its token ids "
+    "and its text",
 }
-"""What to use instead of well-known routes."""
+"""Hints for well-known routes that are not served."""
 
 
 def _route(request: web.Request) -> str:
-    """Return the path of the route that answers `request`, with names instead of values."""
+    """Return the path of the route that answers `request`, with names of parameters, not values."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "other"
 
 
 async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return what `made` returns as JSON, made in a thread if it is `large`."""
+    """Return the result of `made` as JSON. Call `made` in a thread if the result is `large`."""
     body = await call_of_size(lambda: orjson.dumps(made()), large=large)
     return web.Response(body=body, content_type="application/json")
 

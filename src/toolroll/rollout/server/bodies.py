@@ -1,6 +1,6 @@
-"""Answers in OpenAI's wire format, with the exact ids in addition: `prompt_token_ids`,
-`choices[i].token_ids`, and the id of every token in the logprobs, including the stop token, so that
-they align with `token_ids`.
+"""Answers in OpenAI's wire format, plus the exact ids: `prompt_token_ids`, `choices[i].token_ids`,
+and the id of each token in the logprobs. The logprobs include the stop token, so that they align
+with `token_ids`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def chat_body(
 
 
 def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
-    """Return the ids of the prompt and the first answer, as OpenRLHF's example names them."""
+    """Return the ids of the prompt and of the first answer, named as in OpenRLHF's example."""
     ids = served.choices[0].completion.output_ids.tolist()
     prompt = served.prompt_ids.tolist()
     return {"token_ids": {"prompt_token_ids": prompt, "completion_token_ids": ids}}
@@ -55,8 +55,8 @@ def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
 def text_body(
     served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
 ) -> dict[str, Any]:
-    """Return a `text_completion` without the ids of the prompt; with `prompt_ids`, they are in each
-    choice, as vLLM writes them.
+    """Return a `text_completion` without the ids of the prompt. If `prompt_ids` is True, each
+    choice has these ids, as in vLLM.
     """
     repeated = prompt_token_ids(served) if prompt_ids else {}
     choices = [
@@ -81,7 +81,7 @@ def text_body(
 
 
 def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
-    """Return True if it takes long to write these as an answer: each logprob decodes its token."""
+    """Return True if it takes long to write the answer: for each logprob a token is decoded."""
     tokens = sum(len(completion.output_ids) for completion in completions)
     return tokens * (10 * (1 + top) if logprobs else 1) > LONG
 
@@ -123,8 +123,8 @@ def wire_message(choice: Choice) -> dict[str, Any]:
 
 
 def finish_reason(choice: Choice) -> str:
-    """Return OpenAI's finish reason: `length` even if the reply has a call, and `tool_calls` if the
-    reply has a call and ended by itself.
+    """Return OpenAI's finish reason. For a reply with a call, it is `tool_calls` if the reply ended
+    by itself, and `length` if it was cut.
     """
     if (
         choice.completion.finish_reason == "stop"

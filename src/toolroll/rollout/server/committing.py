@@ -1,7 +1,7 @@
 """Commit an answer to its session: to the tree, and to the journal if the session has one.
 
-Invariants: both have the answers in the same order; an answer that cannot be saved is never
-trained.
+Invariants: tree and journal have the answers in the same order. An answer that cannot be saved is
+never trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def commit_chat(
     pending: PendingRequest[CompletionResult],
     switches: Mapping[str, Any],
 ) -> None:
-    """Commit a reply in any dialect. `switches`: those of the template of `prompt`."""
+    """Commit a reply in any dialect. `switches`: the switches of the template of `prompt`."""
     dialect, asked = parsed.dialect, parsed.asked
     assert dialect is not None and asked is not None
     live.check()
@@ -80,7 +80,7 @@ def _wait_for(
     result: CompletionResult,
     nodes: Sequence[Node],
 ) -> None:
-    """Let `result` wait for `saved`, and exclude it from training if that fails."""
+    """Make `result` wait for `saved`. If saving fails, exclude `nodes` from training."""
 
     def exclude(done: asyncio.Future[None]) -> None:
         if done.exception() is not None:

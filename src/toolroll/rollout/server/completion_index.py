@@ -1,4 +1,4 @@
-"""`CompletionIndex`: find the sampled node of a text completion by the text up to it.
+"""`CompletionIndex`: find the sampled node of a text completion by the text up to its end.
 
 Invariants: each text is decoded once, and only its length and digest are kept; the cost of a lookup
 depends only on the length of the prompt, not on the number of texts.
@@ -28,7 +28,7 @@ class CompletionIndex:
         self._nodes.append(node)
 
     def before_ids(self, ids: IdArray) -> Node | None:
-        """Return the longest node whose ids are a prefix of `ids`; the first of several."""
+        """Return the longest node whose ids are a prefix of `ids`. Of equals, return the first."""
         fitting = [
             node
             for node in self._nodes

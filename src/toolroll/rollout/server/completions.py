@@ -1,8 +1,8 @@
 """Find the sampled node that the prompt of a text completion (text or ids) continues.
 
-Invariants: the longest node wins; ids extend a node whose ids are their prefix; a text extends a
+Invariants: the longest node wins. Ids extend a node whose ids are their prefix. A text extends a
 node only if it starts with the node's whole text, and if encoding the rest separately gives the
-same ids at the seam as encoding the whole ("4" is not a prefix of "42" if the tokenizer has one
+same ids at the seam as encoding the whole text ("42" does not extend "4" if the tokenizer has one
 token for "42").
 """
 

@@ -13,7 +13,7 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class EndpointSettings(BaseModel):
-    """Times in seconds, sizes in bytes."""
+    """The settings of the endpoint. Times are in seconds, sizes in bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,8 +30,8 @@ class EndpointSettings(BaseModel):
     )
     cut_first_prompt: bool = Field(
         default=False,
-        description="drop the first tokens of a conversation's first prompt if it leaves no room "
-        "for default_max_tokens, as OpenRLHF does, instead of refusing it",
+        description="if a conversation's first prompt leaves no room for default_max_tokens, drop "
+        "its first tokens, as OpenRLHF does, instead of refusing it",
     )
     openrlhf_token_ids: bool = Field(
         default=False,
@@ -46,33 +46,35 @@ class EndpointSettings(BaseModel):
     )
     server_tools: Literal["refuse", "drop"] = Field(
         default="refuse",
-        description="what a request gets that offers a tool of the provider's servers, such as "
-        "web_search: a refusal, or an answer without that tool",
+        description="if a request offers a tool of the provider's servers, such as web_search: "
+        "refuse the request, or answer it without that tool",
     )
     verify: Literal["off", "sample", "always"] = "sample"
     grace: float = Field(
         default=30.0,
         ge=0,
-        description="how long a request is kept after its client hung up, and an answer is kept "
-        "for a retry",
+        description="how long a request continues after its client disconnected, and how long an "
+        "answer is kept for a retry",
     )
     timeout: float = Field(
         default=1800.0, gt=0, description="time limit of one request with all its answers"
     )
     idle: float = Field(
-        default=3600.0, gt=0, description="a session that was not used for this time is dropped"
+        default=3600.0, gt=0, description="time after which an unused session is dropped"
     )
     max_sessions: int = Field(default=10_000, ge=1)
-    max_nodes: int = Field(default=20_000, ge=1, description="in one session's tree")
+    max_nodes: int = Field(default=20_000, ge=1, description="limit of nodes in a session's tree")
     max_in_flight: int = Field(
-        default=256, ge=1, description="requests of one session at the same time"
+        default=256, ge=1, description="limit of concurrent requests of one session"
     )
     max_choices: int = Field(default=64, ge=1, description="the largest n")
     max_body: int = Field(
-        default=32 * 2**20, ge=1024, description="one request's body, decompressed"
+        default=32 * 2**20, ge=1024, description="limit of one request's body, decompressed"
     )
     max_text: int = Field(
-        default=2**20, ge=1024, description="one text in a body: a message, a tool result, a prompt"
+        default=2**20,
+        ge=1024,
+        description="limit of one text in a body: a message, a tool result, a prompt",
     )
     receive: float = Field(
         default=60.0,

@@ -1,11 +1,11 @@
 """`ConversationTree`: find the served turn that a request continues, and build its exact prompt.
 
 Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose
-tokens the chat template keeps, whatever the client changed after it. Otherwise the path forks, with
-a reason, and shares the nodes whose tokens all match. A request that repeats no turn starts a new
-root, which says if the client changed what was before a served reply. Only `Session` writes tokens;
-a turn holds only the messages that it added. Planning changes nothing: a turn exists once it is
-committed.
+tokens the chat template keeps, whatever the client changed after that turn. If the template does
+not keep the tokens, the path forks, with a reason, and shares the nodes whose tokens all match. A
+request that repeats no turn starts a new root. Its reason tells whether the client changed messages
+before a served reply. Only `Session` writes tokens. A turn holds only the messages that it added.
+Planning changes nothing: a turn exists once it is committed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Prompt:
     """A planned prompt.
 
     `input_ids` is the whole prompt: the path to the shared node `parent`, then `delta`. `messages`
-    and `tools` are as served; `digest` is of the messages. `prefill` is the text, and `prefill_ids`
-    the last ids of the prompt, of a turn that the model continues. `fork_reason` is None if the
-    prompt simply continues a turn, or is the session's first.
+    and `tools` are as served; `digest` is that of the messages. If the model continues a turn,
+    `prefill` is the text of that turn so far, and `prefill_ids` are its ids, at the prompt's end.
+    `fork_reason` is None if the prompt simply continues a turn, or is the session's first.
     """
 
     template: ChatTemplate
@@ -55,13 +55,13 @@ class Prompt:
     continues: bool = False
     preserved: bool = False
     dropped: IdArray | None = None
-    """Ids before `input_ids` that the first prompt lost."""
+    """Ids before `input_ids` that were cut off the first prompt."""
     prefill: str = ""
     prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def cut(self, room: int) -> Prompt:
-        """Return the prompt with its last `room` tokens only, if it is the first of a conversation
-        and longer.
+        """If the prompt is the first of a conversation, return it with at most its last `room`
+        tokens. Return any other prompt as it is.
         """
         drop = len(self.input_ids) - room
         if self.repeated is not None or drop <= 0:
@@ -71,12 +71,12 @@ class Prompt:
 
     @property
     def turn(self) -> TurnNode | None:
-        """The turn that it continues or forks from."""
+        """The turn that the prompt continues or forks from."""
         return self.repeated.turn if self.repeated is not None else None
 
     def ids_json(self, before: bytes | None) -> bytes:
-        """Return the ids as JSON text, made from `before`, that of the prompt of `turn`, if it is
-        still known.
+        """Return the ids as JSON text. `before` is the JSON text of the prompt of `turn`, which is
+        reused; None if it is not known any more.
         """
         if before is None or self.turn is None or self.parent != self.turn.node:
             return joined_ids(self.input_ids)
@@ -118,15 +118,15 @@ class ConversationTree:
         return self._forked(repeated, new, tools, tools_key, digest, template, reason)
 
     def _one_of(self, tools_key: bytes) -> bytes:
-        """Return the object that is already stored for equal tools, to save memory: every turn has
-        one, and tool lists are long.
+        """Return the stored object that equals `tools_key`, to save memory: every turn has such an
+        object, and tool lists are long.
         """
         return self._tools_keys.setdefault(tools_key, tools_key)
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
     ) -> PrefixMatch | None:
-        """Return the longest repeated turn; `digests[i]` is of `messages[: i + 1]`."""
+        """Return the longest repeated turn. `digests[i]` is the digest of `messages[: i + 1]`."""
         for length in range(len(messages), 0, -1):
             turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
             if turn is not None:
@@ -136,8 +136,8 @@ class ConversationTree:
     def _choose(
         self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
     ) -> TurnNode | None:
-        """Of siblings (turns with equal messages), return the one whose call ids the client
-        repeats, else the first; None if the client changed the reasoning.
+        """Return one of `turns`, which are siblings with equal messages: the turn whose call ids
+        the client repeats, else the first. Return None if the client changed the reasoning.
         """
         kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
         if len(kept) <= 1:
@@ -184,8 +184,8 @@ class ConversationTree:
         template: ChatTemplate,
         edited: str | None,
     ) -> Prompt:
-        """Return the prompt that follows the turn and keeps its tokens. `edited`: the client
-        changed what was served after the turn.
+        """Return the prompt that follows the turn and keeps its tokens. `edited`: the reason if the
+        client changed what was served after the turn, else None.
         """
         turn, served = repeated.turn, repeated.served
         changed = tools_key != turn.tools_key
@@ -243,7 +243,7 @@ class ConversationTree:
     # --- committing -------------------------------------------------------------------------------
 
     def observe(self, prompt: Prompt) -> Node:
-        """Add the tokens of the prompt. The same prompt twice is one node."""
+        """Add the tokens of the prompt. Equal prompts share one node."""
         before = self.session.nodes
         node = self.session.observe(prompt.delta, after=prompt.parent, reason=prompt.fork_reason)
         if prompt.fork_reason is not None and self.session.nodes > before:

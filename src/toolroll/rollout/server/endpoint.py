@@ -1,10 +1,10 @@
 """`Endpoint`: chat and text completions with exact tokens, for the HTTP server and the in-process
 client.
 
-Invariants: a plan changes nothing and stays valid if other requests are committed meanwhile, so a
-large request is planned in a thread and does not block others; answers are committed, all at once,
-before they are returned, and with a store are on the disk before that; answers that are never
-returned are never trained; a failure is an `ApiError` and does not affect other requests.
+Invariants: a plan changes nothing and stays valid if other requests are committed meanwhile. So a
+large request is planned in a thread and does not block others. All answers to a request are
+committed together before they are returned; with a store, they are on the disk first. Answers that
+are never returned are never trained. A failure is an `ApiError` and does not affect other requests.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 Starter = Callable[..., Awaitable[tuple[ParsedRequest, PendingRequest[CompletionResult]]]]
-"""`Endpoint.start_reply` with its dialect, or `Endpoint.start_text`."""
+"""`Endpoint.start_reply` with its `dialect` bound, or `Endpoint.start_text`."""
 
 
 class Endpoint:
-    """Serves `served` to many sessions. An async context manager; or call `start` before the first
-    request and `aclose` at the end. `served` stays open. `store`: keeps the sessions on disk.
+    """Serves the model `served` to many sessions. Use it as an async context manager, or call
+    `start` before the first request and `aclose` at the end. `served` stays open. `store`: keeps
+    the sessions on disk.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     def dialect_of(self, path: str) -> Dialect:
-        """Return the dialect in which a request to `path` is refused."""
+        """Return the dialect in which refusals of requests to `path` are written."""
         if "/responses" in path:
             return self.responses
         return self.messages if "/messages" in path else self.chat
@@ -121,8 +122,8 @@ class Endpoint:
             await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
-        """Ask again if the engine has not reported its context length. It may not have been ready
-        at the start.
+        """If the engine has not reported its context length, ask it again: it may not have been
+        ready at the start.
         """
         if self.capabilities.context_length is None:
             await self.start()
@@ -138,8 +139,8 @@ class Endpoint:
     async def start_reply(
         self, dialect: Dialect, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start or join the reply to `body`, a request in `dialect`. The caller must not change
-        `body` later.
+        """Start the reply to `body`, a request in `dialect`. If it is a retry, join the earlier
+        request. The caller must not change `body` later.
         """
         large = body.large
         asked, key = await call_of_size(
@@ -198,7 +199,7 @@ class Endpoint:
         return parsed, live.start(key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
-        """Return the number of tokens of the prompt of `body`. Nothing is kept of it."""
+        """Return the number of tokens in the prompt of `body`, without changing the session."""
 
         def count() -> int:
             asked = dialect.translate(live, body.data)
@@ -208,8 +209,8 @@ class Endpoint:
         return await call_of_size(count, large=body.large)
 
     def _use(self, asked: Asked, params: dict[str, Any]) -> tuple[ToolUse, ChatTemplate]:
-        """Return the tools and the template of a request, and write its constraints into
-        `params`.
+        """Return the tools and the template of a request, and write the constraints of the request
+        into `params`.
         """
         request, routed = asked.request, self.capabilities.behind_router
         use = apply_tool_choice(
@@ -242,7 +243,9 @@ class Endpoint:
     async def start_text(
         self, live: LiveSession, body: Received, *, retry: int = 0
     ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start or join the text completion of `body`. Raises `ApiError`."""
+        """Start the text completion of `body`. If it is a retry, join the earlier request. Raises
+        `ApiError`.
+        """
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
@@ -300,8 +303,8 @@ class Endpoint:
         return pending.task.result()
 
     async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
-        """Commit the result of a finished request to its session, and return it once it is on the
-        disk, if the session is kept there.
+        """Commit the result of a finished request to its session, and return the result. If the
+        session is kept on disk, return only once the result is there.
         """
         result = self.result(pending)
         commit, result.commit = result.commit, None
@@ -343,9 +346,9 @@ class Endpoint:
         pending: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """Return all answers and the parameters that were sent. Each answer is a separate request;
-        they share the prompt in the engine's prefix cache. An answer of an earlier process is
-        returned as it was.
+        """Return all answers and the parameters that were sent. Each answer is a separate request
+        to the engine, whose prefix cache holds the prompt. An answer that an earlier process gave
+        is returned unchanged.
         """
         if pending.stored is not None:
             return pending.stored.completions, dict(pending.stored.sampling_params)
@@ -441,8 +444,8 @@ class Endpoint:
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live` before they are returned, including those that are
-        committed meanwhile, and exclude wrong ones from training.
+        """Verify the sequences of `live`, including those that are committed meanwhile, and exclude
+        wrong ones from training. Call it before the sequences are returned.
         """
         while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
@@ -490,8 +493,8 @@ def retry_number(header: str | None) -> int:
 
 
 def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:
-    """Return the id of an answer, and when it was made: those of an earlier process, if it gave
-    this answer.
+    """Return the id and the creation time of an answer. If an earlier process gave the answer,
+    return the values from there.
     """
     if pending.stored is not None:
         return pending.stored.id, pending.stored.created

@@ -1,7 +1,7 @@
 """Every refusal of the endpoint: OpenAI's error bodies with stable codes, classified in one place.
 
-`retry` becomes the header `x-should-retry`, which the OpenAI SDKs obey: only what can succeed is
-retried.
+`retry` becomes the header `x-should-retry`, which the OpenAI SDKs obey. So only requests that can
+succeed are retried.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from toolroll.rollout.errors import (
 
 
 class ApiError(ToolrollError):
-    """A refusal: HTTP `status`, `code` (stable), the `param` at fault; `retry` if the same request
-    may succeed later.
+    """A refusal: the HTTP `status`, a stable `code`, and the `param` at fault. `retry` is True if
+    the same request may succeed later.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ _TYPES = {
 
 
 class UnknownFieldError(ApiError):
-    """A field of the body that its dialect does not have, or that cannot be honored at all."""
+    """The body has a field that its dialect does not have, or that is never honored."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(400, "unsupported_parameter", message, param=param)

@@ -1,7 +1,7 @@
-"""`Journal`: an append-only file of JSON lines for what must survive a kill.
+"""`Journal`: an append-only file of JSON lines for data that must survive a kill.
 
-Invariants: the future of `append` is done once its lines are on the disk (fdatasync); lines that
-arrive during a write share the next one (group commit), in the order of `append`; after a failure
+Invariants: the future of `append` is done once its lines are on the disk (fdatasync). Lines that
+arrive during a write share the next write (group commit), in the order of `append`. After a failure
 nothing more is written, and the file ends with the last line that was saved.
 """
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 Keep = Callable[[bytes], bool]
 
-SAVED = "Everything that was answered is kept; free some space, and start the server again"
+SAVED = "All answers so far are kept; free some space, and start the server again"
 
 
 class Journal:
@@ -55,8 +55,8 @@ class Journal:
 
     def append(self, *lines: bytes) -> asyncio.Future[None]:
         """Append `lines`, each of which ends with a newline. The future is done once they are on
-        the disk; it raises `ApiError` (503) if they cannot be written, as does this method after
-        that.
+        the disk. If they cannot be written, the future, and every later call of this method, raises
+        `ApiError` (503).
         """
         self.check()
         self._waiting += lines
@@ -67,17 +67,17 @@ class Journal:
         return self._saved
 
     def compact(self, keep: Callable[[], Keep]) -> None:
-        """Remove lines after the next write. `keep` is called then, and returns which stay."""
+        """Remove lines after the next write. `keep` is called then; it returns which lines stay."""
         self._keep = keep
         self._start()
 
     async def flush(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until all appended lines are written."""
         while self._writer is not None and not self._writer.done():
             await asyncio.wait([self._writer])
 
     async def aclose(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining lines, and close the file."""
         await self.flush()
         self._failure = "the server is stopping"
         self._thread.shutdown()

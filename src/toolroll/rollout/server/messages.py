@@ -1,8 +1,8 @@
 """Validate the messages of a request, and compare them with the messages that were served.
 
-Invariants: differences that client libraries cause on their own do not count (the order of JSON
-keys in arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in
-parts); all others do. A field that chat templates ignore is refused by name.
+Invariants: differences that client libraries cause on their own are ignored (the order of JSON keys
+in arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in parts).
+All other differences count. A field that chat templates ignore is refused by name.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def read_messages(
 ) -> list[Message]:
     """Return `given` as plain messages: text parts joined, empty fields left out.
 
-    `developer`: the template supports that role; else its messages become system messages.
-    `answer`: the request wants a reply to them. Raises `ApiError`.
+    `developer`: the template supports the role `developer`; otherwise messages of this role become
+    system messages. `answer`: the request wants a reply to the messages. Raises `ApiError`.
     """
     if not given:
         raise refused("messages", "messages is empty", code="invalid_messages")
@@ -171,8 +171,8 @@ class Echo:
 
 
 def canonical(arguments: Any) -> Any:
-    """Return arguments as data, so that spacing, the order of keys and the way to write a number do
-    not count. Return the text itself if it is not JSON, or is nested too deep.
+    """Return `arguments` as data for a comparison that ignores spacing, the order of keys and the
+    notation of numbers. Return a text itself if it is not JSON, or is nested too deep.
     """
     found = arguments
     if isinstance(arguments, str):
@@ -185,8 +185,8 @@ def canonical(arguments: Any) -> Any:
 
 
 def _same_numbers(value: Any) -> Any:
-    """Return `value` with the numbers that JavaScript would read: it writes 1.0 as 1, and has no
-    whole numbers of more than 53 bits.
+    """Return `value` with its numbers as JavaScript would return them: JavaScript writes 1.0 as 1,
+    and has no integers of more than 53 bits.
     """
     if isinstance(value, dict):
         return {key: _same_numbers(item) for key, item in value.items()}
@@ -210,7 +210,7 @@ def with_served_ids(
 ) -> list[Message]:
     """Return the `new` messages with the served call ids instead of the client's own.
 
-    `given` and `served` are the same start of the conversation, in the client's form and as served.
+    `given` and `served` are the start of the conversation, as the client repeats it and as served.
     """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""`Metrics`: what an endpoint counts, in Prometheus' text format.
+"""`Metrics`: the counters of an endpoint, in Prometheus' text format.
 
-Invariant: labels are taken from fixed sets (methods, routes, statuses, error codes), never from
-what a client sends, so that their number is bounded.
+Invariant: labels are from fixed sets (methods, routes, statuses, error codes), never from a
+client's input, so that their number is bounded.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The OpenAPI document of a server, made from its routes, and the same as a plain HTML page.
+"""The OpenAPI document of a server, made from its routes, and an HTML page with the same content.
 
-Invariant: every route of the server is in both; `DETAILS` only adds to them.
+Invariant: every route of the server is in both. `DETAILS` only adds descriptions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ERROR = {
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What the document says about a route."""
+    """The document's text about a route."""
 
     summary: str
     body: type[BaseModel] | None = None
@@ -72,7 +72,7 @@ DETAILS: Mapping[tuple[str, str], Details] = {
     ("POST", "/tokenize"): Details("The prompt tokens that a generation would get."),
     ("POST", "/v1/tokenize"): Details("The same as /tokenize."),
 }
-"""By method and path, without the prefix that names a session."""
+"""Details by method and path; the path is without the prefix that names a session."""
 
 
 def document(routes: Iterable[tuple[str, str]], *, keyed: bool) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _operation(method: str, path: str, schemas: dict[str, Any], *, keyed: bool) 
 
 
 def _schema(body: type[BaseModel], schemas: dict[str, Any]) -> str:
-    """Add the schema of `body` and its parts to `schemas`, and return its reference."""
+    """Add the schemas of `body` and of its parts to `schemas`, and return a reference to `body`."""
     made = body.model_json_schema(ref_template=_REF)
     schemas |= made.pop("$defs", {})
     schemas[body.__name__] = made

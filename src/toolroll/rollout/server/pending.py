@@ -1,9 +1,9 @@
 """Requests in flight, and recent answers, for retries and closed connections.
 
 Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
-in flight or finished, and nothing is sampled twice; a request without waiting clients is kept for
-the grace time, then aborted; answers that are never returned are never committed, so they are not
-trained.
+whether that is in flight or finished, so nothing is sampled twice. A request without waiting
+clients is kept for the grace time, then aborted. Answers that are never returned are never
+committed, so they are not trained.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PendingRequests(Generic[T]):
     def start(
         self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
     ) -> PendingRequest[T]:
-        """Start a request and return it. `run` receives it, and reports progress to it.
+        """Start a request and return it. `run` receives the request, to report progress to it.
 
         Raise `ApiError` after `cancel`.
         """
@@ -109,9 +109,10 @@ class PendingRequests(Generic[T]):
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
         """Return the request that attempt number `retry` of the request `key` joins.
 
-        That is a request that its client gave up on, or else one whose closed connection was not
-        noticed yet. An attempt that arrives out of order joins too: a retry never samples a second
-        answer if there is one. Return None if there is no such request, or if it failed.
+        That is a request that its client gave up on. If there is none, it is a request whose closed
+        connection was not noticed yet. An attempt that arrives out of order joins too: if there is
+        an answer, a retry never samples a second one. Return None if there is no such request, or
+        if it failed.
         """
         alive = [request for request in self._by_key.get(key, ()) if not request.failed]
         request = min(
@@ -131,8 +132,8 @@ class PendingRequests(Generic[T]):
             request.expiry = None
 
     def leave(self, request: PendingRequest[T]) -> None:
-        """Count one connection less, after its answer or its end. The last one starts the grace
-        time.
+        """Count one connection less, after its answer or its end. When no connection is left, the
+        grace time starts.
         """
         request.waiting -= 1
         if request.waiting == 0:
@@ -162,8 +163,8 @@ class PendingRequests(Generic[T]):
             self._by_key.pop(request.key, None)
 
     def cancel(self) -> list[asyncio.Task[T]]:
-        """Cancel all requests and accept no more, because the session is dropped. Return their
-        tasks.
+        """Cancel all requests, and accept no more, because the session is dropped. Return the tasks
+        of the cancelled requests.
         """
         self._ended = True
         tasks = []
@@ -179,7 +180,7 @@ class PendingRequests(Generic[T]):
 
 
 def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return the key that all attempts of one request share; the order of JSON keys is ignored."""
+    """Return the key that all attempts of one request share. It ignores the order of JSON keys."""
     try:
         text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     except TypeError as error:
@@ -190,8 +191,8 @@ def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Retrieve the exception of a request without waiting clients. Else asyncio logs it as never
-    retrieved.
+    """Retrieve the exception of a request without waiting clients. Otherwise asyncio would log that
+    the exception was never retrieved.
     """
     if not task.cancelled():
         task.exception()

@@ -1,9 +1,9 @@
 """A last message of the assistant that the model continues (`continue_final_message`).
 
-Invariants: the prompt is that of the messages before it, then the ids of its text, so that the
-served prompt is a prefix of the trained sequence; those ids are never trained. What cannot be
-encoded by itself is refused: a text that begins in the middle of the template's last token, and one
-that holds a special token.
+Invariants: the prompt is that of the earlier messages, then the ids of the last message's text. So
+the served prompt is a prefix of the trained sequence. The ids of that text are never trained. A
+text that cannot be encoded separately is refused: one that starts in the middle of the template's
+last token, or that contains a special token.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.types import Message, Tool
 
 _SEAM = 8
-"""Tokens on the left of a seam that are encoded again to check it."""
+"""Number of tokens before a seam that are encoded again to check it."""
 
 
 def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
-    """Return the messages before the last one, and its text. Raise `ApiError` if it is not a text
-    of the assistant.
+    """Return the messages before the last one, and the text of the last one. Raise `ApiError` if
+    the last message is not a text of the assistant.
     """
     place, last = f"messages[{len(messages) - 1}]", messages[-1]
     text = last.get("content")
     if last["role"] != "assistant":
-        words = f"continue_final_message needs a last message of the assistant: {place} is not"
+        words = f"continue_final_message: the last message, {place}, is not the assistant's"
         raise refused("continue_final_message", words, code="invalid_messages")
     if not text or last.get("tool_calls") or last.get("reasoning_content"):
-        words = f"{place} cannot be continued: only a text can be, without calls or reasoning"
+        words = f"{place} cannot be continued: only a text without calls or reasoning can be"
         raise refused(place, words, code="invalid_messages")
     if len(messages) == 1:
         raise refused(place, f"{place} has no message before it", code="invalid_messages")
@@ -46,7 +46,7 @@ def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
 
 def with_prefill(prompt: Prompt, text: str) -> Prompt:
     """Return `prompt` with `text` after its generation prompt. Raise `ApiError` if the tokens of
-    `text` depend on what is before it.
+    `text` depend on the text before it.
     """
     encoder = prompt.template.encoder
     if held := _special(prompt.template, text):
@@ -71,7 +71,7 @@ def with_prefill(prompt: Prompt, text: str) -> Prompt:
 
 
 def check_continued(request: ChatRequest, use: ToolUse) -> None:
-    """Raise `ApiError` if `request` asks for what a continued message cannot have."""
+    """Raise `ApiError` if `request` has an option that excludes a continued message."""
     if not request.continue_final_message:
         return
     if request.stream:
@@ -98,7 +98,7 @@ def _refused(why: str) -> ApiError:
 def sampled_part(
     served: Model, prompt: Prompt, reading: ParsedTurn, tools: Sequence[Tool] | None
 ) -> Message:
-    """Return what was sampled of the turn `reading`, which continues the prefill of `prompt`."""
+    """Return the sampled part of the turn `reading`, which continues the prefill of `prompt`."""
     message, prefill = reading.message, prompt.prefill
     content, reasoning = message.get("content") or "", message.get("reasoning_content")
     if content.startswith(prefill):

@@ -1,7 +1,7 @@
 """The bodies of requests, as pydantic models.
 
-Invariants: an unknown field is refused by name, never ignored; null means "not set", as in the
-SDKs; a label that does not affect the answer (`user`, `metadata` ...) is accepted and dropped.
+Invariants: an unknown field is refused by name, never ignored. null means "not set", as in the
+SDKs. A label that does not affect the answer (`user`, `metadata` ...) is accepted and dropped.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Text, any JSON object, or JSON of a schema."""
+    """Text, any JSON object, or JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -133,7 +133,7 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     continue_final_message: bool | None = None
-    """The last message is the assistant's, and the model continues it (`prefill`)."""
+    """If true, the model continues the last message, which must be the assistant's (`prefill`)."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
@@ -143,7 +143,7 @@ class ChatRequest(Sampling):
 
     @property
     def token_limit(self) -> int | None:
-        """`max_completion_tokens`, else `max_tokens`; 0 is refused, not ignored."""
+        """`max_completion_tokens`, else `max_tokens`. 0 is refused, not ignored."""
         return (
             self.max_completion_tokens
             if self.max_completion_tokens is not None
@@ -167,7 +167,7 @@ class CompletionRequest(Sampling):
 
 
 class TokenizeRequest(BaseModel):
-    """`POST /tokenize`: messages as they would be served, or plain text."""
+    """`POST /tokenize`: messages, encoded as they would be served, or plain text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -226,7 +226,7 @@ def _refusal(error: ValidationError) -> ApiError:
 
 
 def _is_branch(part: int | str) -> bool:
-    """Return True if `part` of an error's location is the branch of a union, which pydantic names:
+    """Return True if `part` of an error's location is pydantic's name for the branch of a union:
     `NamedChoice`, `list[str]`, `literal[...]`.
     """
     return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))

@@ -1,8 +1,8 @@
 """`Received`: the JSON body of a request, within the limits.
 
-Invariants: at most `max_body` bytes are kept, compressed or not; decompression stops there. Bodies
-larger than `LARGE`, and all compressed bodies, are decoded in a thread, so that they do not block
-other requests.
+Invariants: at most `max_body` bytes are kept, compressed or not. Decompression stops at that size.
+Bodies larger than `LARGE`, and all compressed bodies, are decoded in a thread, so that they do not
+block other requests.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
     try:
         text = made.decompress(raw, limit + 1)
     except zlib.error as error:
-        words = f"the body is not what its Content-Encoding says: {error}"
+        words = f"the body does not have the encoding in its Content-Encoding: {error}"
         raise ApiError(400, "invalid_body", words) from error
     if len(text) > limit:
         raise _too_large(limit)
@@ -139,7 +139,7 @@ def _check_texts(data: Any, limit: int) -> None:
 
 
 def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield each item of `data`, and the names of an object, with the step to it."""
+    """Yield each item of `data`, and each name of an object, with the step that leads to it."""
     if isinstance(data, dict):
         for name, value in data.items():
             yield f".{name[:200]}", name

@@ -1,7 +1,8 @@
-"""`restore`: the unfinished sessions of a journal, as they were.
+"""`restore`: rebuild the unfinished sessions of a journal.
 
-Invariants: a session gets the same nodes with the same ids and logprobs, or is refused; lines of
-finished sessions change nothing; an answer that nothing continued can still be retried.
+Invariants: a session gets the same nodes with the same ids and logprobs, or the journal is refused.
+Lines of finished sessions have no effect. An answer that no later request continued can still be
+retried.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NO_REPLY = ParsedReply("")
 
 @dataclass(slots=True)
 class Restored:
-    """The unfinished sessions of a journal, and the number of sessions that each name had."""
+    """The unfinished sessions of a journal, and the number of sessions with each name."""
 
     sessions: dict[Key, LiveSession] = field(default_factory=dict)
     samples: Counter[str] = field(default_factory=Counter)
@@ -44,10 +45,10 @@ class Restored:
 
 
 def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[Key]) -> Restored:
-    """Return the sessions in the journal `path`. `make` returns an empty session with a log;
-    `done` are the sessions in the episode file.
+    """Return the unfinished sessions in the journal `path`. `make` returns an empty session with a
+    log. `done` are the sessions in the episode file.
 
-    Raise `UsageError` with the line's number if a line cannot be read, or does not fit.
+    Raise `UsageError` with the line's number if a line cannot be read or contradicts earlier ones.
     """
     found, builders = Restored(), dict[Key, _Builder]()
     for number, line in read_lines(path):
@@ -71,7 +72,7 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
 
 
 class _Builder:
-    """Repeats what the lines of one session say."""
+    """Rebuilds one session from its lines."""
 
     def __init__(self, live: LiveSession, templates: TemplateCache) -> None:
         assert live.log is not None
@@ -80,7 +81,7 @@ class _Builder:
         self._templates = templates
         self._turns: dict[int, TurnNode] = {}
         self._requests: dict[int, bytes] = {}
-        """The request that each answered node belongs to."""
+        """The key of the request that sampled each node, by the node's index."""
         self._texts: list[bytes] = []
 
     @property
@@ -88,7 +89,7 @@ class _Builder:
         return self.log.size
 
     def add(self, data: dict[str, Any], size: int) -> None:
-        """Repeat one line of `size` bytes."""
+        """Add the content of one line of `size` bytes to the session."""
         self.log.size += size
         kind = data["kind"]
         if kind == "session":
@@ -130,7 +131,7 @@ class _Builder:
         return nodes
 
     def _text_of(self, value: str | int) -> bytes:
-        """Return the text that `SessionLog` wrote once, and then as its number."""
+        """Return the text of `value`: `SessionLog` writes a text once, then only its number."""
         if isinstance(value, int):
             return self._texts[value]
         self.log.texts[value.encode()] = len(self._texts)
@@ -177,7 +178,7 @@ class _Builder:
     def _answered(self, data: dict[str, Any], nodes: list[Node]) -> None:
         """Check the nodes, and keep the answer for a retry."""
         if [node.index for node in nodes] != data["nodes"]:
-            raise ValueError(f"its nodes are {[node.index for node in nodes]} now")
+            raise ValueError(f"the restored nodes are {[node.index for node in nodes]}")
         stored = StoredAnswer(
             data["id"],
             data["created"],
@@ -191,7 +192,7 @@ class _Builder:
         self._requests |= {node.index: key for node in nodes}
 
     def _forget(self, node: Node) -> None:
-        """Drop the answer that `node` is a choice of."""
+        """Drop the answer of which `node` is a choice."""
         key = self._requests.get(node.index)
         if key is not None:
             stored = self.log.answers.get(key, [])

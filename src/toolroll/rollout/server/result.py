@@ -16,10 +16,10 @@ from toolroll.rollout.types import Completion, IdArray, Message
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `text` is the text for the client; `reading` is None for a text completion.
+    """One answer. `text` is the text for the client. `reading` is the parsed turn, always the whole
+    turn; None for a text completion.
 
-    `shown`: the message for the client, if it differs from the message of `reading`. `reading` is
-    always the whole turn.
+    `shown`: the message for the client, if it differs from the message of `reading`.
     """
 
     completion: Completion
@@ -32,10 +32,10 @@ class Choice:
 class CompletionResult:
     """The answers to a request.
 
-    `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the constraint of the sampling,
-    if any. `first`: the number of answers that the prompt had before. `exact`: the body ends with
-    the ids of the prompt. `commit` is called once, when the answers are returned, and `saved` is
-    done once they are on the disk. `render` returns the body without the ids of the prompt.
+    `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the grammar constraint, if any.
+    `first`: the number of earlier answers to the prompt. `exact`: True if the body ends with the
+    ids of the prompt. `commit` is called once, when the answers are returned. `saved` is done once
+    they are on the disk. `render` returns the body without the ids of the prompt.
     """
 
     id: str
@@ -55,7 +55,7 @@ class CompletionResult:
 
     @property
     def body(self) -> bytes:
-        """Return the answer as JSON, which is kept for a retry (a tenth of the size of lists)."""
+        """Return the answer as JSON. This text is kept for a retry: lists would be 10x as large."""
         self.write()
         assert self._rest is not None
         if not self.exact:
@@ -86,6 +86,8 @@ class CompletionResult:
 
 
 def joined_ids(*parts: IdArray | bytes) -> bytes:
-    """Return ids as JSON text without brackets. Each of `parts` is ids, or already such a text."""
+    """Return the ids of all `parts` as JSON text without brackets. A part is an array of ids, or
+    already such a text.
+    """
     texts = (part if isinstance(part, bytes) else ids_json(part) for part in parts)
     return b",".join(text for text in texts if text)

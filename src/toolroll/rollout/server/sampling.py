@@ -1,8 +1,7 @@
 """Map the sampling parameters of a request from OpenAI's names to SGLang's, or refuse them.
 
-Invariants: defaults come from the session, then from the endpoint; nothing is shared between
-requests; a constrained turn is marked as such (its logprobs are those of the constrained
-distribution).
+Invariants: defaults come from the session, then from the endpoint. Requests share no objects. A
+constrained turn is marked as such, because its logprobs are those of the constrained distribution.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Nam
 from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
 
 NO_LIMIT = 1 << 30
-"""A request without a limit; the value is clamped to the room left in the context."""
+"""The limit of a request that sets none. It is clamped to the room left in the context."""
 
 _UNKNOWN_CONTEXT_LIMIT = 8192
 
@@ -47,8 +46,8 @@ def sampling_params(
     session_params: Mapping[str, Any],
     limit: int | None,
 ) -> dict[str, Any]:
-    """Return SGLang's sampling parameters for `request`, which asks for `limit` tokens. Raises
-    `ApiError`.
+    """Return SGLang's sampling parameters for `request`, which requests at most `limit` tokens.
+    Raises `ApiError`.
     """
     params = {**settings.sampling_params, **session_params}
     for name in _SAME_NAME:
@@ -134,8 +133,8 @@ class ToolUse:
     Attributes:
         tools: The tools in the prompt.
         offered: True if replies are parsed for calls.
-        constrained: The constraint of the sampling, if any.
-        forced: Names of tools of which one must be called.
+        constrained: The grammar constraint, if any.
+        forced: Names of tools. If there are any, the reply must call one of them.
         strict: Names of tools whose arguments must follow their schema.
     """
 

@@ -25,8 +25,9 @@ async def serve(
     ready: Callable[[str], None],
     out: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is called with the address. `out`: the folder for the
-    sessions. SIGINT finishes them; after SIGTERM the next server on the folder continues them.
+    """Serve until SIGINT or SIGTERM. `ready` is called with the address. `out`: the folder for the
+    sessions. SIGINT finishes the sessions. After SIGTERM, the next server with the same folder
+    continues them.
     """
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     for one in (signal.SIGINT, signal.SIGTERM):
@@ -34,7 +35,7 @@ async def serve(
     async with Model.from_args(args) as served:
         health = await served.engine.health()
         if not health.ok:
-            # its capabilities and its context length are asked for once, now
+            # refuse now: capabilities and context length are requested only once, at the start
             raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)

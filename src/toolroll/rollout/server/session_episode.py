@@ -12,9 +12,9 @@ from toolroll.rollout.types import Episode, InteractionResult, StopReason
 
 def session_episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:
     """Return the session as an episode: all its sequences, with the conversation of its last chat
-    completion. None if it answered nothing.
+    completion. Return None if the session has no answer.
 
-    Its reward is None unless the client gave one; its stop reason is `done`.
+    The reward is None unless the client gave one. The stop reason is `done`.
     """
     if not live.trace:
         return None

@@ -1,8 +1,8 @@
-"""`SessionLog`: what a session adds to the journal, one line for each answer.
+"""`SessionLog`: writes a session to the journal, one line for each answer.
 
-Invariants: `restore` rebuilds the same tree from the lines alone, with the same nodes; ids and
-logprobs are written as the bytes of their arrays; tools and other repeated texts are written once
-for each session, and sampling parameters whenever they change.
+Invariants: `restore` rebuilds the same tree from the lines alone, with the same nodes. Ids and
+logprobs are written as the bytes of their arrays. Tools and other repeated texts are written once
+per session. Sampling parameters are written whenever they change.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 
 
 class SessionLog:
-    """The part of session `session_id` in `journal`. `sample`: how many sessions had this name
-    before.
+    """The lines of the session `session_id` in `journal`. `sample`: the number of earlier sessions
+    with this name.
     """
 
     __slots__ = ("_journal", "answers", "ended", "params", "sample", "session_id", "size", "texts")
@@ -39,7 +39,7 @@ class SessionLog:
         self.session_id = session_id
         self.sample = sample
         self.size = 0
-        """Its bytes in the journal."""
+        """The bytes of the session in the journal."""
         self.ended = False
         self.answers: dict[bytes, list[StoredAnswer]] = {}
         """The answers of an earlier process, by the key of their request."""
@@ -49,7 +49,7 @@ class SessionLog:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from other sessions, of the same name too."""
+        """The session's identity, which is unique even among sessions with the same name."""
         return self.session_id, self.sample
 
     def check(self) -> None:
@@ -63,15 +63,15 @@ class SessionLog:
         return self._append("session", sampling_params=dict(sampling_params), created=created)
 
     async def saved(self) -> None:
-        """Wait until everything so far is on the disk."""
+        """Wait until all lines so far are on the disk."""
         await asyncio.shield(self._journal.append())
 
     def reward(self, reward: float, info: Mapping[str, Any]) -> asyncio.Future[None]:
-        """Write its reward."""
+        """Write the session's reward."""
         return self._append("reward", reward=reward, info=dict(info))
 
     def end(self) -> asyncio.Future[None]:
-        """Write that it is finished."""
+        """Write that the session is finished."""
         return self._append("end")
 
     def chat(
@@ -85,8 +85,8 @@ class SessionLog:
         lineage: Mapping[str, str],
         kept: KeptResponse | None,
     ) -> asyncio.Future[None]:
-        """Write a reply, committed as `nodes` with `kind` in the trace and with the client's labels
-        `lineage`. `kept`: what later requests refer to by its id.
+        """Write a reply that was committed as `nodes`. `kind`: its kind in the trace. `lineage`:
+        the client's labels. `kept`: the response that later requests can refer to by its id.
         """
         turn = prompt.turn
         return self._append(
@@ -122,8 +122,8 @@ class SessionLog:
         request_key: bytes,
         nodes: Sequence[Node],
     ) -> asyncio.Future[None]:
-        """Write an answered text completion, committed as `nodes`; its prompt is `parent` and then
-        `delta`.
+        """Write an answered text completion that was committed as `nodes`. Its prompt is the path
+        to `parent`, then `delta`.
         """
         return self._append(
             "text",
@@ -149,8 +149,8 @@ class SessionLog:
         }
 
     def _once(self, text: bytes) -> str | int:
-        """Return a text that many answers share (tools, what a response repeats of its request);
-        from the second time on, its number.
+        """Return `text` if it is new, else its number. For texts that many answers share: tools,
+        and the part of a response that repeats its request.
         """
         known = self.texts.get(text)
         if known is not None:
@@ -179,7 +179,7 @@ def packed(values: npt.NDArray[Any], kind: np.dtype[Any]) -> str:
 
 
 def unpacked(text: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the array that `packed` was given."""
+    """Return the array from which `packed` made `text`."""
     return np.frombuffer(b64decode(text, validate=True), dtype=kind)
 
 

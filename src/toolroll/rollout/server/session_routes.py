@@ -1,6 +1,6 @@
-"""The routes about a whole server: its sessions, their export, its metrics, and its documentation.
+"""The routes for a whole server: its sessions, their export, its metrics, and its documentation.
 
-Invariant: what concerns all sessions needs the server's own key, not that of one session.
+Invariant: a route for all sessions needs the server's own key, not the key of one session.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Only = Callable[[web.Request], str | None]
 
 
 class SessionRoutes:
-    """Handlers over `endpoint`. `only` returns the one session that a request's key opens, None if
-    it opens all.
+    """Handlers over `endpoint`. `only` returns the one session that a request's key opens, or None
+    if the key opens all sessions.
     """
 
     def __init__(self, endpoint: Endpoint, only: Only) -> None:
@@ -39,7 +39,7 @@ class SessionRoutes:
         ]
 
     def _all(self, request: web.Request) -> None:
-        """Refuse the key of one session."""
+        """Refuse `request` if its key is that of one session."""
         if self._only(request) is not None:
             raise ApiError(401, "invalid_api_key", f"{request.path} needs the server's own key")
 

@@ -1,9 +1,9 @@
 """`SessionStore`: the sessions of `toolroll serve --out FOLDER` on disk.
 
-Finished sessions are episodes in `episodes.jsonl`, as those of `toolroll run`; unfinished ones are
-in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned; a
-session is in one of the two files, whenever the process is killed; one process at a time uses the
-folder; a folder of another model, tokenizer or chat template is refused.
+Finished sessions are episodes in `episodes.jsonl`, like those of `toolroll run`. Unfinished ones
+are in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned.
+Whenever the process is killed, a session is in one of the two files. Only one process at a time
+uses the folder. A folder of another model, tokenizer or chat template is refused.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ ENV = "serve"
 """The environment's name in `run.json` and `episodes.jsonl`."""
 JOURNAL_NAME = "sessions.jsonl"
 _STALE = 8 * 2**20
-"""Bytes of finished sessions from which on the journal is compacted."""
+"""The journal is compacted once finished sessions take more than this number of bytes in it."""
 
 Key = tuple[str, int]
 
 
 class SessionStore:
-    """Keeps the sessions of one endpoint in `folder`. `settings`: what determines their tokens
-    (`store_settings`).
+    """Keeps the sessions of one endpoint in `folder`. `settings`: the settings that determine the
+    tokens of the sessions (`store_settings`).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SessionStore:
         self.folder = folder
         self.settings = settings
         self.finish_at_end = False
-        """Whether `aclose` finishes the sessions; else the next process continues them."""
+        """True if `aclose` finishes the sessions. If False, the next process continues them."""
         self.finished: dict[Key, int] = {}
         """The number of turns of each finished session."""
         self._directory = RunDirectory(folder, ENV, settings, sync="always", provenance=provenance)
@@ -89,10 +89,10 @@ class SessionStore:
         templates: TemplateCache,
         settle: Callable[[LiveSession], Awaitable[None]],
     ) -> None:
-        """Lock the folder, and add its unfinished sessions to `sessions`; do nothing the second
-        time. `settle` verifies a session before it is written.
+        """Lock the folder, and add its unfinished sessions to `sessions`. Do nothing if the store
+        is open already. `settle` verifies a session before it is written as an episode.
 
-        Raise `UsageError` if another process uses the folder, or if it is of another model.
+        Raise `UsageError` if another process uses the folder, or if the folder is of another model.
         """
         if self._journal is not None:
             return
@@ -135,7 +135,7 @@ class SessionStore:
     # --- sessions ---------------------------------------------------------------------------------
 
     def begin(self, live: LiveSession) -> None:
-        """Give `live` a part of the journal."""
+        """Write to the journal that `live` exists, and give it a log there."""
         self.journal.check()
         sample = self._samples[live.id]
         self._samples[live.id] += 1
@@ -147,7 +147,8 @@ class SessionStore:
         """Append `live`, which gets no more requests, to the episode file. A session without an
         answer is only dropped.
 
-        Raise `ApiError` (503) if it cannot be written; it then stays in the journal.
+        Raise `ApiError` (503) if the episode cannot be written. The session then stays in the
+        journal.
         """
         log = live.log
         assert log is not None, "a session without a log"
@@ -169,8 +170,8 @@ class SessionStore:
         return self.written(*log.key)
 
     def written(self, name: str, sample: int) -> dict[str, Any]:
-        """Return what the server says about a session that is finished; its file is None if it had
-        no answer.
+        """Return the server's data about a finished session. `file` is None if the session had no
+        answer.
         """
         turns = self.finished.get((name, sample))
         return {
@@ -205,8 +206,8 @@ class SessionStore:
         return lambda line: session_of(line) in unfinished
 
     async def aclose(self, lives: Iterable[LiveSession]) -> None:
-        """Close the files. `lives`: the sessions, which get no more requests; with `finish_at_end`
-        they are finished before.
+        """Close the files. `lives`: the sessions, which get no more requests. With `finish_at_end`,
+        finish them first.
         """
         if self._journal is None:
             return
@@ -236,8 +237,8 @@ class SessionStore:
 
 
 def store_settings(served: Model, name: str | None) -> dict[str, Any]:
-    """Return what determines the tokens of a session: the model `name`, and hashes of its tokenizer
-    and chat template with their settings.
+    """Return the settings that determine the tokens of a session: the model's `name`, and hashes of
+    its tokenizer and chat template with their settings.
     """
     template = served.template
     return {

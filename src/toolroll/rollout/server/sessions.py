@@ -1,7 +1,7 @@
-"""The sessions of an endpoint: created, found, limited, dropped.
+"""The sessions of an endpoint: create, find, limit and drop them.
 
-Invariants: an id is validated before it is used; the key of one session does not open others; a
-session that was not used for the idle time is dropped with its requests; a request without a
+Invariants: an id is validated before it is used. The key of one session does not open others. A
+session that was not used for the idle time is dropped with its requests. A request without a
 session leaves no data.
 """
 
@@ -49,8 +49,8 @@ def check_id(session_id: str) -> str:
 class LiveSession:
     """One session: its tree, its requests in flight, its reward.
 
-    `trace`: the sampled nodes in the order in which they were returned, with the kind of request.
-    `texts`: the nodes of text completions. `answers`: the number of answers to each prompt.
+    `trace`: the sampled nodes in the order in which they were returned, each with the kind of its
+    request. `texts`: the nodes of text completions. `answers`: number of answers to each prompt.
     """
 
     session: Session
@@ -69,7 +69,7 @@ class LiveSession:
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
     log: SessionLog | None = None
-    """Writes the session to the disk; None: it is kept in memory only."""
+    """Writes the session to the disk. None if the session is kept in memory only."""
 
     @property
     def id(self) -> str:
@@ -79,7 +79,7 @@ class LiveSession:
     def start(
         self, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
-        """Start a request. A retry gets the answer that an earlier process gave."""
+        """Start a request. A retry gets the answer of an earlier process, if there is one."""
         pending = self.pending.start(key, choices, run)
         stored = self.log.answers.get(key) if self.log is not None and retry else None
         if stored:
@@ -87,7 +87,9 @@ class LiveSession:
         return pending
 
     def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
-        """Return how many answers `prompt` had before, and count `choices` more."""
+        """Return the number of earlier answers to `prompt`, and add `choices` to the count. Return
+        the number of `stored` if that is the answer.
+        """
         if stored is not None:
             return stored.first
         first = self.answers[prompt.digest]
@@ -95,17 +97,17 @@ class LiveSession:
         return first
 
     def as_served(self, prompt: Prompt, stored: StoredAnswer | None) -> Prompt:
-        """Return `prompt` with the ids that `stored` was sampled from."""
+        """Return `prompt` with the ids from which `stored` was sampled, if there is a `stored`."""
         if stored is None:
             return prompt
         return replace(prompt, input_ids=self.prompt_of(stored), repeated=None)
 
     def prompt_of(self, stored: StoredAnswer) -> IdArray:
-        """Return the ids that `stored` was sampled from."""
+        """Return the ids from which `stored` was sampled."""
         return self.session.path_ids(stored.nodes[0].parent)
 
     def call_id_seeds(self, prompt_length: int, first: int, choices: int) -> list[str]:
-        """Return the seeds of the call ids of the answers to a prompt that had `first` before."""
+        """Return one seed of call ids for each new answer to a prompt with `first` earlier ones."""
         return [
             f"{self.id}/{prompt_length}" + (f"/{nth}" if nth else "")
             for nth in range(first, first + choices)
@@ -148,7 +150,7 @@ class Store(Protocol):
         ...
 
     async def finish(self, live: LiveSession) -> Any:
-        """Write `live`, which nobody can find any more, as a finished session."""
+        """Write `live` as a finished session. New requests cannot find it any more."""
         ...
 
     def finish_later(self, live: LiveSession) -> None:
@@ -157,8 +159,8 @@ class Store(Protocol):
 
 
 class Sessions:
-    """All sessions of an endpoint, the least recently used one first. `store`: where they are kept
-    on disk; None: in memory only.
+    """All sessions of an endpoint, the least recently used one first. `store`: keeps them on disk;
+    None to keep them in memory only.
     """
 
     def __init__(self, settings: EndpointSettings, store: Store | None = None) -> None:
@@ -208,7 +210,7 @@ class Sessions:
         return live
 
     def empty(self, session_id: str) -> LiveSession:
-        """Return a session that nobody can find yet."""
+        """Return a new session that requests cannot find yet."""
         session = Session(session_id)
         return LiveSession(
             session,
@@ -227,7 +229,7 @@ class Sessions:
         return self._touched(live) if live is not None else self.create(session_id)
 
     def get(self, session_id: str) -> LiveSession | None:
-        """Return the session, None if there is none. Does not refresh the idle time."""
+        """Return the session; None if there is none. This does not restart its idle time."""
         return self._sessions.get(session_id)
 
     def find(self, session_id: str) -> LiveSession:
@@ -253,8 +255,8 @@ class Sessions:
                 self._store.finish_later(live)
 
     async def drop(self, session_id: str) -> Any:
-        """Drop a session, and wait until its requests in flight are aborted. Return what the store
-        says about it, None without one.
+        """Drop a session, and wait until its requests in flight are aborted. Return the store's
+        data about the session; None without a store.
         """
         live = self.find(session_id)
         del self._sessions[session_id]
@@ -279,7 +281,7 @@ class Sessions:
 
 
 async def end(live: LiveSession) -> None:
-    """Abort the requests in flight, and wait for them."""
+    """Abort the requests of `live` that are in flight, and wait for their end."""
     tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()

@@ -16,7 +16,7 @@ TopLogprobs = Sequence[Sequence[tuple[float, int]]]
 class StoredAnswer:
     """The answer `id`, whose choices are `nodes`.
 
-    `first`: the number of answers that the prompt had before. `top`: the likeliest tokens of each
+    `first`: the number of earlier answers to the prompt. `top`: the likeliest tokens of each
     choice, if they were requested.
     """
 
@@ -29,7 +29,7 @@ class StoredAnswer:
 
     @property
     def completions(self) -> list[Completion]:
-        """What the engine sampled."""
+        """The completions that the engine sampled, one for each node."""
         found = []
         for node, top in zip(self.nodes, self.top, strict=True):
             completion = node.completion

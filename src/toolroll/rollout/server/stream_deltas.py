@@ -1,5 +1,5 @@
-"""One choice of a streamed answer: sampled ids → text → the parser's own stream → the
-reply's pieces.
+"""One choice of a streamed answer. Sampled ids are decoded to text, and the parser's own stream
+converts the text to the reply's pieces.
 
 Invariants: sent text is never taken back. Incomplete characters, possible stop strings and possible
 stop tokens are held back until they are certain, and the parser holds back possible markers. The
@@ -19,14 +19,14 @@ from toolroll.rollout.server.result import Choice
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
 
 Piece = tuple[str, list[Span]]
-"""New text, and the spans of the tokens that start in it, relative to it."""
+"""New text, and the spans of the tokens that start in this text, in positions of the text."""
 
 
 class TextStream:
-    """The text of growing ids, in pieces. Each piece is final: later ids do not change it.
+    """The text of a growing list of ids, in pieces. Later ids never change an earlier piece.
 
-    A last token that may be a stop token is held back: one of `stop_token_ids`, or any special
-    token, because the engine may have further stop tokens.
+    The last token is held back if it may be a stop token: if it is one of `stop_token_ids`, or any
+    special token, because the engine may have further stop tokens.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class TextStream:
         return self._take(self._certain())
 
     def finish(self, ids: Sequence[int], text: str) -> Piece:
-        """Return the rest of `text`, the finished text; `ids` are all ids but the stop token.
+        """Return the rest of `text`, the finished text. `ids` are all ids but the stop token.
 
-        Raises `ApiError` if `text` does not start with the text that was returned.
+        Raises `ApiError` if `text` does not start with the text that was returned before.
         """
         self._read_ids(ids[self._read :], last=True)
         sent = "".join(self._sent)
@@ -73,7 +73,9 @@ class TextStream:
         )
 
     def _certain(self) -> int:
-        """Return the length of the held text before a stop string, or a possible stop string."""
+        """Return the length of the held text before a stop string, or before a possible start of
+        one.
+        """
         found = [at for stop in self._stop_strings if (at := self._held.find(stop)) >= 0]
         if found:
             return min(found)
@@ -99,7 +101,7 @@ class TextStream:
 class ChoiceStream:
     """The deltas of one choice. `seed` is the seed of its call ids, as in the finished answer.
 
-    A call is one piece, as soon as the parser is certain of it, with its id.
+    A call is one piece, with its id. It is returned as soon as the parser is certain of it.
     """
 
     def __init__(self, text: TextStream, reply: ReplyStream, seed: str) -> None:

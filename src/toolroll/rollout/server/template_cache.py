@@ -42,13 +42,13 @@ class TemplateCache:
         self._made: OrderedDict[bytes, ChatTemplate] = OrderedDict()
 
     def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
-        """Return `switches` plus the one for `effort` (OpenAI's `reasoning_effort`)."""
+        """Return `switches` plus the switch for `effort` (OpenAI's `reasoning_effort`)."""
         if effort is None:
             return switches
         name = self.effort_switch
         if name is None:
             words = (
-                f"the chat template has no switch for reasoning_effort (it would be "
+                f"the chat template has no switch for reasoning_effort (such as "
                 f"{', '.join(_EFFORTS)})"
             )
             raise refused("reasoning_effort", f"{words}: leave it out")
@@ -61,7 +61,7 @@ class TemplateCache:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The names that the template reads and does not set, its switches among them."""
+        """The names that the template reads but does not set. Its switches are among them."""
         renderer = self._template.renderer
         environment = compile_template(renderer.source, renderer.now).environment
         return frozenset(meta.find_undeclared_variables(environment.parse(renderer.source)))
@@ -78,7 +78,7 @@ class TemplateCache:
 
     @cached_property
     def system_anywhere(self) -> bool:
-        """True if the template shows each system message in its place among the messages."""
+        """True if the template shows each system message at its own place in the conversation."""
         marks = ("Pq1zP", "Pq2zP", "Pq3zP", "Pq4zP")
         roles = ("system", "system", "user", "system")
         messages: list[Message] = [
@@ -112,7 +112,7 @@ class TemplateCache:
         return made
 
     def switches_of(self, template: ChatTemplate) -> dict[str, Any]:
-        """Return the switches that `get` was given for `template`."""
+        """Return the switches with which `get` returned `template`."""
         return self._own(template.renderer.kwargs)
 
     def _own(self, switches: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""Forced tool calls, and calls that must follow their schema: grammars in the model's own wire
-format.
+"""Grammars in the model's own wire format, for forced tool calls and for `strict` tools.
 
-A call is forced by EBNF, because every router forwards that (they drop `structural_tag`). The
+A call is forced by EBNF, because every router forwards `ebnf` (routers drop `structural_tag`). The
 grammar allows any arguments; the parser checks them against the tool's schema. For `strict` tools,
-a structural tag forces the arguments to follow the schema. There is one entry for each wire format;
-a request that forces calls in another format is refused.
+a structural tag forces the arguments to follow the schema. Only some wire formats have a grammar: a
+request that forces calls in another format is refused.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ _GRAMMARS: dict[str, Callable[..., str]] = {
     "glm45": _glm45,
 }
 CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</tool_call>"}
-"""The end of a call, which is a stop string if only one call is allowed."""
+"""The end of a call by format. It is used as a stop string if only one call is allowed."""
 
 
 def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
@@ -113,10 +112,10 @@ def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
 def strict_tag(
     parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, forced: bool, several: bool
 ) -> str:
-    """Return a structural tag under which calls of `tools` that are strict follow their schema.
+    """Return a structural tag that forces calls of strict tools in `tools` to follow their schema.
 
-    `forced`: the reply is only a call, or `several`. `place` names the first strict tool, for the
-    error message if the format is not supported.
+    `forced`: the reply consists of one call, or of `several`. `place` names the first strict tool,
+    for the error message if the format is not supported.
     """
     if parser != "hermes":
         raise refused(
@@ -146,12 +145,12 @@ def check_called(
     completion: Completion,
     template: ChatTemplate,
 ) -> None:
-    """Refuse a reply that ended by itself without a call of one of the tools `forced`, or with a
-    call of one of the tools `strict` that violates its schema.
+    """Refuse a reply that ended by itself if it has no call of one of the tools `forced`, or if a
+    call of one of the tools `strict` violates its schema.
 
-    Such a reply shows that the engine did not follow the grammar (it ignores grammars without a
-    grammar backend), so the turn must not be marked as constrained. A reply that was cut by length
-    or by a stop string of the client may end before its call.
+    Such a reply shows that the engine did not follow the grammar (an engine without a grammar
+    backend ignores grammars), so the turn must not be marked as constrained. A reply that was cut
+    by length or by a stop string of the client is accepted, because it may end before its call.
     """
     matched = completion.matched
     cut = isinstance(matched, str) or (

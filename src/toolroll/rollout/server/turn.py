@@ -1,7 +1,7 @@
-"""`TurnNode`: one served turn. `PrefixMatch`: the part of a request that repeats one.
+"""`TurnNode`: one served turn. `PrefixMatch`: the part of a request that repeats served turns.
 
-Invariant: neither changes its part of the conversation after it is created; a turn holds only the
-messages that it added.
+Invariants: the conversation in these objects never changes after they are created. A turn holds
+only the messages that it added.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from toolroll.rollout.types import IdArray, Message
 
 @dataclass(slots=True, eq=False)
 class TurnNode:
-    """One served turn: the messages that its prompt added, the reply, its node, and the tools and
-    template that it was served with.
+    """One served turn: the messages that its prompt added, the reply and its node, and the tools
+    and the template of the prompt.
     """
 
     parent: TurnNode | None
@@ -43,15 +43,16 @@ class TurnNode:
     preserved: bool = False
     """True if its prompt keeps tokens that the template would have rewritten."""
     dropped: IdArray | None = None
-    """Ids of the template before its first prompt, which were not served."""
+    """Ids that were cut off the start of its prompt, and so were not served."""
     prefill: str = ""
     prefill_size: int = 0
-    """The text, and the number of tokens before `node`, of the reply that were given to the model.
+    """The start of the reply that was given to the model: its text, and its number of tokens, which
+    are before `node`.
     """
     checked: bool = False
     """True if the sequence that ends here was verified."""
     source: ReferenceType[PendingRequest[CompletionResult]] | None = None
-    """The request that produced this turn, while it is cached for a retry. A weak reference."""
+    """A weak reference to the request that produced this turn, while it is cached for a retry."""
 
     def answered(self) -> PendingRequest[CompletionResult] | None:
         """Return the request that produced this turn, if still cached. Cleared on first read."""
@@ -83,7 +84,7 @@ class TurnNode:
 
     def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
         """Return True if the first `length` messages of `given`, which repeat the conversation up
-        to here, keep or omit its reasoning, but do not change it.
+        to this turn, keep or omit its reasoning. Return False if they change it.
         """
         turn: TurnNode | None = self
         while turn is not None:
@@ -124,8 +125,8 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """The first `length` messages of a request repeat the conversation up to `turn`; `served` are
-    the same messages as they were served.
+    """The first `length` messages of a request, which repeat the conversation up to `turn`.
+    `served` are these messages as they were served.
     """
 
     turn: TurnNode

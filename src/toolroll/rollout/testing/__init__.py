@@ -1,4 +1,4 @@
-"""Public test doubles: an embedded engine that speaks SGLang's `/generate`, and a small
+"""Public test doubles: an embedded engine with SGLang's `/generate` endpoint, and a small
 tokenizer.
 """
 

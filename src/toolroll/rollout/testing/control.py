@@ -12,7 +12,7 @@ from toolroll.rollout.testing.wire import RefusedError, invalid, json_response, 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VERSION = "0.5.23"
-"""The version of SGLang whose wire format this is."""
+"""The version of SGLang whose wire format the embedded engine has."""
 
 
 class _Control:
@@ -20,7 +20,7 @@ class _Control:
         self._engine = engine
 
     async def abort_request(self, request: web.Request) -> web.StreamResponse:
-        """Abort requests. The answer is always an empty 200, even for unknown rids."""
+        """Abort requests. The response is always an empty 200, even for unknown rids."""
         body = await read_json(request)
         rid = body.get("rid")
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
@@ -62,7 +62,7 @@ class _Control:
         return web.Response(status=200 if self._engine.healthy else 503)
 
     async def workers(self, request: web.Request) -> web.StreamResponse:
-        """Return this engine as the only worker, as a router would: trainers ask for the list."""
+        """Return this engine as the only worker, like a router: trainers request the list."""
         url = f"{request.scheme}://{request.host}"
         worker = {"id": "embedded", "url": url, "worker_type": "regular", "is_healthy": True}
         return json_response({"workers": [worker], "total": 1})

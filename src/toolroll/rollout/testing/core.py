@@ -1,7 +1,7 @@
 """`EngineCore`: the embedded engine without HTTP, with queue, cache, weights, log and answers.
 
-Invariants: each request is in `log` once, with the status of its answer; its rid is in use until it
-is answered; only started requests count as running.
+Invariants: each request is in `log` once, with the status of its answer. The rid of a request is in
+use until the request is answered. Only started requests count as running.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class EngineCore:
     # --- controls for tests -----------------------------------------------------------------------
 
     async def until(self, condition: Callable[[EngineCore], bool]) -> None:
-        """Wait until `condition(engine)`. It is checked whenever a request arrives, reaches its
-        `hold`, or ends.
+        """Wait until `condition(engine)` is True. The condition is checked whenever a request
+        arrives, reaches its `hold`, or ends.
         """
         while not condition(self):
             waiter = asyncio.get_running_loop().create_future()
@@ -117,7 +117,7 @@ class EngineCore:
                 generation.switch(version)
 
     def abort(self, rid: str | None = None, *, every: bool = False) -> None:
-        """Abort all requests whose rid starts with `rid`, or `every` request, like
+        """Abort all requests whose rid starts with `rid`, or all requests if `every` is True, like
         `/abort_request`.
         """
         for name, generation in self._running.items():
@@ -125,8 +125,8 @@ class EngineCore:
                 generation.request_abort(paused=self._paused is not None)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling until `resume`. "abort" ends running requests; "retract" frees their
-        cache.
+        """Stop sampling until `resume`. The mode "abort" ends running requests, and "retract" frees
+        their cache.
         """
         self._paused = mode
         for generation in self._running.values():
@@ -144,7 +144,7 @@ class EngineCore:
         self._dispatch()
 
     def flush_cache(self) -> bool:
-        """Drop the cached prefixes. Return False, and keep them, if a request is running."""
+        """Drop the cached prefixes. If a request is running, keep them and return False."""
         if self._active and self._paused != "retract":
             return False
         self._caches.clear()
@@ -307,8 +307,8 @@ class EngineCore:
         return body
 
     def _cached(self, cache: PrefixCache, entry: LoggedRequest, request: EngineRequest) -> int:
-        """Return `cached_tokens`: the last prompt token is always computed, and so are those whose
-        logprob is requested.
+        """Return `cached_tokens`. The last prompt token, and prompt tokens whose logprob is
+        requested, are always computed, so they do not count.
         """
         most = len(entry.input_ids) - 1
         if request.return_logprob and request.logprob_start_len >= 0:
@@ -365,8 +365,8 @@ class EngineCore:
         *,
         until: int | None,
     ) -> None:
-        """Send parts of the answer as they are sampled, but stop after `until` tokens, because
-        an abort may cut the rest.
+        """Send parts of the answer as they are sampled. Stop after `until` tokens, because an abort
+        may cut off the rest.
         """
         step = max(1, int(request.params.get("stream_interval") or 1))
         end = len(sampled.ids) if until is None else min(until, len(sampled.ids))

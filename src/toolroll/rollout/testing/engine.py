@@ -1,10 +1,10 @@
 """`EmbeddedEngine`: an HTTP server with the token-level `/generate` of SGLang 0.5.23, without
 weights.
 
-A public test double. A policy decides the text; everything else is as in SGLang: the stop token is
+A public test double. A policy decides the text. Everything else is as in SGLang: the stop token is
 in `output_ids` and not in `text`, stop strings trim the text and not the ids, aborts are 200s with
-a partial output, and errors have SGLang's own bodies. Invariants: it shares no code with our
-templates and sessions; each logprob is `reference_logprob(prefix, id)`; `log` has every request
+a partial output, and errors have SGLang's own bodies. Invariants: the engine shares no code with
+our templates and sessions. Each logprob is `reference_logprob(prefix, id)`. `log` has every request
 with its answer, and is the tests' oracle.
 """
 
@@ -48,21 +48,22 @@ class EmbeddedEngine(EngineCore):
         tokenizer: A fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
         policy: Returns the reply to each request.
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
-        latency: Seconds per request; `token_latency`: seconds per token after that.
-        split: "random" samples other token splits of the same text, which depend only on `seed`,
+        latency: Seconds per request.
+        token_latency: Seconds per token, in addition.
+        split: "random" samples other token splits of the same text. They depend only on `seed`,
             routing key and call.
         vocab_size: Default: the tokenizer's.
         max_total_tokens, max_running, max_queued: Like the similarly named flags of the server;
             None means no limit.
-        continue_aborted: A prompt that continues an aborted answer gets the rest of that answer,
-            without a call of the policy.
-        keep_log: False keeps `log` empty, for long benchmarks.
+        continue_aborted: Answer a prompt that continues an aborted answer with the rest of that
+            answer, without a call of the policy.
+        keep_log: If False, `log` stays empty, for long benchmarks.
 
     Attributes:
         killed: Number of requests that would have crashed a real engine (an id outside the
             vocabulary).
-        held: Number of requests that are at the `hold` of their reply.
-        healthy: The answer of `/health`; it can be set.
+        held: Number of requests that wait at the `hold` of their reply.
+        healthy: The answer of `/health`. Tests can set it.
     """
 
     _runner: web.AppRunner | None = None
@@ -136,7 +137,7 @@ class EmbeddedEngine(EngineCore):
         return await chat_completions(self, request)
 
     def _encode(self, text: str) -> list[int]:
-        """Return the prompt of a request's `text`, with the tokenizer's special tokens."""
+        """Return the ids of a request's `text`, with the tokenizer's special tokens."""
         return list(self.sampler.backend.encode(text).ids)
 
     async def _stream(

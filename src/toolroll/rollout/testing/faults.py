@@ -41,7 +41,7 @@ FaultPlan = Callable[[PolicyRequest], "Fault | None"]
 
 
 class FaultedError(Exception):
-    """The answer of an injected fault; None if the connection was dropped."""
+    """An injected fault replaces the answer by `response`; None if the connection was dropped."""
 
     def __init__(self, response: web.Response | None) -> None:
         super().__init__("injected fault")
@@ -56,7 +56,7 @@ def fault_at(faults: Mapping[int, Fault]) -> FaultPlan:
 
 
 async def inject(http: web.Request, fault: Fault) -> None:
-    """Inject a fault before the answer. Raises `FaultedError` if the fault replaces the answer."""
+    """Inject `fault` before the answer. Raises `FaultedError` if it replaces the answer."""
     if fault.hang is not None:
         await asyncio.sleep(fault.hang)
     if fault.drop:

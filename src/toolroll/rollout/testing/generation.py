@@ -1,8 +1,8 @@
 """`Generation`: the progress of one answer: its sampled tokens, their weights, and its state
 (paused, held or aborted).
 
-Invariants: an answer without latency needs no clock and no task; a paused one makes no progress;
-after `abort` nothing advances, and `sampled()` returns the final number of tokens.
+Invariants: an answer without latency needs no clock and no task. A paused answer makes no progress.
+After `abort` nothing advances, and `sampled()` returns the final number of tokens.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Generation:
     # --- time -------------------------------------------------------------------------------------
 
     def begin(self, length: int, latency: float, per_token: float) -> None:
-        """Start sampling `length` tokens: after `latency`, one each `per_token` seconds; if that is
-        0, evenly within `latency`.
+        """Start sampling `length` tokens. After `latency`, sample one token each `per_token`
+        seconds. If `per_token` is 0, sample all tokens evenly within `latency`.
         """
         self._length, self._latency, self._per_token = length, latency, per_token
         self._elapsed = 0.0
@@ -129,8 +129,8 @@ class Generation:
             self._wake.set()
 
     def request_abort(self, *, paused: bool) -> None:
-        """Handle `/abort_request`. Like SGLang, lose an abort of a paused request, and all later
-        aborts of it.
+        """Handle `/abort_request`. Like SGLang, ignore the abort of a paused request, and all later
+        aborts of this request.
         """
         if self._abort_sent:
             return

@@ -16,7 +16,7 @@ class LoggedRequest:
 
     Attributes:
         input_ids: The received ids, int32.
-        output_ids: The sampled ids, including the stop token; `logprobs` has one for each.
+        output_ids: The sampled ids, including the stop token. `logprobs` has one value for each.
         status: The HTTP status; 0 if there is no answer (yet).
         arrival: Position in the order of arrival, from 0.
         finished: Position in the order of completion, from 0; None while it runs.
@@ -25,7 +25,7 @@ class LoggedRequest:
         headers: The headers, with names in lower case.
         aborted: True after an abort, a pause, a fault, or if the client disconnected.
         faulted: True if a fault was injected.
-        call: The policy's number of the request; None if the policy was not called.
+        call: The `PolicyRequest.call` of the request; None if the policy was not called.
     """
 
     rid: str

@@ -1,8 +1,9 @@
-"""The logprobs of the embedded engine: a hash of (the ids before, the id), which tests can
+"""The logprobs of the embedded engine: hashes of all ids up to the token, which tests can
 recompute.
 
-Invariant: a value depends only on the whole prefix and the id. So a test detects a logprob that was
-recorded for the wrong token, or a prompt that differs from the served one in a single id.
+Invariant: a logprob depends only on the whole prefix and the token's id. So a test detects a
+logprob that was recorded for the wrong token, or a prompt that differs from the served one in a
+single id.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _SPREAD = 8.0
 
 
 def reference_logprob(prefix_ids: Sequence[int] | npt.NDArray[Any], token_id: int) -> float:
-    """Return the logprob of `token_id` after `prefix_ids`, in nats: in (-8.01, 0), a float32."""
+    """Return the logprob of `token_id` after `prefix_ids` in nats, a float32 in (-8.01, 0)."""
     return reference_logprobs(prefix_ids, (token_id,))[0]
 
 
@@ -39,8 +40,8 @@ def reference_logprobs(
 def top_logprobs(
     prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int], most: int
 ) -> list[list[tuple[float, int]]]:
-    """Return for each of `ids` the `most` likeliest (logprob, id) at its position: of the id itself
-    and the ids below it, each with its `reference_logprob`.
+    """Return for each of `ids` the `most` likeliest (logprob, id) at its position. Candidates are
+    the id itself and the `most` ids below it, each with its `reference_logprob`.
     """
     state = _state(prefix_ids)
     found = []

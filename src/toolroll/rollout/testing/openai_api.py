@@ -1,4 +1,4 @@
-"""The `/v1/chat/completions` of the embedded engine, with the minimum for a user simulator: one
+"""The embedded engine's `/v1/chat/completions`. It supports only what a user simulator needs: one
 answer, no streaming, no tools.
 """
 

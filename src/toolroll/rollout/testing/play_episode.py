@@ -26,9 +26,9 @@ async def play_episode(
 ) -> InteractionResult:
     """Play `task` with all parts of a real run: HTTP, tokens, chat template, parser, environment.
 
-    The model's turns are `replies` (calls as
-    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), then a farewell. Default: the
-    task's reference actions; `ValueError` if there are none.
+    The model's turns are `replies`, then a farewell. A reply contains calls as
+    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Default: the task's reference
+    actions. Raise `ValueError` if there are none.
     """
     lines = (
         {session_id(factory.name, task.id, 0): list(replies)}

@@ -16,9 +16,9 @@ import numpy.typing as npt
 class PolicyRequest:
     """One request, the argument of a policy.
 
-    `input_ids`: the prompt. `call`: the number of requests of this routing key that the policy has
-    answered before; failed requests do not count, so a retry has the same number. `index` counts
-    all requests from 0, including refused ones.
+    `input_ids`: the prompt. `call`: the number of earlier requests with this routing key that the
+    policy answered. Failed requests do not count, so a retry has the same number. `index`: the
+    number of all earlier requests, including refused ones.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -30,8 +30,8 @@ class PolicyRequest:
 
     @cached_property
     def text(self) -> str:
-        """The decoded prompt, including control tokens. It is decoded on first use, because that is
-        expensive for long prompts.
+        """The decoded prompt, including control tokens. It is decoded on first use, because
+        decoding a long prompt is expensive.
         """
         return self.decode(self.input_ids.tolist())
 
@@ -40,10 +40,10 @@ class PolicyRequest:
 class Reply:
     """One reply of a policy.
 
-    `output_ids` instead of `text` sets exact ids, without an added stop token. Without `stop`, the
-    text has no stop token and ends as if it were cut by length. `hold` stops the answer after
-    `hold_after` tokens until the event is set, so that a test can abort the request, or change the
-    weights, at exactly that token without a clock.
+    `output_ids` sets exact ids instead of `text`; no stop token is added. If `stop` is False, the
+    text gets no stop token, and ends as if it were cut by length. `hold` pauses the answer after
+    `hold_after` tokens until the event is set. So without a clock, a test can abort the request, or
+    change the weights, at exactly that token.
     """
 
     text: str = ""

@@ -1,7 +1,7 @@
 """A radix tree of the sequences that the embedded engine has computed, for `cached_tokens`.
 
-Invariants: `match` is the longest common prefix with any inserted sequence; tokens that several
-sequences share are stored once.
+Invariants: `match` returns the length of the longest common prefix with any inserted sequence.
+Tokens at the start of several sequences are stored once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PrefixCache:
         self._root = _Node(np.zeros(0, dtype=np.int32))
 
     def match(self, ids: _Ids) -> int:
-        """Return the length of the longest prefix of `ids` that an earlier sequence starts with."""
+        """Return the length of the longest prefix that `ids` shares with an inserted sequence."""
         node, at = self._root, 0
         while at < len(ids):
             child = node.children.get(int(ids[at]))

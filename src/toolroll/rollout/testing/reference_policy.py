@@ -1,9 +1,9 @@
 """A policy that plays the reference actions of a benchmark, with a seeded rate of mistakes, for the
 engine of the demo.
 
-It has no weights. It knows the solution of each task and writes it like a model (`<tool_call>`
-JSON), so that everything except the engine runs as in a real rollout. The mistakes make rewards
-differ: a wrong argument, a malformed call (corrected in the next turn), and an early stop.
+The policy has no weights. It knows the solution of each task and writes it like a model
+(`<tool_call>` JSON), so that everything except the engine runs as in a real rollout. Mistakes make
+the rewards differ: a wrong argument, a malformed call (corrected in the next turn), an early stop.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def _spoil(texts: Sequence[str], actions: Sequence[Action], rng: random.Random) 
 
 
 def _wrong(arguments: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return `arguments` with one value of the same type changed; an extra one if it is empty."""
+    """Return `arguments` with one value replaced by another of the same type. If there are no
+    arguments, add one.
+    """
     changed = dict(arguments)
     if not changed:
         return {"unexpected": True}

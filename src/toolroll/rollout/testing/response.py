@@ -29,8 +29,8 @@ def answer_body(
     text: str,
     version: str,
 ) -> dict[str, Any]:
-    """Return the answer with `ids`, and write the same into `entry`. `finish` is None for a part of
-    a stream.
+    """Return the answer with `ids`, and write its values into `entry`. `finish` is None for a part
+    of a stream.
     """
     logprobs = reference_logprobs(entry.input_ids, ids)
     spans = generation.spans(len(ids))
@@ -75,16 +75,16 @@ def answer_body(
 
 
 def _routed_experts(ids: list[int]) -> str:
-    """Return fake experts of every token except the last, in two layers with two experts each:
-    base64 of int32 [tokens - 1, 2, 2].
+    """Return fake experts for every token except the last, as base64 of int32 [tokens - 1, 2, 2]:
+    two experts in each of two layers.
     """
     experts = [[[index % 8, index % 7], [index % 5, index % 3]] for index in ids[:-1]]
     return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()
 
 
 def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
-    """Return the answer to a request that was aborted before it ran, without prompt_tokens and
-    cached_tokens.
+    """Return the answer to a request that was aborted before it ran. Such an answer has no
+    prompt_tokens and no cached_tokens.
     """
     meta: dict[str, Any] = {
         "id": request.rid,
@@ -107,8 +107,8 @@ def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
 def _input_top_logprobs(
     prompt: npt.NDArray[np.int32], start: int, top: int
 ) -> list[list[list[Any]] | None]:
-    """`top` entries `[logprob, id, null]` a place from `start` on, the likeliest first: those of
-    the prompt's id and the ids after it. The first place has none.
+    """Return `top` entries `[logprob, id, null]` for each position from `start` on, the likeliest
+    first: those of the prompt's id and the next higher ids. The first position has None.
     """
     found: list[list[list[Any]] | None] = [None]
     for at in range(start + 1, len(prompt)):
@@ -119,8 +119,8 @@ def _input_top_logprobs(
 
 
 def _input_logprobs(prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:
-    """Return `[logprob, id, null]` for each id from `start` on; the first id of the prompt has no
-    logprob. Empty if `start` is -1.
+    """Return `[logprob, id, null]` for each id from `start` on. The logprob of the first of them is
+    None. Return an empty list if `start` is -1.
     """
     if not 0 <= start < len(prompt):
         return []

@@ -1,8 +1,8 @@
 """`Sampler`: convert a policy's reply to sampled ids, and sampled ids to text.
 
-Invariants: `output_ids` keep the stop token, `text` does not (unless `no_stop_trim`); a stop string
-cuts the text, never the ids; stops are checked in SGLang's order at each token: strings, tokens,
-length.
+Invariants: `output_ids` keep the stop token; `text` does not, unless `no_stop_trim` is set. A stop
+string cuts the text, never the ids. At each token, stops are checked in SGLang's order: strings,
+tokens, length.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _REMEMBERED_TEXTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class SampledReply:
-    """An answer before faults and aborts. `reply_ids`: all ids of the reply, including those after
-    a stop or beyond the length limit.
+    """An answer before faults and aborts. `reply_ids`: all ids of the reply, including ids after a
+    stop or beyond the length limit.
     """
 
     ids: list[int]
@@ -34,8 +34,8 @@ class SampledReply:
 
 
 class Sampler:
-    """`tokenizer`: a fast one of `transformers`, or one of `tokenizers` (which needs
-    `stop_token_ids`).
+    """`tokenizer`: a fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`, for which
+    `stop_token_ids` is required.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Sampler:
         return [*ids, self.stop_id] if reply.stop else ids
 
     def stop_at(self, reply_ids: list[int], params: Mapping[str, Any], limit: int) -> SampledReply:
-        """Return the answer from `reply_ids`, cut where it stops, with the reason."""
+        """Return the answer from `reply_ids`, cut at the first stop, with the reason for it."""
         strings = (
             [params["stop"]]
             if isinstance(params.get("stop"), str)

@@ -65,7 +65,7 @@ def _policy(path: Path | None) -> Policy:
 
 
 def _read_script(text: str, path: Path) -> dict[str, list[str]]:
-    """Return the replies by routing key, from one JSON object of lists, or from a line
+    """Return the replies by routing key. `text` is one JSON object of lists, or has a line
     `{"routing_key": ..., "replies": [...]}` for each key.
     """
     try:

@@ -1,6 +1,6 @@
-"""Other token splits of the same text, which a model may sample but a tokenizer would not return.
+"""Other token splits of a text. A model may sample them, but a tokenizer would not return them.
 
-Invariant: a split decodes to exactly the text of the ids that it replaces; control tokens stay
+Invariant: a split decodes to exactly the text of the ids that it replaces. Control tokens stay
 whole.
 """
 
@@ -16,8 +16,8 @@ _MAX_PIECE = 24  # maximum length in characters of vocabulary entries to use
 
 
 class TokenSplitter:
-    """Splits text of one tokenizer. `tokenizer`: a fast one of `transformers`, or one of
-    `tokenizers`.
+    """Splits texts for one tokenizer. `tokenizer`: a fast tokenizer of `transformers`, or a
+    `tokenizers.Tokenizer`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -33,11 +33,11 @@ class TokenSplitter:
         }
 
     def split(self, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
-        """Return another split of `ids`: at each start of an id, with probability `rate`, use any
-        vocabulary entry that fits.
+        """Return another split of the text of `ids`: at each start of an id, with probability
+        `rate`, use a random vocabulary entry that fits.
 
-        Every split of the text is possible. If the result does not decode to the same text (a
-        decoder that looks at neighbors), return `ids`.
+        Every split of the text is possible. If the result does not decode to the same text, because
+        the decoder looks at neighbors, return `ids`.
         """
         out: list[int] = []
         run: list[int] = []
@@ -82,8 +82,8 @@ class TokenSplitter:
         return out
 
     def _reachable(self, text: str) -> list[bool]:
-        """Return for each position of `text` whether vocabulary entries can form the rest; in a
-        byte-level vocabulary they always can.
+        """Return a list with True for each position of `text` from which vocabulary entries can
+        form the rest. In a byte-level vocabulary, that is every position.
         """
         good = [False] * len(text) + [True]
         for at in range(len(text) - 1, -1, -1):

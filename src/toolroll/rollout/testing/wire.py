@@ -56,8 +56,8 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt to answer. `unchecked`: the ids as int64, for the vocabulary check; `input_ids`
-    has them as int32.
+    """One prompt to answer. `unchecked`: the ids as int64, for the vocabulary check. `input_ids`:
+    the same ids as int32.
     """
 
     rid: str
@@ -79,8 +79,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits in tokens. `context_length`: prompt and answer together. `pool`: size of the KV
-    cache (--max-total-tokens); None means no limit.
+    """The limits in tokens. `context_length`: limit of prompt and answer together. `pool`: size of
+    the KV cache (--max-total-tokens); None means no limit.
     """
 
     context_length: int
@@ -93,7 +93,7 @@ class Limits:
 
     @property
     def prompt(self) -> int:
-        """`max_req_input_len`: the first prompt length that the scheduler refuses."""
+        """`max_req_input_len`: the smallest prompt length that the scheduler refuses."""
         return self.request - _INPUT_RESERVE
 
     def check(self, prompt: int, params: Mapping[str, Any]) -> None:
@@ -121,8 +121,8 @@ class Limits:
             )
 
     def max_new_tokens(self, prompt: int, params: Mapping[str, Any]) -> int:
-        """Return the maximum length of an answer: the requested one, limited to the room in the
-        scheduler.
+        """Return the maximum length of an answer: the requested length, but at most the room that
+        the scheduler has.
         """
         wanted = params.get("max_new_tokens", _DEFAULT_MAX_NEW_TOKENS)
         return max(0, min(_UNBOUNDED if wanted is None else int(wanted), self.request - prompt - 1))
@@ -154,8 +154,8 @@ def queue_full() -> RefusedError:
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """Return the JSON object in the body; raise `RefusedError` if it is not one, or not sent as
-    JSON.
+    """Return the JSON object in the body. Raise `RefusedError` if the body is not a JSON object, or
+    if its content type is not JSON.
     """
     body = await request.read()
     if body and request.content_type != "application/json":
@@ -174,7 +174,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequests:
-    """The requests of one body. `single`: the answer is one object, else a list."""
+    """The requests of one body. `single`: True if the answer is one object, not a list."""
 
     requests: tuple[EngineRequest, ...]
     single: bool

@@ -15,11 +15,11 @@ NAMES = (
     "max_new_tokens min_new_tokens temperature top_p top_k stop stop_token_ids ignore_eos "
     "frequency_penalty"
 ).split()
-"""Of `GenerationHyperparameters`, what is set for each turn."""
+"""The fields of `GenerationHyperparameters` that are set for each turn."""
 
 
 class ArealEngine(FrameworkEngine):
-    """`engine` is AReaL's `InferenceEngine`; `gconfig` its `GenerationHyperparameters`."""
+    """`engine` is AReaL's `InferenceEngine`, and `gconfig` AReaL's `GenerationHyperparameters`."""
 
     def __init__(
         self, engine: Any, gconfig: Any, tokenizer: Any, *, context_length: int | None
@@ -32,7 +32,7 @@ class ArealEngine(FrameworkEngine):
     async def sample(self, request: GenerateRequest) -> Sampled:
         """Return one turn. Raise `UsageError` for a sampling parameter that AReaL does not have.
 
-        All turns of an episode have one `rid`: AReaL sends them to the same server by it.
+        All turns of an episode have the same `rid`, so that AReaL sends them to the same server.
         """
         params = _known(request.sampling_params)
         answer = await self._engine.agenerate(

@@ -21,8 +21,8 @@ from toolroll.rollout.types import Status
 
 
 class ToolrollWorkflow:
-    """`gconfig` is AReaL's `GenerationHyperparameters`; its `max_new_tokens` limits one turn, and
-    its `max_tokens` prompt and response together, unless `settings` has a `context_length`.
+    """`gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. Its
+    `max_tokens` limits prompt and response together, unless `settings` has a `context_length`.
 
     Raise `UsageError` for a setting of AReaL that episodes do not have.
 
@@ -56,8 +56,8 @@ class ToolrollWorkflow:
         """Play the task `data["index"]` on `engine`.
 
         Return tensors: `input_ids`, `loss_mask`, `versions` int32, `logprobs` float32 and
-        `attention_mask` bool, each [1, n], and `rewards` float32 [1]. Return None if nothing of the
-        episode may be trained. Raise `UsageError` for invalid settings and tasks.
+        `attention_mask` bool, each [1, n], and `rewards` float32 [1]. Return None if no token of
+        the episode may be trained. Raise `UsageError` for invalid settings and tasks.
         """
         if "index" not in data:
             raise UsageError(
@@ -98,7 +98,7 @@ def _sampling_params(gconfig: Any) -> dict[str, Any]:
 
 
 def _record(**values: float) -> None:
-    """Add to AReaL's statistics of the workflow that is running."""
+    """Add `values` to AReaL's statistics of the running workflow."""
     scope = importlib.import_module("areal.workflow_context").stat_scope()
     importlib.import_module("areal.utils.stats_tracker").get(scope).scalar(**values)
 
@@ -122,6 +122,6 @@ def _tensors(sequence: TrainingSequence, reward: float) -> dict[str, Any]:
     return {name: row.unsqueeze(0) for name, row in rows.items()}
 
 
-# AReaL asks for a subclass of its own class, and is there only inside a trainer
+# AReaL requires a subclass of its own class, and is installed only in a trainer
 with contextlib.suppress(ImportError):
     importlib.import_module("areal.api.workflow_api").RolloutWorkflow.register(ToolrollWorkflow)

@@ -1,7 +1,8 @@
 """Atropos: `BaseEnv` and `ServerManager` whose managed sessions have exact tokens.
 
 An environment changes one line: `from atroposlib.envs.base import BaseEnv, ...` becomes
-`from toolroll.rollout.adapters.atropos import BaseEnv, ...`; every name of that module is here.
+`from toolroll.rollout.adapters.atropos import BaseEnv, ...`. This package has every name of
+`atroposlib.envs.base`.
 """
 
 from __future__ import annotations

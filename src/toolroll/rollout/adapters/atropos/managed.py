@@ -1,7 +1,8 @@
 """`ManagedServers`: the managed sessions of Atropos' `ServerManager`, with exact tokens.
 
-Invariants: the server is chosen as Atropos chooses it: of the healthy ones, the first with the most
-free slots; sessions of one server and tokenizer share its connections while at least one is open.
+Invariants: the server is chosen as in Atropos: of the healthy servers, the first with the most free
+slots. Sessions with the same server and tokenizer share connections, which are closed with the last
+of these sessions.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class ManagedServers:
         base_url: str | None = None,
         preserve_think_blocks: bool | None = None,  # noqa: FBT001 - as published
     ) -> AsyncIterator[ManagedServer | DummyManagedServer]:
-        """A `ManagedServer` on the most available server, or on the one at `base_url`.
+        """Yield a `ManagedServer` on the most available server, or on the one at `base_url`.
 
-        A server of OpenAI's type has no token ids: it gives a `DummyManagedServer` if the
-        environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER is set, else `NotImplementedError`.
+        A server of OpenAI's type has no token ids. For such a server, yield a `DummyManagedServer`
+        if the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER is set, else raise
+        `NotImplementedError`.
         """
         server = self._chosen(base_url)
         if any(kind.__name__ == "OpenAIServer" for kind in type(server).__mro__):
@@ -65,8 +67,8 @@ class ManagedServers:
     def _chosen(self, base_url: str | None) -> Any:
         if self._manager.use_proxy:
             raise UsageError(
-                "Atropos' proxy hands out tokens that are encoded again: unset proxy_url and "
-                "ATROPOS_PROXY_URL"
+                "Atropos' proxy returns tokens that were encoded again, which are not exact: unset "
+                "proxy_url and ATROPOS_PROXY_URL"
             )
         servers = self._manager.servers
         if base_url is not None:
@@ -81,7 +83,7 @@ class ManagedServers:
 def _dummy(server: Any, tokenizer: Any) -> DummyManagedServer:
     if os.environ.get(_ALLOW_DUMMY, "").lower() not in ("1", "true", "yes"):
         raise NotImplementedError(
-            "a server of OpenAI's type has no token ids: nothing of it can be trained. Use "
+            "a server of OpenAI's type has no token ids, so its answers cannot be trained. Use "
             f"server_type='sglang', or set {_ALLOW_DUMMY}=1 to evaluate with it"
         )
     return DummyManagedServer(server, tokenizer)

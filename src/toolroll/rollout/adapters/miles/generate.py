@@ -1,4 +1,4 @@
-"""`generate`: one sample's episode in miles' own form of a generate function."""
+"""`generate`: play one sample's episode, as a generate function of miles' own signature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def generate(input: Any) -> Any:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag `--toolroll-*` for each setting; a dict is given as JSON."""
+    """Add a flag `--toolroll-*` for each setting. Settings that are dicts take JSON."""
     group = parser.add_argument_group("toolroll")
     for name, field in SlimeSettings.model_fields.items():
         kinds = (field.annotation, *get_args(field.annotation))

@@ -31,7 +31,7 @@ from toolroll.rollout.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What one call of `execute` was given, and its client."""
+    """The arguments of one call of `execute`, and the client for it."""
 
     client: ToolrollClient
     sampling_params: Any
@@ -44,12 +44,12 @@ _SAMPLE: ContextVar[_Sample] = ContextVar("toolroll_openrlhf_sample")
 
 
 class AgentExecutor:
-    """Override `run_agent`, and name the file of your class in `--train.agent_func_path`; the class
-    there must be called `AgentExecutor`.
+    """Write a subclass that is also named `AgentExecutor` and overrides `run_agent`, and give its
+    file as `--train.agent_func_path`.
 
-    `parser` is the model's tool-call format, as SGLang names it. OpenRLHF takes one sequence for
-    each sample: `choose` selects it. `several = True` returns a list with a dict for each sequence
-    instead, for a trainer that takes it.
+    `parser` is SGLang's name for the model's tool-call format. OpenRLHF takes one sequence for each
+    sample: `choose` selects it. For a trainer that takes several sequences, set `several = True`:
+    `execute` then returns a list with a dict for each sequence.
 
     Example:
         class AgentExecutor(toolroll.rollout.adapters.openrlhf.AgentExecutor):
@@ -71,9 +71,9 @@ class AgentExecutor:
         """Play one sample with `self.client`, and return its reward.
 
         Return a dict with `reward`, `scores` (default: the reward; OpenRLHF filters by them) and
-        `extra_logs`, or a number, or None if there is no reward. The client speaks for the session
-        `session_id`. The default is a single turn without a reward: `prompt` as the user's message,
-        or as the messages.
+        `extra_logs`, or a number, or None if there is no reward. The client's requests are part of
+        the session `session_id`. The default plays a single turn without a reward: `prompt` is the
+        user's message, or the list of messages.
         """
         messages: Any = (
             prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
@@ -100,7 +100,7 @@ class AgentExecutor:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of prompt and responses together, in the running sample."""
+        """The limit of prompt and responses together, in tokens, for the running sample."""
         return self._sample("max_length").max_length
 
     @property
@@ -122,8 +122,8 @@ class AgentExecutor:
     # --- what OpenRLHF calls ----------------------------------------------------------------------
 
     def choose(self, trajectories: Sequence[Trajectory]) -> Trajectory:
-        """Return the sequence to train on: the one with the most trained tokens. The others (of
-        sub-agents or forks) are counted in `extra_logs`."""
+        """Return the sequence to train on: the one with the most trained tokens. The others, which
+        come from sub-agents or forks, are counted in `extra_logs`."""
         return max(trajectories, key=lambda found: found.trained_tokens)
 
     async def execute(
@@ -138,9 +138,9 @@ class AgentExecutor:
     ) -> Any:
         """Play one sample for OpenRLHF 0.11, and return its result dict.
 
-        A first prompt that leaves no room to answer loses its first tokens, as with OpenRLHF's own
-        executors. `rollout_log_probs` is None if the trainer does not want them. Raise `UsageError`
-        for images and for a result of `run_agent` that cannot be read.
+        If the first prompt leaves no room for an answer, its first tokens are dropped, as in
+        OpenRLHF's own executors. `rollout_log_probs` is None if the trainer requests no logprobs.
+        Raise `UsageError` for images, and for a result of `run_agent` that cannot be read.
         """
         if images:
             raise UsageError(
@@ -199,7 +199,7 @@ class AgentExecutor:
         return _outcome(found), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
-        """Return the chat template of `tokenizer`, one per tokenizer, to share its cache."""
+        """Return the chat template of `tokenizer`: always the same object, to share its cache."""
         if tokenizer not in self._templates:
             self._templates[tokenizer] = ChatTemplate(tokenizer)
         return self._templates[tokenizer]
@@ -209,7 +209,7 @@ _OUTCOME = ("reward", "scores", "extra_logs")
 
 
 def _outcome(found: Any) -> Mapping[str, Any]:
-    """Return what `run_agent` returned as a dict."""
+    """Return `found`, the result of `run_agent`, as a dict."""
     if found is None:
         return {}
     if isinstance(found, Mapping):

@@ -1,7 +1,8 @@
 """`VllmEngine`: OpenRLHF's vLLM actor as the engine of a `Model`.
 
-Invariants: the actor is called in the caller's event loop only; the trainer's sampling parameters
-are copied for each call, never changed; a parameter that vLLM does not have is refused by name.
+Invariants: the actor is called in the caller's event loop only. The trainer's sampling parameters
+are copied for each call, and never changed. A parameter that vLLM does not have is refused, and the
+error names it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class LlmEngine(Protocol):
 class VllmEngine(FrameworkEngine):
     """OpenRLHF's vLLM actor as an `EngineClient`.
 
-    `sampling_params`: the trainer's parameters (vLLM's `SamplingParams`), the defaults of a
-    request. `max_length`: the limit of prompt and answer together, in tokens.
+    `sampling_params`: the trainer's parameters (vLLM's `SamplingParams`), which are the defaults of
+    each request. `max_length`: the limit of prompt and answer together, in tokens.
     """
 
     def __init__(

@@ -8,16 +8,16 @@ Written for skyrl 0.3.0. A row of the data set names its task by the columns `in
 as `toolroll tasks ENV` writes them; `prompt` may hold anything that SkyRL accepts, and `env_class`
 is not read.
 
-- Forks: SkyRL takes one sequence for each prompt, so the one with the most trained tokens is given.
+- Forks: SkyRL takes one sequence for each prompt, so it gets the one with the most trained tokens.
   `rollout_metrics["toolroll/left_out_tokens"]` counts the trained tokens of the others.
-- Aborted episodes have the stop reason "abort" and a zero loss mask. SkyRL insists on a number as
-  their reward and counts it in the group's baseline: it gets the mean reward of the prompt's graded
-  samples in the batch, which leaves the baseline as it is without them (0.0 if there are none).
-- A first prompt that is too long is a sample with a zero mask, as is any without a sampled token.
+- Aborted episodes have the stop reason "abort" and a zero loss mask. SkyRL requires a number as
+  their reward and counts it in the group's baseline. So their reward is the mean of the prompt's
+  graded samples in the batch, which does not change the baseline (0.0 if no sample is graded).
+- An episode without a sampled token has a zero mask, for example if its first prompt is too long.
 - Rewards are given per token. If the environment's step rewards add up to the episode's reward,
-  each is at the last token of its turn, otherwise the reward is at the last sampled token.
-- Weight versions are recorded with the episode if the engine did not change during the turn. SkyRL
-  has no field for them.
+  each is at the last token of its turn. Otherwise the reward is at the last sampled token.
+- The weight version of a turn is recorded with the episode if it did not change during the turn.
+  SkyRL has no field for weight versions.
 """
 
 from toolroll.rollout.adapters.skyrl.engine import SkyrlEngine

@@ -9,8 +9,8 @@ from toolroll.rollout.types import GenerateRequest, WeightVersion
 
 
 class SkyrlEngine(FrameworkEngine):
-    """`client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: keep the prefix cache of one
-    weight version apart from the next, as SkyRL's `use_cache_salt` does.
+    """`client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: never reuse the prefix cache of
+    an earlier weight version, as SkyRL's `use_cache_salt` does.
     """
 
     def __init__(
@@ -43,6 +43,6 @@ class SkyrlEngine(FrameworkEngine):
         )
 
     def _version(self) -> str | None:
-        """Return the engine's weight version; older clients have none."""
+        """Return the engine's weight version; None for older clients, which do not report it."""
         version = getattr(self._client, "weight_version", None)
         return None if version is None else str(version)

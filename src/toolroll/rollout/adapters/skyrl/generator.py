@@ -27,7 +27,7 @@ _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One episode and the sequence of it that is trained."""
+    """One episode, and its sequence that is trained."""
 
     result: InteractionResult
     sequence: TrainingSequence
@@ -35,9 +35,9 @@ class _Played:
 
 
 class ToolrollGenerator:
-    """`generator_cfg` is SkyRL's `cfg.generator`. Of it are used: `sampling_params`, `max_turns`
-    (unless `settings` has its own), `max_input_length`, `chat_template_kwargs`, `use_cache_salt`,
-    `apply_overlong_filtering` and `zero_reward_on_non_stop`.
+    """`generator_cfg` is SkyRL's `cfg.generator`. These fields are used: `sampling_params`,
+    `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
+    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`.
 
     Raise `UsageError` for a setting of SkyRL that episodes do not have.
 
@@ -187,12 +187,12 @@ class ToolrollGenerator:
 
 
 def _text(prompt: Any) -> Any:
-    """Return the text of a prompt's last message: the task's index, if no column holds it."""
+    """Return the text of a prompt's last message, which is the task's index if no column has it."""
     return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
 
 
 def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -> list[float]:
-    """Return `rewards` with the mean of the same instance for each that is None."""
+    """Return `rewards`, with each None replaced by the mean reward of the same instance."""
     graded: dict[str, list[float]] = {}
     for reward, instance in zip(rewards, instances, strict=True):
         if reward is not None:
@@ -204,7 +204,7 @@ def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -
 
 
 def token_rewards(sequence: TrainingSequence, steps: Sequence[float], reward: float) -> list[float]:
-    """Return one reward for each token of the response; they add up to `reward`. `steps` are the
+    """Return one reward for each token of the response. Their sum is `reward`. `steps` are the
     rewards of the episode's steps.
     """
     cut = len(sequence.prompt_ids)

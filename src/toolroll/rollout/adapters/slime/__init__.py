@@ -1,4 +1,4 @@
-"""slime (and miles, by its older three arguments): functions to name on its command line.
+"""slime: functions to name on its command line. miles can call them with its older signature.
 
     --custom-generate-function-path toolroll.rollout.adapters.slime.generate
     --rollout-function-path toolroll.rollout.adapters.slime.generate_rollout

@@ -1,7 +1,8 @@
 """Play evaluation datasets for the `data` of slime's `RolloutFnEvalOutput`.
 
-Invariants: rewards, truncated and samples have the same length and contain only graded episodes;
-the number of aborted ones is a separate metric; a dataset without a graded episode is an error.
+Invariants: `rewards`, `truncated` and `samples` have the same length and contain only graded
+episodes. The number of aborted episodes is a separate metric. A dataset without a graded episode is
+an error.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
 
 
 def read_samples(dataset: Any) -> Sequence[Any]:
-    """Return the dataset's rows as slime's samples, `n_samples_per_eval_prompt` of each."""
+    """Return `n_samples_per_eval_prompt` samples of slime for each row of the dataset."""
     make = import_module("slime.utils.types").Sample
     path = Path(dataset.path)
     if not path.is_file():

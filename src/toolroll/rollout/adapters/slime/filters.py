@@ -21,10 +21,10 @@ def has_aborted(group: Iterable[Any]) -> bool:
 
 
 def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
-    """Keep groups whose episodes were all graded, and not all with the same reward. For
+    """Keep groups in which all episodes were graded and the rewards differ. For
     `--dynamic-sampling-filter-path`.
 
-    slime's normalization fails on a missing reward, and learns nothing from equal ones.
+    slime's normalization fails on a missing reward, and equal rewards teach the model nothing.
     """
     if has_aborted(samples):
         return False

@@ -1,7 +1,7 @@
-"""`generate`: one sample's episode, for `--custom-generate-function-path`.
+"""`generate`: play one sample's episode, for `--custom-generate-function-path`.
 
-slime is configured with function names, not objects, so their shared state (connections, tokenizer,
-certified template) is kept here: one `Player` for each event loop and settings.
+slime is configured with names of functions, not with objects. So the state that their calls share
+(connections, tokenizer, certified template) is kept here: one `Player` per event loop and settings.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ async def aclose() -> None:
 async def generate(
     args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False
 ) -> Any:
-    """Play the task whose index is `sample.prompt`; slime's custom generate function, and miles'
-    older form of it.
+    """Play the task whose index is `sample.prompt`. This is slime's custom generate function, and
+    has miles' older signature.
 
-    Return a sample, or a list of samples that share one `rollout_id` if the chat template made
-    the episode fork. An episode that failed for a reason that the model did not cause is ABORTED:
+    Return a sample. If the chat template made the episode fork, return a list of samples that share
+    one `rollout_id`. An episode that failed for a reason that the model did not cause is ABORTED:
     no reward, a zero mask, `remove_sample`. Raise `UsageError` for invalid settings.
     """
     return await play_sample(
@@ -67,8 +67,8 @@ async def play_sample(
     evaluation: bool,
     stopped: Callable[[], bool],
 ) -> Any:
-    """Return what `generate` does. `stopped` is called before each turn; once it returns True, no
-    further turn is started.
+    """Return the result of `generate`. `stopped` is called before each turn. Once it returns True,
+    no further turn is started.
     """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=evaluation)
@@ -94,7 +94,7 @@ def unplayed(sample: Any) -> Any:
 
 
 def _slime_stops(args: Any) -> Callable[[], bool]:
-    """Return a function that is True while slime's own loop aborts its rollout."""
+    """Return a function that returns True while slime's own loop aborts its rollout."""
     module = sys.modules.get(_SLIME_LOOP)
     if module is None:  # not called by slime's own loop, but by ours or a similar trainer's
         return lambda: False

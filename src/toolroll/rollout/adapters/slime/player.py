@@ -1,8 +1,8 @@
-"""`Player`: plays slime's samples. One per event loop and settings, with its model, environments
-and user simulators.
+"""`Player`: plays slime's samples. There is one for each event loop and settings, with its own
+model, environments and user simulators.
 
 Invariants: no turn starts after the rollout was stopped (slime aborts the engines until they are
-idle); a failed episode is retried a limited number of times, and is then reported as aborted; the
+idle). A failed episode is retried a limited number of times, and is then reported as aborted. The
 given samples are not changed.
 """
 
@@ -31,13 +31,13 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 
 def session_field(sample: Any) -> str:
-    """Return the field of `sample` that names its session: slime's, or miles' name for it."""
+    """Return the name of the field of `sample` with its session, in slime or in miles."""
     return "routing_key" if "routing_key" in vars(sample) else "session_id"
 
 
 class StoppableEngine(Engine):
-    """An `Engine` that sends no request once `stopped()` is True. Each further turn, or part of a
-    resumed one, is an abort without tokens.
+    """An `Engine` that sends no request once `stopped()` is True. From then on, each turn, and each
+    part of a resumed turn, ends as an abort without tokens.
     """
 
     def __init__(self, config: EngineConfig, stopped: Callable[[], bool]) -> None:
@@ -56,7 +56,7 @@ class StoppableEngine(Engine):
 
 class Player:
     """Plays samples with `settings` on the model that `args` names. `stopped` is called before each
-    turn; once it returns True, no further turn is started.
+    turn. Once it returns True, no further turn is started.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Player:
         self._reward_key: str | None = attribute(args, "reward_key")
 
     async def play(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
-        """Play the sample's episode. Return one sample, or one for each sequence if the episode
-        forked.
+        """Play the sample's episode. Return one sample for each of its sequences: several if the
+        episode forked.
         """
         field = session_field(sample)
         session = vars(sample)[field] or uuid.uuid4().hex

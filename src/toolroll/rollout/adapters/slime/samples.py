@@ -1,10 +1,10 @@
 """Convert an episode to slime's `Sample`s: one for each training sequence, copied from the given
 sample.
 
-Invariants: `loss_mask` and `rollout_log_probs` cover the response, `tokens` the whole sequence; a
-sequence that may not be trained (aborted, excluded by verification, nothing sampled) has a zero
-mask and `remove_sample`; an aborted episode has no reward (I9); `response_length` is at least 1;
-forks share one `rollout_id`; group fields are unchanged. slime's own type is never imported: the
+Invariants: `loss_mask` and `rollout_log_probs` cover the response, and `tokens` the whole sequence.
+A sequence that may not be trained (aborted, excluded by verification, nothing sampled) has a zero
+mask and `remove_sample`. An aborted episode has no reward (I9). `response_length` is at least 1.
+Forks share one `rollout_id`. Group fields are unchanged. slime's own type is never imported: the
 given sample is copied.
 """
 
@@ -18,13 +18,13 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Trajectory
 
 KEY = "toolroll"
-"""The key in `Sample.metadata` for the data of the episode that slime has no field for."""
+"""The key in `Sample.metadata` for data of the episode for which slime has no field."""
 
 
 def to_samples(
     sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None
 ) -> list[Any]:
-    """Return `result` as copies of `sample`, the first one for the first sequence.
+    """Return `result` as copies of `sample`, one for each sequence, in the same order.
 
     `filler` is a token id for an episode that ended before its first prompt. Raise `UsageError`
     for tokens that were made from text: they are not what an engine sampled.
@@ -76,8 +76,8 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
 
 
 def _add_episode_counts(made: Any, result: InteractionResult) -> None:
-    """Set the prefix cache and waiting times of the episode, on its first sequence only: slime adds
-    them up over samples.
+    """Set the prefix cache counts and waiting times of the episode. Call it for the first sequence
+    only, because slime adds these numbers up over samples.
     """
     metrics = result.metrics
     made.non_generation_time = max(

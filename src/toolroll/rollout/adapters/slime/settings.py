@@ -23,32 +23,36 @@ PREFIX = "toolroll_"
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """slime's parameters that affect only the text of an answer, which is not used here. Routers drop
-the second one.
+the second parameter.
 """
 
 
 class SlimeSettings(EpisodeSettings):
-    """The settings in `args`. Each field is the attribute `toolroll_<field>`, or that key in the
-    file of --custom-config-path.
+    """The settings in `args`. Each field is read from the attribute `toolroll_<field>`, or from the
+    key `toolroll_<field>` in the file of --custom-config-path.
     """
 
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="default: slime's --apply-chat-template-kwargs"
     )
     max_dropped: int = Field(
-        default=64, ge=1, description="generate_rollout: groups dropped in a row before it gives up"
+        default=64,
+        ge=1,
+        description="generate_rollout gives up after this number of dropped groups in a row",
     )
     partial: Literal["refuse", "restart"] = Field(
         default="refuse",
-        description="with --partial-rollout: a cut episode is restarted, or not run",
+        description="with --partial-rollout: restart cut episodes, or refuse to run",
     )
     concurrency: int | None = Field(
         default=None,
         ge=1,
-        description="episodes at once; default: slime's --sglang-server-concurrency, per engine",
+        description="number of concurrent episodes; default: slime's --sglang-server-concurrency, "
+        "per engine",
     )
     seed: int | None = Field(
-        default=None, description="of environments and users; default: slime's --rollout-seed"
+        default=None,
+        description="the seed of environments and users; default: slime's --rollout-seed",
     )
 
 
@@ -140,8 +144,8 @@ def collects_partial(args: Any) -> bool:
 
 
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return slime's sampling parameters for the engine client, without unset ones and those that
-    only affect the text.
+    """Return slime's sampling parameters for the engine client, without parameters that are unset
+    or affect only the text.
     """
     return {
         name: value

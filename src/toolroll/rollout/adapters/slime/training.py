@@ -1,9 +1,9 @@
 """`generate_rollout`: play a whole rollout or evaluation, for `--rollout-function-path` and
 `--eval-function-path`.
 
-Invariants: a group is trained on only if each of its episodes was graded; a failed group is
-replaced by another one, and too many failures in a row end the rollout with the last error; no
-request is left running at the engine on return; aborted episodes are not in an evaluation's mean.
+Invariants: a group is trained on only if each of its episodes was graded. A failed group is
+replaced by another group; too many failures in a row end the rollout with the last error. No
+request is left running at the engine on return. Aborted episodes are not in an evaluation's mean.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ T = TypeVar("T")
 def generate_rollout(
     args: Any, rollout_id: int, data_source: Any, *, evaluation: bool = False
 ) -> Any:
-    """Return slime's `RolloutFnTrainOutput`, or its `RolloutFnEvalOutput` with `evaluation`. Call
-    it from a thread without an event loop.
+    """Return slime's `RolloutFnTrainOutput`; with `evaluation`, return `RolloutFnEvalOutput`. Call
+    this function from a thread without an event loop.
 
     Raises `UsageError` for settings that cannot work, and `RolloutError` if too many groups in a
     row could not be graded.
@@ -51,8 +51,8 @@ def close_rollout() -> None:
 
 
 class _Background:
-    """An event loop in a separate thread, which lives as long as the process: connections
-    belong to a loop.
+    """An event loop in a separate thread. It lives as long as the process, because connections
+    belong to their loop.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,9 @@ class _Background:
         threading.Thread(target=self.loop.run_forever, name="toolroll-slime", daemon=True).start()
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Return the result, or raise the first of several concurrent errors."""
+        """Run `main` and return its result. If several errors are raised concurrently, raise the
+        first one.
+        """
         try:
             return asyncio.run_coroutine_threadsafe(main, self.loop).result()
         except* ToolrollError as group:
@@ -133,7 +135,7 @@ class _Batch:
         self._failures = 0
 
     async def fill(self) -> None:
-        """Play groups until there are enough that may be trained on."""
+        """Play groups until there are enough trainable ones."""
         while len(self.kept) < self._wanted:
             while len(self._pending) + len(self.kept) < self._wanted:
                 self._begin(
@@ -147,8 +149,8 @@ class _Batch:
                 self._take(task.result())
 
     async def stop(self) -> None:
-        """Cancel the episodes in flight: abort their requests at the engine, and return their
-        groups if slime wants them.
+        """Cancel the running episodes and abort their requests at the engine. If slime keeps cut
+        samples, give their groups back to the data source.
         """
         for task in self._pending:
             task.cancel()

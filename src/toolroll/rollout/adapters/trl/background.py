@@ -1,4 +1,4 @@
-"""`Background`: an event loop in a thread of its own, for TRL, whose calls are not async."""
+"""`Background`: an event loop in a separate thread, because TRL's calls are not async."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines for threads that have no event loop. The thread starts with the first."""
+    """Runs coroutines for threads without an event loop. The first coroutine starts the thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +23,7 @@ class Background:
         return asyncio.run_coroutine_threadsafe(coroutine, self._started()).result()
 
     def close(self) -> None:
-        """End the thread. A later `run` starts another."""
+        """End the thread. A later `run` starts another thread."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None

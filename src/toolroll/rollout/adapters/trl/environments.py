@@ -1,10 +1,10 @@
-"""Environments for TRL's `environment_factory`, where TRL plays the episode: its own loop samples,
-and calls the environment's tools as methods.
+"""Environments for TRL's `environment_factory`. With them, TRL plays the episode: its own loop
+samples, and calls the environment's tools as methods.
 
 TRL ends an episode with the first reply without a call, and gives that reply to reward functions
-only: `finish_episodes` passes it on to the environment, which grades it. So put it first in
-`reward_funcs`. An environment that answers such a reply (one with a user) is not graded: its reward
-is None. Use `make_rollout_func` for those.
+only. `finish_episodes` is a reward function that passes the reply to the environment, which grades
+it. So put `finish_episodes` first in `reward_funcs`. If the environment answers such a reply (as a
+user does), the reward is None: use `make_rollout_func` for such environments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from toolroll.rollout.types import (
 
 
 class _Episode:
-    """One environment at a time: TRL resets an instance for each episode."""
+    """Plays episodes one after another, because TRL resets the instance for each episode."""
 
     factory: EnvironmentFactory
     tasks: Sequence[Task]
@@ -59,8 +59,8 @@ class _Episode:
         observation: Observation = self._await(self._environment.reset(task, seed))
         if tuple(sorted(_names(observation.tools))) != self.names:
             raise UsageError(
-                f"{self.factory.name}: the task {task.id} has other tools than the first one, and "
-                "TRL takes one list for all"
+                f"{self.factory.name}: the task {task.id} has other tools than the first task, but "
+                "TRL takes one list of tools for all tasks"
             )
         system, user = _opening(self.factory, task, observation)
         _check_system(row.get("prompt"), system, task)
@@ -75,7 +75,7 @@ class _Episode:
         return self._rewards[-1] if self._rewards else 0.0
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Execute one call, and return what the model is shown."""
+        """Execute one call, and return the text that the model sees."""
         if self._over:
             return "Error: the episode is over"
         call = ToolCall(name, dict(arguments), "", id=f"{name}_call")
@@ -86,7 +86,7 @@ class _Episode:
         return "\n".join(str(message.get("content", "")) for message in result.messages)
 
     def _finish(self, reply: str | None) -> None:
-        """Give the environment the reply that ended the episode, None if it ran out of tokens."""
+        """Give the environment the reply that ended the episode. None: the tokens ran out first."""
         if self._environment is None or self._over or self._failed:
             return
         if reply is None:
@@ -137,8 +137,9 @@ def environment_class(
 ) -> Callable[[], Any]:
     """Return a class for `GRPOTrainer(environment_factory=...)` that plays the environment `env`.
 
-    Its public methods are the tools, with signatures and docstrings from their schemas. Raise
-    `UsageError` for a tool that no Python method can have, such as one with a parameter `from`.
+    The public methods of the class are the tools, with signatures and docstrings from their
+    schemas. Raise `UsageError` for a tool that cannot be a Python method, for example because it
+    has a parameter `from`.
 
     Example:
         >>> Desk = environment_class("desk")
@@ -187,7 +188,9 @@ def environment_rows(
 def finish_episodes(
     completions: Sequence[Any], environments: Sequence[Any], **others: Any
 ) -> list[float | None]:
-    """Pass each last reply to its environment. For `reward_funcs`; it gives no reward itself."""
+    """Pass each last reply to its environment. This function is for `reward_funcs`, but returns no
+    rewards.
+    """
     for completion, environment in zip(completions, environments, strict=True):
         last = completion[-1]
         replied = last["role"] == "assistant" and not last.get("tool_calls")
@@ -210,7 +213,7 @@ def _task(factory: EnvironmentFactory, tasks: Sequence[Task], index: Any) -> Tas
 
 
 def _first(factory: EnvironmentFactory, tasks: Sequence[Task], seed: int) -> Observation:
-    """Return how the first of `tasks` begins."""
+    """Return the first observation of the first of `tasks`."""
     probe = type("_Probe", (_Episode,), {})()
     environment = factory.make(EnvironmentOptions())
     found: Observation = probe._await(
@@ -223,7 +226,7 @@ def _first(factory: EnvironmentFactory, tasks: Sequence[Task], seed: int) -> Obs
 def _opening(
     factory: EnvironmentFactory, task: Task, observation: Observation
 ) -> tuple[str | None, str]:
-    """Return the system message's text, or None, and the user's."""
+    """Return the text of the system message (None if there is none), and that of the user's."""
     messages = list(observation.messages)
     system = messages.pop(0) if messages and messages[0]["role"] == "system" else None
     if len(messages) != 1 or messages[0]["role"] != "user":
@@ -235,7 +238,7 @@ def _opening(
 
 
 def _check_system(prompt: Any, system: str | None, task: Task) -> None:
-    """Raise `UsageError` if the row shows another system message than the environment."""
+    """Raise `UsageError` if the row's system message is not the environment's."""
     if prompt is None and system is None:
         return
     shown = [one["content"] for one in prompt or () if one["role"] == "system"]

@@ -1,7 +1,8 @@
-"""`RolloutFunc`: what `GRPOTrainer(rollout_func=...)` calls for a batch of prompts.
+"""`RolloutFunc`: the function that `GRPOTrainer(rollout_func=...)` calls for a batch of prompts.
 
-Invariants: there is one entry per prompt, in the order of the prompts; the episodes of one call run
-at once in an event loop of their own; a wrong setting raises, and ends the episodes that still run.
+Invariants: there is one entry per prompt, in the order of the prompts. The episodes of one call run
+concurrently in an event loop of their own. A wrong setting raises an error, which ends the episodes
+that still run.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ def make_rollout_func(
     """Return a `rollout_func` for `GRPOTrainer`.
 
     Args:
-        settings: of the episodes.
+        settings: the settings of the episodes.
         engine_url: the address of an SGLang server or router.
-        engine: in place of `engine_url`: makes the engine from the trainer, once.
+        engine: instead of `engine_url`: a function that returns the trainer's engine, called once.
         sync_weights: called with the trainer before the first rollout of each step, so that the
             engine samples from the current weights; see `weights_from_disk`.
 
     Raises:
-        UsageError: for an unknown setting, or without exactly one of `engine_url` and `engine`.
+        UsageError: for an unknown setting, or unless exactly one of `engine_url` and `engine` is
+            given.
 
     Example:
         >>> rollout = make_rollout_func(
@@ -73,7 +75,7 @@ class RolloutFunc:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, and the fields
         `toolroll_*` for reward functions, with one entry per prompt. Raise `UsageError` for options
-        of TRL that do not go with a `rollout_func`.
+        of TRL that cannot be combined with this `rollout_func`.
         """
         _check_supported(trainer)
         if self._sync_weights is not None and self._synced != trainer.state.global_step:
@@ -141,11 +143,13 @@ class RolloutFunc:
 
 
 def _check_supported(trainer: Any) -> None:
-    """Raise `UsageError` for what TRL would do to the tokens, or would not do."""
+    """Raise `UsageError` for options with which TRL would change the tokens, and for options that
+    would have no effect.
+    """
     if getattr(trainer, "tools", None):
         raise UsageError(
-            "GRPOTrainer has tools (tools= or environment_factory=): TRL would play on after each "
-            "episode and drop env_mask; leave them out, an environment has its own tools"
+            "GRPOTrainer has tools (tools= or environment_factory=), so TRL would continue after "
+            "each episode and drop env_mask: leave them out, the environment has its own tools"
         )
     if getattr(trainer.args, "vllm_structured_outputs_regex", None):
         raise UsageError(

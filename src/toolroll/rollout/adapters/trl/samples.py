@@ -1,4 +1,5 @@
-"""Episodes as the dict that TRL takes from a `rollout_func`, and the reward function that reads it.
+"""Convert episodes to the dict that TRL takes from a `rollout_func`. `reward` is the function for
+`reward_funcs` that reads this dict.
 
 Invariants: all lists have one entry per prompt; `completion_ids`, `logprobs` and `env_mask` of an
 entry are equally long, with at least one token.
@@ -44,10 +45,10 @@ def reward(
     log_metric: Callable[[str, float], None] | None = None,
     **others: Any,
 ) -> list[float | None]:
-    """Return the episodes' rewards, None for an aborted one: a function for `reward_funcs`.
+    """Return the episodes' rewards, None for an aborted episode. For `reward_funcs`.
 
-    `log_metric` (TRL's) gets the share of aborted episodes, the tokens left out per episode, and
-    the mean turns of an episode.
+    TRL's `log_metric` receives the share of aborted episodes, and the means per episode of turns
+    and of tokens left out.
     """
     if log_metric is not None:
         count = len(toolroll_status)

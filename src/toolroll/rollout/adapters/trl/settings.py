@@ -15,7 +15,9 @@ from toolroll.rollout.runtime.complaints import complaints
 class TrlSettings(EpisodeSettings):
     """The settings of the episodes. Everything about sampling is in `GRPOConfig`."""
 
-    concurrency: int = Field(default=64, ge=1, description="episodes at once, in one process")
+    concurrency: int = Field(
+        default=64, ge=1, description="number of concurrent episodes in one process"
+    )
 
 
 def read_settings(value: TrlSettings | Mapping[str, Any]) -> TrlSettings:
@@ -32,7 +34,7 @@ def read_settings(value: TrlSettings | Mapping[str, Any]) -> TrlSettings:
 def sampling_params(args: Any) -> dict[str, Any]:
     """Return the sampling parameters of `args`, a `GRPOConfig`, by SGLang's names.
 
-    `generation_kwargs` must have SGLang's names; the engine's client refuses any other by name.
+    `generation_kwargs` must have SGLang's names. The engine's client refuses other names.
     """
     params = {
         "max_new_tokens": args.max_completion_length,

@@ -1,8 +1,8 @@
-"""`tool_method`: a method from a tool's schema, which TRL (transformers' `get_json_schema`) turns
-into a schema again.
+"""`tool_method`: make a Python method from a tool's schema. TRL converts the method to a schema
+again (transformers' `get_json_schema`).
 
-The way through a Python signature loses what only JSON Schema has: limits, patterns, and the types
-inside of nested objects. Names, descriptions, required parameters, simple types and choices stay.
+A Python signature cannot express limits, patterns, and the types inside nested objects, so these
+are lost. Names, descriptions, required parameters, simple types and choices are kept.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LISTS: Mapping[Any, Any] = {
     "number": list[float],
     "boolean": list[bool],
 }
-"""By the type of their items."""
+"""Python types of arrays, by the JSON type of their items."""
 _MISSING: Any = None
-"""The default of a parameter that is not required: it is not passed on."""
+"""The default of a parameter that is not required. The tool does not receive this value."""
 
 
 def tool_method(tool: Tool) -> Callable[..., str]:
-    """Return the method of a class with `_call(name, arguments)`."""
+    """Return a method that calls the tool, for a class with a method `_call(name, arguments)`."""
     function = tool["function"]
     name = str(function["name"])
     schema = function.get("parameters") or {}
@@ -45,7 +45,7 @@ def tool_method(tool: Tool) -> Callable[..., str]:
     required = set(schema.get("required") or ())
     for one in (name, *properties):
         if not one.isidentifier() or keyword.iskeyword(one) or one == "self":
-            raise UsageError(f"the tool {name!r}: {one!r} cannot be a name in Python, as TRL needs")
+            raise UsageError(f"the tool {name!r}: TRL needs Python names, and {one!r} is not one")
 
     def method(self: Any, **arguments: Any) -> str:
         said: str = self._call(

@@ -1,4 +1,4 @@
-"""`weights_from_disk`: the trainer's weights for an SGLang server, through a folder."""
+"""`weights_from_disk`: pass the trainer's weights to SGLang servers through a folder."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from toolroll.rollout.errors import EngineError
 def weights_from_disk(
     engine_urls: Sequence[str], folder: str | Path, *, timeout: float = 600.0
 ) -> Callable[[Any], None]:
-    """Return a function for `sync_weights`: it saves the trainer's model in `folder`, and has every
-    engine load it from there, with the trainer's step as weight version.
+    """Return a function for `sync_weights`. The function saves the trainer's model in `folder`, and
+    makes every engine load it from there, with the trainer's step as weight version.
 
-    `engine_urls` are the addresses of the workers, not of a router, and `folder` is the same folder
-    for all of them. `timeout` is in seconds, for one engine. The function raises `EngineError` if
+    `engine_urls` are the addresses of the workers, not of a router. All workers must see the same
+    `folder`. `timeout` is in seconds, for one engine. The returned function raises `EngineError` if
     an engine does not load the weights.
     """
 

@@ -9,8 +9,8 @@ no tokens from an endpoint. This client asks the endpoint for token ids and logp
 answer, and verifiers builds its trace (prime-rl's `vf.Trace`) from them.
 
 - Forks: a prompt that does not begin with what was served before starts a new branch of the trace.
-- Aborted turns and answers without token ids are a `ProviderError`: verifiers records the failure,
-  and nothing of it is trained. No reward is made here; rewards are the task's.
+- Aborted turns and answers without token ids raise a `ProviderError`: verifiers records the failure
+  and does not train on it. Rewards come from the task, not from this client.
 - `TurnTokens` has no field for weight versions: they are in the endpoint's trajectories.
 """
 

@@ -14,12 +14,12 @@ _STREAM = ("stream", "stream_options")
 
 
 class EndpointClient:
-    """A `Client` of verifiers. Its answers have `Response.tokens`: the prompt's and the sampled
-    ids, and the logprobs.
+    """A `Client` of verifiers. Its answers have `Response.tokens`: the ids of the prompt, the
+    sampled ids, and the logprobs.
 
-    `config` is verifiers' `TrainClientConfig` with the address of `toolroll serve` as `base_url`;
-    the renderer's settings in it are not used. It is that one because verifiers then gets each turn
-    as a whole, also for a harness that streams. Raise `UsageError` if verifiers is not installed.
+    `config` is verifiers' `TrainClientConfig` with the address of `toolroll serve` as `base_url`.
+    Its settings of the renderer are not used. With this class, verifiers requests each turn as a
+    whole, even if the harness streams. Raise `UsageError` if verifiers is not installed.
     """
 
     def __init__(self, config: Any) -> None:
@@ -36,8 +36,8 @@ class EndpointClient:
     ) -> Any:
         """Return verifiers' `Response` of one chat completion, in the session `session_id`.
 
-        Raise `ProviderError` for another dialect than chat completions, and if the answer has no
-        token ids.
+        Raise `ProviderError` if `dialect` is not chat completions, or if the answer has no token
+        ids.
         """
         if dialect.upstream_path != _CHAT:
             raise _error(
@@ -68,7 +68,7 @@ class EndpointClient:
 def register(server: Any, config: Any) -> EndpointClient:
     """Make verifiers' interception `server` (started) use an `EndpointClient` for `config`.
 
-    verifiers itself makes clients of its own classes only. The server closes the client.
+    verifiers itself creates only clients of its own classes. The server closes the client.
     """
     client = EndpointClient(config)
     server.clients[config.model_dump_json()] = client
@@ -111,6 +111,6 @@ def _module(name: str) -> Any:
         ) from error
 
 
-# A subclass for those who ask; verifiers itself does not
+# Make `isinstance` checks succeed; verifiers itself has none
 with contextlib.suppress(ImportError):
     importlib.import_module("verifiers.v1.clients.client").Client.register(EndpointClient)

@@ -1,8 +1,9 @@
-"""`EnvironmentPlayer`: plays one of our environments through verifiers' interception server.
+"""`EnvironmentPlayer`: play an environment of this library through verifiers' interception server.
 
-verifiers owns the model here: each turn is one chat completion of its server, and the trace is
-built from them. The loop over turns, the policy for bad calls and the reward are those of every
-agent of this library. The classes that verifiers loads are in `toolroll_verifiers`.
+Here verifiers owns the model: each turn is one chat completion of its server, and verifiers builds
+the trace from these completions. The loop over turns, the policy for invalid calls and the reward
+are the same as for every agent of this library. The classes that verifiers loads are in
+`toolroll_verifiers`.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _THREADS = 64
 class EnvironmentPlayer:
     """Plays the tasks of `settings.env`, which is a name or `path/to/file.py:NAME`.
 
-    Of `settings`, env, split, env_settings, seed, max_turns, on_invalid_call, parallel_calls,
-    step_timeout, user and user_settings have an effect. Raise `UsageError` if there is no such
-    environment.
+    These fields of `settings` have an effect: env, split, env_settings, seed, max_turns,
+    on_invalid_call, parallel_calls, step_timeout, user and user_settings. Raise `UsageError` if the
+    environment does not exist.
     """
 
     def __init__(self, settings: EpisodeSettings) -> None:
@@ -49,8 +50,8 @@ class EnvironmentPlayer:
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per task: `prompt`, `name` and `index`.
 
-        An environment opens the conversation when an episode begins, so `prompt` is only a label:
-        the task's own prompt if it has one as text, otherwise the task's id.
+        The environment writes the first messages when an episode starts, so `prompt` is only a
+        label: the task's own prompt if it is a text, otherwise the task's id.
         """
         rows = []
         for task in self._tasks:
@@ -69,8 +70,8 @@ class EnvironmentPlayer:
     ) -> tuple[InteractionResult, int]:
         """Play the task `index` with the model at `base_url`; return the episode and its seed.
 
-        The seed follows from `settings.seed`, the task and `session`, so that the samples of a task
-        differ.
+        The seed depends on `settings.seed`, the task and `session`, so that the samples of a task
+        have different seeds.
         """
         task = self._tasks[index]
         seed = episode_seed(self.settings.seed or 0, f"{task.id}/{session}", 0)
@@ -106,7 +107,7 @@ class EnvironmentPlayer:
 
 
 def record(result: InteractionResult, seed: int) -> Mapping[str, Any]:
-    """Return what a trace keeps of an episode, as JSON."""
+    """Return the data of an episode that a trace keeps, as JSON data."""
     return {
         "reward": result.reward,
         "step_rewards": list(result.step_rewards),

@@ -10,12 +10,13 @@ Rules:
 - A row's `extra_info` names the task: `index`, and optionally `env` and `split`.
 - Turns are sampled by verl's own servers, SGLang or vLLM, through its `server_manager`. All turns
   of an episode have one request id, which verl routes to one server.
-- verl takes one trajectory per prompt: of a forked episode, the one with the most trained tokens.
-  It is cut to `response_length`. `toolroll_left_out_tokens` counts the trained tokens left out.
-- A first prompt longer than `prompt_length` is not trained: verl gets its end, and a zero mask.
-- An aborted episode has a zero mask, so that no token of it is trained. verl needs a number for
-  every sample of a batch, else it drops the rewards of all: it gets 0.0, which counts in its
-  group's mean. `toolroll_aborted` marks it. With `on_aborted: raise` the step fails instead.
+- verl takes one trajectory per prompt. From a forked episode, it gets the one with the most trained
+  tokens. The trajectory is cut to `response_length`. `toolroll_left_out_tokens` counts the trained
+  tokens left out.
+- If the first prompt is longer than `prompt_length`, verl gets its end and a zero mask.
+- An aborted episode has a zero mask, so that none of its tokens is trained. Its reward is 0.0, and
+  counts in its group's mean: if any sample of a batch had no number, verl would drop all rewards.
+  `toolroll_aborted` marks such an episode. With `on_aborted: raise` the step fails instead.
 - `min_global_steps` and `max_global_steps` are those of the episode's turns, if verl reports them.
 
 verl is imported when an episode has ended, for its own type.

@@ -1,7 +1,7 @@
-"""`ToolrollAgentLoop`: the class that verl makes for each sample.
+"""`ToolrollAgentLoop`: the class that verl instantiates for each sample.
 
-verl makes a new object for every sample, so what samples share (the certified template, the
-environments' tasks, the users) is kept here: one `EpisodePlayer` for each event loop, server
+verl creates a new object for every sample. So the state that samples share (the certified template,
+the environments' tasks, the users) is kept here: one `EpisodePlayer` for each event loop, server
 manager and settings.
 """
 
@@ -63,7 +63,7 @@ class ToolrollAgentLoop:
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Return the episode as verl's `AgentLoopOutput`.
 
-        `response_logprobs` is None if verl does not want them (`rollout.calculate_log_probs`).
+        `response_logprobs` is None unless verl requests logprobs (`rollout.calculate_log_probs`).
         Raise `RolloutError` for an aborted episode if `on_aborted` is "raise".
         """
         shared = self._shared()
@@ -99,9 +99,9 @@ class ToolrollAgentLoop:
         return verl.AgentLoopOutput(**fields)
 
     def _shared(self) -> _Shared:
-        """Return what the samples of this loop, server manager and settings share."""
+        """Return the state that samples share if loop, server manager and settings are the same."""
         players = _shared.setdefault(asyncio.get_running_loop(), {})
-        # The player keeps the server manager, so that no other gets its id.
+        # The player keeps a reference to the server manager, so its id is not reused.
         key = (id(self.server_manager), self.settings.model_dump_json())
         if key not in players:
             players[key] = _Shared(self._player(self.settings))
@@ -132,7 +132,7 @@ class ToolrollAgentLoop:
 
 
 def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the row says about its task."""
+    """Return the row's `extra_info`, which names its task."""
     info = dict(row.get("extra_info") or {})
     index = info.get("index", row.get("index"))
     if index is None:
@@ -141,12 +141,12 @@ def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verl() -> Any:
-    """Return verl's module, which is there inside of its workers."""
+    """Return verl's module. Only verl's workers have it."""
     try:
         verl = importlib.import_module(_VERL)
     except ImportError as error:
         raise UsageError(
-            f"ToolrollAgentLoop runs inside of verl 0.9: pip install verl ({error})"
+            f"ToolrollAgentLoop runs inside verl 0.9: pip install verl ({error})"
         ) from error
     verl.AgentLoopBase.register(ToolrollAgentLoop)
     return verl

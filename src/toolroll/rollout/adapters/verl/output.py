@@ -1,8 +1,8 @@
-"""An episode as the fields of verl's `AgentLoopOutput`.
+"""Convert an episode to the fields of verl's `AgentLoopOutput`.
 
 Invariants: `response_ids`, `response_mask` and `response_logprobs` are equally long, with 1 to
-`response_length` tokens; `prompt_ids` has at most `prompt_length`; every sample has the same keys
-in `reward_extra_info`, as verl reads those of the first for all.
+`response_length` tokens. `prompt_ids` has at most `prompt_length` tokens. Every sample has the same
+keys in `reward_extra_info`, because verl reads only the keys of the first sample.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def to_fields(
 
 
 def _steps(versions: Sequence[str]) -> dict[str, int]:
-    """Return the first and the last step of the weights that sampled, if verl reported them."""
+    """Return the first and the last training step whose weights sampled, if verl reported steps."""
     steps = [int(step) for version in versions for step in version.split("-")]
     if not steps:
         return {}

@@ -1,7 +1,7 @@
 """`ServerEngine`: verl's `server_manager` as the engine of a `Model`.
 
-Invariants: every turn has its logprobs; the session is the request id, so that verl keeps an
-episode at one server; a parameter that the server does not have is refused by name.
+Invariants: every turn has its logprobs. The session is the request id, so that verl keeps an
+episode at one server. A parameter that the server does not have is refused, and the error names it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
 _REASONS = {"aborted": "abort", "abort": "abort", "length": "length", "stop": "stop"}
-"""verl passes SGLang's reasons on; of vLLM's it makes "aborted" and "completed"."""
+"""verl passes SGLang's reasons on, and converts vLLM's reasons to "aborted" and "completed"."""
 
 
 class ServerManager(Protocol):
-    """What verl 0.9.1 gives an agent loop as `server_manager` (`LLMServerClient`)."""
+    """The `server_manager` of an agent loop in verl 0.9.1 (`LLMServerClient`)."""
 
     async def generate(
         self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> Any:
-        """verl's `TokenOutput`."""
+        """Return verl's `TokenOutput`."""
         ...
 
 
@@ -77,7 +77,7 @@ class ServerEngine(FrameworkEngine):
         given = request.sampling_params
         if self._backend == "vllm":
             return {**to_vllm(given, name="vLLM"), "logprobs": True}
-        # The text is not returned by verl.
+        # verl does not return the text.
         return {
             **{name: value for name, value in given.items() if name not in TEXT_ONLY},
             "logprobs": True,
@@ -85,9 +85,10 @@ class ServerEngine(FrameworkEngine):
 
 
 def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any]) -> str:
-    """Return why a turn ended.
+    """Return the finish reason of a turn.
 
-    "completed" and None say only that the turn was not aborted: the last token tells the rest.
+    "completed" and None mean only that the turn was not aborted. Then the length and the last token
+    decide between "length" and "stop".
     """
     reason = _REASONS.get(stop_reason or "")
     if reason is not None:
@@ -97,8 +98,8 @@ def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any
 
 
 def _versions(extra: Mapping[str, Any], count: int) -> tuple[WeightVersion, ...]:
-    """Return the step of the weights; "2-3" if verl resumed the turn after an update, and so does
-    not report which token is of which.
+    """Return the training step of the weights. It is "2-3" if verl resumed the turn after an
+    update, because verl does not report which tokens were sampled with which weights.
     """
     first, last = extra.get("min_global_steps"), extra.get("max_global_steps")
     if first is None or last is None:

@@ -1,3 +1,3 @@
-"""The APIs in which agents talk to the endpoint. Each dialect translates requests, answers, stream
-events and errors; prompts, trees, retries and tokens are the endpoint's.
+"""The APIs in which agents talk to the endpoint. A dialect translates requests, answers, stream
+events and errors. The endpoint itself handles prompts, trees, retries and tokens.
 """

@@ -1,7 +1,7 @@
-"""What the dialects share about the parts of a message: their text, their places in error messages.
+"""Functions of all dialects that read the parts of a message, and name their place in errors.
 
-Invariants: text is joined, never changed; a part that no chat template shows is refused by its
-place in the body; a marker that only steers a provider's cache does not count.
+Invariants: text is joined, never changed. A part that no chat template shows is refused, and the
+error names its place in the body. A marker that only steers a provider's cache is ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
 
 
 def unknown_type(kind: Any, place: str) -> ApiError:
-    """Return the error of a part of the type `kind`."""
+    """Return the error for a part whose type `kind` is not supported."""
     if kind in _PICTURES:
         words = f"{place} is {kind!r}: this endpoint serves text only, no images"
     else:
@@ -75,7 +75,7 @@ def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def arguments_of(given: Any) -> str:
-    """Return the arguments of a call as JSON text, from the object that `input_of` returned."""
+    """Return the arguments of a call as JSON text. The inverse of `input_of`."""
     if isinstance(given, Mapping) and list(given) == [UNPARSED]:
         return str(given[UNPARSED])
     return orjson.dumps(given).decode()
@@ -93,8 +93,8 @@ def input_of(arguments: str) -> dict[str, Any]:
 def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Message]:
     """Return `messages` with system messages only in places that the chat template shows.
 
-    `anywhere`: it shows them wherever they are. If not, those at the start become one, and later
-    ones become user messages.
+    `anywhere`: the template shows system messages in every place. If it does not, the system
+    messages at the start are joined to one, and later ones become user messages.
     """
     if anywhere:
         return list(messages)
@@ -110,8 +110,8 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """Return `error` with the dialect's name of the field at fault, in its words too. `names`: the
-    core's names -> the dialect's.
+    """Return `error` with the dialect's name of the field at fault, also in its message. `names`
+    maps the core's names to the dialect's.
     """
     param = error.param
     if param is None or isinstance(error, UnknownFieldError):

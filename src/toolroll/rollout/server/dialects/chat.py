@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, the dialect that the core itself speaks.
+"""OpenAI's chat completions, the dialect that the core itself uses.
 
 Invariant: the chunk with the finish reason also has the exact ids.
 """

@@ -1,7 +1,7 @@
-"""`Dialect`: one API in which agents talk to the endpoint, and what passes between it and the core.
+"""`Dialect`: one API in which agents talk to the endpoint, and its interface to the core.
 
-Invariants: a dialect never touches tokens. It makes a `ChatRequest` with chat messages out of a
-body, and its own objects out of the finished answer; the events of a stream add up to the answer.
+Invariants: a dialect never touches tokens. It converts a body to a `ChatRequest` with chat
+messages, and the finished answer to its own objects. The events of a stream add up to the answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Event = dict[str, Any]
 class Asked:
     """A request for a reply, translated.
 
-    `request` has no messages: `messages` are the client's, in chat form, and are cleared once the
-    prompt exists. `own`: the dialect's own request. `lineage`: labels of the client that say which
-    agent asks (`thread_id` and the like).
+    `request` has no messages. `messages` are the client's messages in chat form; they are cleared
+    once the prompt exists. `own`: the dialect's own request. `lineage`: the client's labels that
+    name the agent that sent the request (`thread_id` and the like).
     """
 
     request: ChatRequest
@@ -42,11 +42,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class StreamContext:
-    """The data to parse and name the answers of a request while they are sampled.
+    """The data that a stream needs before the finished answer exists.
 
-    `tools`: None if none were offered. `seeds`: the seeds of call ids, one for each choice of a
-    chat completion. `answer_id`, `created`: those of the finished answer. `prompt_tokens`: the
-    length of the prompt.
+    `tools`: the offered tools; None without tools. `seeds`: the seeds of call ids, one for each
+    choice of a chat completion. `answer_id`, `created`: the values of the finished answer.
+    `prompt_tokens`: the length of the prompt.
     """
 
     template: ChatTemplate
@@ -72,7 +72,7 @@ class ReplyWriter(Protocol):
         ...
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the events of one piece of choice `index`. A call has its id."""
+        """Return the events of one piece of choice `index`. If it is a call, it has its id."""
         ...
 
     def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
@@ -85,21 +85,21 @@ class ReplyWriter(Protocol):
 
 
 class Dialect(Protocol):
-    """One API. The endpoint has one object of each kind."""
+    """One API. The endpoint has one object for each API."""
 
     @property
     def kind(self) -> str:
-        """The name of its answers in a session's trace."""
+        """The name of the API's answers in a session's trace."""
         ...
 
     @property
     def prefix(self) -> str:
-        """How the ids of its answers begin."""
+        """The start of the ids of the API's answers."""
         ...
 
     @property
     def exact(self) -> bool:
-        """True if its answers hold the exact ids of the prompt."""
+        """True if the API's answers contain the exact ids of the prompt."""
         ...
 
     @property
@@ -128,13 +128,13 @@ class Dialect(Protocol):
         ...
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
-        """Return what later requests refer to by the answer's id, None if they cannot."""
+        """Return the part of the answer that later requests can refer to by its id, if any."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A checked request without its messages. `dialect` and `asked` are None for a text
+    """A validated request without its messages. `dialect` and `asked` are None for a text
     completion.
     """
 

@@ -1,7 +1,7 @@
-"""The labels with which a client says which of its conversations a request belongs to.
+"""The labels in a request that name the conversation of the client to which the request belongs.
 
-Invariant: only labels of conversations are kept; ids of the client's installation, device or
-account are not.
+Invariant: only labels of conversations are kept. Ids of the client's installation, device or
+account are dropped.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _KNOWN = frozenset(
 
 
 def lineage_of(given: Any) -> dict[str, str]:
-    """Return the known labels in `given`: an object, or JSON text of one. An object's value may be
-    such a text too, as Codex' `x-codex-turn-metadata` and Claude Code's `user_id` are.
+    """Return the known labels in `given`, which is an object or its JSON text. A value in the
+    object may be such a JSON text too, like Codex' `x-codex-turn-metadata` and Claude Code's
+    `user_id`.
     """
     found: dict[str, str] = {}
     labels = _object(given)

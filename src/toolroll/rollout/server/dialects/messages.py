@@ -1,7 +1,8 @@
 """Anthropic's Messages: `POST /v1/messages`.
 
-Invariants: blocks become chat messages and back; `cache_control`, signatures and the spacing of a
-call's input never reach the prompt, so they never break a match.
+Invariants: blocks are converted to chat messages and back. `cache_control`, signatures and the
+spacing of a call's input never reach the prompt. So a change in them does not stop a request from
+continuing a served turn.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from toolroll.rollout.server.template_cache import TemplateCache
 
 
 class AnthropicMessages:
-    """`POST /v1/messages`. `reasons`: the served model's parser knows reasoning."""
+    """`POST /v1/messages`. `reasons`: True if the served model's parser reads reasoning."""
 
     kind = "message"
     prefix = "msg_"

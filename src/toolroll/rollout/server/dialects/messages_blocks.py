@@ -1,4 +1,4 @@
-"""Anthropic's blocks and tools as chat messages and tools."""
+"""Convert Anthropic's blocks and tools to chat messages and tools."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _TOOL = frozenset(
 )
 
 _FILLER = "[System: Empty message content sanitised to satisfy protocol]"
-"""What litellm writes for the text of a reply that has none, only calls."""
+"""litellm's placeholder for the text of a reply that has only calls."""
 
 
 def read_blocks(given: Sequence[Any]) -> list[Message]:
-    """Return Anthropic's messages as chat messages. Raise `ApiError` that names the place."""
+    """Return Anthropic's messages as chat messages. Raise `ApiError`, which names the place."""
     found: list[Message] = []
     for index, entry in enumerate(given):
         place = f"messages[{index}]"
@@ -53,7 +53,7 @@ def read_blocks(given: Sequence[Any]) -> list[Message]:
 
 
 def _user(content: Any, place: str) -> list[Message]:
-    """Return the tool results of a user's message, and its text, in their order."""
+    """Return the tool results and the text of a user's message as messages, in their order."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
@@ -79,7 +79,9 @@ def _user(content: Any, place: str) -> list[Message]:
 
 
 def _result(block: Mapping[str, Any], place: str) -> Message:
-    """Return a tool's result. `is_error` has no place in a chat template: the content says it."""
+    """Return a tool's result. Chat templates cannot show `is_error`, so it changes only an empty
+    content, to "error".
+    """
     answer = text_parts(block.get("content") or "", f"{place}.content", _TEXT, PARAGRAPH)
     if not answer and block.get("is_error"):
         answer = "error"
@@ -122,8 +124,8 @@ def _assistant(content: Any, place: str) -> Message:
 
 
 def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
-    """Return Anthropic's tools as chat tools. `drop`: leave out what Anthropic's servers define,
-    instead of refusing it.
+    """Return Anthropic's tools as chat tools. `drop`: leave out the tools that Anthropic's servers
+    define, instead of refusing them.
     """
     found: list[Tool] = []
     for index, entry in enumerate(given):

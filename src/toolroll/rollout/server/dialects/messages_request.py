@@ -10,18 +10,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Thinking(BaseModel):
-    """Whether the model thinks. `adaptive`: as the template does by itself."""
+    """Turns thinking on or off. `adaptive`: use the template's default."""
 
     model_config = ConfigDict(extra="forbid")
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1)
     display: Literal["summarized"] | None = None
-    """The thoughts are always shown whole."""
+    """Has no effect: the thoughts are always shown in full."""
 
 
 class OutputFormat(BaseModel):
-    """JSON of a schema."""
+    """JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -49,7 +49,7 @@ class ToolChoice(BaseModel):
 
 
 class ContextEdit(BaseModel):
-    """An edit that keeps all thoughts: none."""
+    """An edit of the history. It must keep all thoughts, so it has no effect."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -58,7 +58,7 @@ class ContextEdit(BaseModel):
 
 
 class ContextManagement(BaseModel):
-    """Edits of the history by the server. Nothing is ever cleared here."""
+    """Edits of the history by the server. This endpoint never clears anything."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,7 +67,7 @@ class ContextManagement(BaseModel):
 
 class MessagesRequest(BaseModel):
     """`POST /v1/messages`. `cache_control`, `metadata` and `inference_geo` do not affect the
-    answer. `session_id` and `chat_template_kwargs` are this endpoint's own.
+    answer. `session_id` and `chat_template_kwargs` are fields that only this endpoint has.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

@@ -1,7 +1,7 @@
 """Answers and stream events of Anthropic's Messages.
 
-Invariants: `message_start` has the length of the prompt as it is served; the blocks that the events
-add up to are those of the same answer without `stream`.
+Invariants: `message_start` has the length of the served prompt. The events add up to the same
+blocks as in the answer without `stream`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
 
 
 def signature(thought: str) -> str:
-    """Return the signature of a thinking block. It is accepted back unread."""
+    """Return the signature of a thinking block. It is not checked if a client sends it back."""
     digest = blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=24).digest()
     return base64.b64encode(digest).decode()
 
@@ -69,7 +69,7 @@ def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
 
 
 def usage_of(result: CompletionResult) -> dict[str, Any]:
-    """Return Anthropic's usage: `input_tokens` does not count what the engine had cached."""
+    """Return Anthropic's usage: `input_tokens` excludes the tokens that the engine had cached."""
     sampled = sum(len(choice.completion.output_ids) for choice in result.choices)
     cached = max((choice.completion.cached_tokens for choice in result.choices), default=0)
     cached = min(cached, len(result.prompt_ids))
@@ -90,7 +90,9 @@ def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class MessagesWriter:
-    """Writes one message as events. A call's input is one delta, once the parser is certain."""
+    """Writes one message as events. A call's input is a single delta, written once the parser is
+    certain of the call.
+    """
 
     def __init__(self, asked: Asked, context: StreamContext, model: str) -> None:
         self._stop_strings = asked.request.stop_strings
@@ -116,7 +118,9 @@ class MessagesWriter:
         yield {"type": "ping"}
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the events of one piece: a block is opened if its kind is another one."""
+        """Return the events of one piece. A piece of another kind than the open block opens a new
+        block.
+        """
         if step.call is not None:
             yield from self._call(step.call)
             return

@@ -1,7 +1,8 @@
 """OpenAI's Responses: `POST /v1/responses`.
 
-Invariants: items become chat messages and back; the ids and states of items never reach the prompt,
-so they never break a match; `previous_response_id` continues the turn of that response.
+Invariants: items are converted to chat messages and back. The ids and states of items never reach
+the prompt, so a change in them does not stop a request from continuing a served turn.
+`previous_response_id` continues the turn of that response.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ _NAMES = {
     "messages": "input",
     "response_format": "text.format",
 }
-"""The core's names for fields that are called otherwise here."""
+"""Maps the core's names of fields to the names in Responses, if they differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What the answer repeats or needs of the request."""
+    """The parts of the request that the answer repeats or needs."""
 
     request: ResponsesRequest
     names: Names
@@ -120,7 +121,7 @@ class OpenAIResponses:
                 for message in messages
             ]
         if not new or new[-1]["role"] == "assistant":
-            words = "input must end with a message or the output of a call, not with the model's"
+            words = "input must end with a message or a call's output, not with the model's reply"
             raise refused("input", words, code="invalid_value")
         return system_places(messages, anywhere=self._templates.system_anywhere)
 
@@ -157,7 +158,7 @@ class OpenAIResponses:
         }
 
     def _echo(self, asked: Asked) -> dict[str, Any]:
-        """Return what a response repeats of its request."""
+        """Return the fields of the request that a response repeats."""
         own: Own = asked.own
         request = own.request
         choice = request.tool_choice
@@ -221,7 +222,7 @@ class OpenAIResponses:
 
 
 def not_found(response_id: str, param: str | None = None) -> ApiError:
-    """Return the error of a response that is not stored."""
+    """Return the error for a response that is not stored."""
     words = (
         f"there is no response {response_id!r} in this session. Responses are kept in sessions "
         "only (name one in the path, a header or the key), and not if store is false"

@@ -1,7 +1,7 @@
-"""The items and tools of OpenAI's Responses as chat messages and tools.
+"""Convert the items and tools of OpenAI's Responses to chat messages and tools.
 
-Invariants: the items of one reply (thoughts, text, calls) become one assistant message, as they
-were sampled; ids and states of items do not count.
+Invariants: the items of one reply (thoughts, text, calls) become one assistant message, in the
+order in which they were sampled. Ids and states of items are ignored.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
 _NAMESPACE = frozenset({"type", "name", "description", "tools"})
 
 Names = dict[str, tuple[str, str]]
-"""The name of a flattened tool -> its namespace and its own name."""
+"""Maps the name of a flattened tool to its namespace and its name in the namespace."""
 
 
 def read_items(given: str | Sequence[Any]) -> list[Message]:
-    """Return the input as chat messages. Raise `ApiError` that names the place."""
+    """Return the input as chat messages. Raise `ApiError`, which names the place."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     found: list[Message] = []
@@ -75,8 +75,8 @@ def _output(item: Mapping[str, Any], place: str) -> Message:
 
 
 def _assistant(found: list[Message], *, both: bool) -> Message:
-    """Return the message that the next item of a reply belongs to. `both`: the item before is a
-    message as well, so this one is another reply's.
+    """Return the message to which the next item belongs. `both`: this item and the item before are
+    both messages, so this item starts another reply.
     """
     if both or not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
@@ -111,8 +111,8 @@ def _thought(item: Mapping[str, Any], place: str) -> str:
 
 
 def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
-    """Return the tools as chat tools, those of namespaces flattened. `drop`: leave out tools of the
-    provider's servers, instead of refusing them.
+    """Return the tools as chat tools, and the names of the tools that were in namespaces. `drop`:
+    leave out tools of the provider's servers, instead of refusing them.
     """
     found: list[Tool] = []
     names: Names = {}
@@ -152,7 +152,7 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
 
 
 def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
-    """Yield each tool with its place, and the name and the description of its namespace."""
+    """Yield each tool with its place, and with the name and description of its namespace."""
     for index, entry in enumerate(given):
         place = f"tools[{index}]"
         tool = mapping(entry, place)

@@ -12,7 +12,7 @@ from toolroll.rollout.server.protocol import StreamOptions
 
 
 class Reasoning(BaseModel):
-    """The effort. The thoughts are always shown whole, whatever `summary` asks for."""
+    """The effort. `summary` has no effect: the thoughts are always shown in full."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -22,7 +22,7 @@ class Reasoning(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """Text, any JSON object, or JSON of a schema."""
+    """Text, any JSON object, or JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -54,8 +54,8 @@ class FunctionChoice(BaseModel):
 
 class ResponsesRequest(BaseModel):
     """`POST /v1/responses`. `metadata`, `prompt_cache_key` and the like do not affect the answer;
-    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are this
-    endpoint's own.
+    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
+    only this endpoint has.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

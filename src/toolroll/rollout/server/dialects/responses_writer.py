@@ -1,7 +1,7 @@
 """Answers and stream events of OpenAI's Responses.
 
-Invariants: events are numbered without gaps; the last one holds the response whose items the events
-add up to.
+Invariants: events are numbered without gaps. The last event has the finished response, and the
+other events add up to its items.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def usage_of(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
 
 
 def _reasoning_tokens(result: CompletionResult, encoder: Encoder) -> int:
-    """Return the number of tokens that begin before the end of the thoughts."""
+    """Return the number of tokens that start before the end of the thoughts."""
     [choice] = result.choices
     reading = choice.reading
     thought = reading.parsed.reasoning if reading is not None else None
@@ -79,7 +79,7 @@ def _reasoning_tokens(result: CompletionResult, encoder: Encoder) -> int:
 
 
 class Items:
-    """The items of one answer, with ids made from its own."""
+    """The items of one answer. Their ids are derived from the answer's id."""
 
     def __init__(self, answer_id: str, names: Names, *, encrypted: bool) -> None:
         self.items: list[Item] = []
@@ -97,7 +97,7 @@ class Items:
         return {"id": f"{prefix}_{self._stem}_{number}", "type": kind, "status": "completed"}
 
     def reasoning(self, thought: str) -> Item:
-        """Return an item with the thoughts as their summary."""
+        """Return a reasoning item whose summary is the thoughts."""
         return {
             **self._head("rs", "reasoning"),
             "summary": [{"type": "summary_text", "text": thought}],
@@ -118,7 +118,7 @@ class Items:
 
 
 class ResponsesWriter:
-    """Writes one response as events. The arguments of a call are one delta."""
+    """Writes one response as events. The arguments of a call are a single delta."""
 
     def __init__(
         self,
@@ -143,7 +143,9 @@ class ResponsesWriter:
             yield self._event(f"response.{kind}", response=self._response)
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the events of one piece: an item is opened if its kind is another one."""
+        """Return the events of one piece. A piece of another kind than the open item opens a new
+        item.
+        """
         if step.call is not None:
             function = openai_function(step.call)
             yield from self._close()
@@ -182,7 +184,7 @@ class ResponsesWriter:
         return {"type": kind, "sequence_number": self._number, **fields}
 
     def _part(self, kind: str, **fields: Any) -> Event:
-        """Return an event of the open item's only part."""
+        """Return an event for the open item's part, of which there is only one."""
         index = "summary_index" if self._kind == "reasoning" else "content_index"
         where = {"item_id": self._opened["id"], "output_index": len(self._items.items), index: 0}
         return self._event(kind, **where, **fields)

@@ -1,7 +1,7 @@
 """`ResponseStore`: the responses of one session that later requests refer to by id.
 
-Invariant: a stored response holds only its own output; its conversation is that of its turn, and
-what equal requests repeat (tools, instructions) is kept once.
+Invariant: a stored response holds only its own output. Its conversation is taken from its turn.
+Parts that many requests repeat (tools, instructions) are stored once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from toolroll.rollout.types import Message
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response without its conversation: its id, the instructions of its request, and its two
-    parts as JSON objects. `echo` is what it repeats of the request.
+    """A response without its conversation: its id, the instructions of its request, and two JSON
+    objects. `echo` has the fields that repeat the request; `answer` has all others.
     """
 
     id: str
@@ -39,8 +39,8 @@ class StoredResponse:
         return b"".join((memoryview(self.answer)[:-1], b",", memoryview(self.echo)[1:]))
 
     def messages(self, instructions: str) -> list[Message]:
-        """Return its conversation as it was served, with other `instructions`: those of an earlier
-        response are not carried over.
+        """Return the conversation of the response as it was served, but with `instructions` instead
+        of the response's own instructions.
         """
         found = self.turn.messages()
         if instructions == self.instructions:
@@ -65,6 +65,6 @@ class ResponseStore:
         return self._responses.get(response_id)
 
     def add(self, turn: TurnNode, kept: KeptResponse) -> None:
-        """Store the response that was committed as `turn`."""
+        """Store the response `kept`, which was committed as `turn`."""
         echo = self._echoes.setdefault(kept.echo, kept.echo)
         self._responses[kept.id] = StoredResponse(turn, kept.instructions, echo, kept.answer)

@@ -1,7 +1,7 @@
-"""How a dialect's `thinking` and effort become switches of the chat template.
+"""Convert a dialect's `thinking` and effort to switches of the chat template.
 
-Invariant: what the template cannot do is refused by name; the value that an API has by default is
-never refused.
+Invariant: a value that the template does not support is refused, and the error names the field. An
+API's default value is never refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _THINKING = ("enable_thinking", "thinking")
 def effort_switches(
     templates: TemplateCache, effort: str | None, param: str, *, default: str
 ) -> dict[str, Any]:
-    """Return the switch for `effort`, the value of `param`. `default`: the API's own value."""
+    """Return the switch for `effort`, the value of `param`. `default`: the API's default value."""
     if effort is None:
         return {}
     if effort == default and templates.effort_switch is None:
@@ -31,7 +31,7 @@ def effort_switches(
 def thinking_switches(
     templates: TemplateCache, thinking: Literal["enabled", "disabled"], *, reasons: bool
 ) -> dict[str, Any]:
-    """Return the switch that turns thinking on or off. `reasons`: the model can think at all."""
+    """Return the switch that turns thinking on or off. `reasons`: True if the model can think."""
     wanted = thinking == "enabled"
     name = next((name for name in _THINKING if name in templates.variables), None)
     if name is not None:

@@ -1,8 +1,8 @@
 """The endpoint without a network: an `AsyncOpenAI` in process, and sessions that keep their own
 state.
 
-Needs the package `openai` (2.8 or newer): pip install "openai>=2.8". Nothing else of the
-library imports it.
+This package needs `openai` (2.8 or newer): pip install "openai>=2.8". No other part of the library
+imports `openai`.
 """
 
 from toolroll.rollout.server.in_process.client import ToolrollClient

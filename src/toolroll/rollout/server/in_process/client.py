@@ -23,13 +23,13 @@ from toolroll.rollout.types import Trajectory
 
 
 class ToolrollClient(AsyncOpenAI):
-    """An `AsyncOpenAI` over `endpoint`, which must be started, for the session `session` (default:
-    a new one).
+    """An `AsyncOpenAI` over `endpoint`, which must be started. `session` is the name of its session
+    (default: a new one).
 
-    Replies have logprobs unless `logprobs=False`, and the extra fields `prompt_token_ids` (of text
-    completions also in each choice), `choices[i].token_ids` and
-    `choices[i].logprobs.content[j].token_id`. `model` is optional; `post("/tokenize")` is answered.
-    `options` are `AsyncOpenAI`'s. Sampling parameters that the SDK does not know go into
+    Replies have logprobs unless `logprobs=False`. They have the extra fields `prompt_token_ids`,
+    `choices[i].token_ids` and `choices[i].logprobs.content[j].token_id`; in text completions, each
+    choice also has `prompt_token_ids`. `model` is optional. `post("/tokenize")` works too.
+    `options` are those of `AsyncOpenAI`. Sampling parameters that the SDK does not know go into
     `extra_body`.
     """
 
@@ -72,8 +72,8 @@ class ToolrollClient(AsyncOpenAI):
         return live.session.trajectories()
 
     def reset(self, session: str | None = None) -> str:
-        """Continue in a new session (`session`, or a new name). Return the name of the previous
-        session, which can be read until it is dropped.
+        """Continue in a new session, named `session` or with a generated name. Return the name of
+        the previous session, which can be read until it is dropped.
         """
         left, self.session = (
             self.session,

@@ -1,8 +1,8 @@
-"""`DummyManagedServer`: the calls of a `ManagedServer` against a server without token ids. Nothing
-of it can be trained, and its state says so.
+"""`DummyManagedServer`: the calls of a `ManagedServer` for a server without token ids. Its nodes
+cannot be trained, and are marked so.
 
-Invariants: every token is masked and `metadata["trainable"]` is False; tokens, if there is a
-tokenizer, are made from text (`source` "transcript") and do not record what was sampled.
+Invariants: every token is masked and `metadata["trainable"]` is False. If there is a tokenizer, the
+tokens are made from text (`source` "transcript"): they are not what was sampled.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class DummyManagedServer:
     """Passes calls on to `server` and keeps their texts.
 
     `server`: an `openai.AsyncOpenAI`, or an object with the coroutines `chat_completion` and
-    `completion`, such as Atropos' servers. `model`: for calls that name none; an `AsyncOpenAI`
-    needs one. `track_tree` selects the form of `get_state`.
+    `completion`, such as Atropos' servers. `model`: the model of calls that name none, required by
+    `AsyncOpenAI`. `track_tree` selects the form of `get_state`.
     """
 
     def __init__(
@@ -72,7 +72,9 @@ class DummyManagedServer:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """`{"nodes": [...]}`; with `track_tree`, `{"sequences": {...}, "tree": {...}}` by text."""
+        """Return `{"nodes": [...]}`. With `track_tree`, return `{"sequences": {...}, "tree":
+        {...}}`, whose keys are the texts.
+        """
         if self.track_tree:
             return {"sequences": dict(self._nodes), "tree": dict(self._nodes)}
         return {"nodes": list(self._nodes.values())}

@@ -1,7 +1,8 @@
-"""`ManagedSession`: one rollout's calls and its state, in the shape of Atropos' `ManagedServer`.
+"""`ManagedSession`: the calls and the state of one rollout, with the methods of Atropos'
+`ManagedServer`.
 
-Invariants: a call returns only its own data; `get_state` has every returned answer exactly once;
-concurrent calls are safe; a session is dropped when its context ends.
+Invariants: a call returns only its own data. `get_state` has every returned answer exactly once.
+Concurrent calls are safe. A session is dropped when its context ends.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)
-"""Arguments of Atropos' calls that say how its own servers change a request."""
+"""Arguments of Atropos' calls that tell Atropos' own servers how to change a request."""
 
 
 class ManagedSession:
@@ -46,7 +47,8 @@ class ManagedSession:
     async def chat_completion(self, *, split: str = "train", **kwargs: Any) -> ChatCompletion:
         """Return a chat completion. `kwargs`: those of `chat.completions.create`, and every other
         field that the endpoint knows. `split`: Atropos' "train" or "eval"; the tokens are the same.
-        A last message of the assistant is continued; the reply is what follows it.
+        If the last message is from the assistant, the model continues it, and the reply is only the
+        continuation.
         """
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
@@ -57,8 +59,8 @@ class ManagedSession:
         return reply
 
     async def completion(self, *, split: str = "train", **kwargs: Any) -> Completion:
-        """Return a text completion. `prompt` continues an earlier one if it starts with its text or
-        ids. `split`: as in `chat_completion`.
+        """Return a text completion. It continues an earlier completion if `prompt` starts with the
+        text or the ids of that one. `split`: as in `chat_completion`.
         """
         create = self.client.completions.create
         async with self._slot(split):
@@ -77,12 +79,12 @@ class ManagedSession:
         split: str = "train",
         **sampling: Any,
     ) -> dict[str, Any]:
-        """Return the logprobs of a prompt as `prompt_logprobs` does. Nothing is sampled, so
-        `sampling` (`max_tokens`, `temperature`, `model`) has no effect.
+        """Return the logprobs of a prompt, as `prompt_logprobs` does. Nothing is sampled, so the
+        arguments in `sampling` (`max_tokens`, `temperature`, `model`) have no effect.
 
-        Give exactly one of `prompt` (text), `messages` (rendered with the chat template; if the
-        last one is from the assistant, its turn is closed) and `input_ids` (such as the `tokens` of
-        a node).
+        Give exactly one of `prompt` (text), `messages` and `input_ids` (such as the `tokens` of a
+        node). `messages` are rendered with the chat template. If the last message is from the
+        assistant, its turn is closed.
         """
         if [prompt, messages, input_ids].count(None) != 2:
             raise UsageError("get_logprobs takes one of prompt, messages and input_ids")
@@ -97,7 +99,7 @@ class ManagedSession:
             return await prompt_logprobs(self.endpoint, ids, top_logprobs or top_k)
 
     def _slot(self, split: str) -> AbstractAsyncContextManager[Any]:
-        """Return what a request of `split` holds while it is in flight."""
+        """Return the context manager that a request of `split` holds while it is in flight."""
         return nullcontext()
 
     async def _settled(self) -> None:
@@ -108,9 +110,9 @@ class ManagedSession:
     def get_state(self) -> dict[str, Any]:
         """Return `{"nodes": [...]}`, with one `SequenceNode` per sequence.
 
-        With `track_tree`, return `{"sequences": {...}, "tree": {...}}`, which map the full text of
-        each sampled turn to a node in which only that turn is unmasked. Both values are the same,
-        as in Atropos.
+        With `track_tree`, return `{"sequences": {...}, "tree": {...}}`. Both values are equal, as
+        in Atropos: they map the full text of each sampled turn to a node in which only that turn is
+        unmasked.
         """
         live = self.endpoint.sessions.get(self.client.session)
         if live is not None:
@@ -162,9 +164,10 @@ async def managed_session(
 ) -> AsyncIterator[ManagedSession]:
     """Yield a `ManagedSession` over `engine`.
 
-    `engine` is an address or a configuration (then a connection is opened), or an `Engine` or a
-    `Model`, which stay open. `tokenizer` is an object or a name; default: that of the model that
-    the engine serves. Tokenizer, parser and template are ignored with a `Model`.
+    `engine` is an address, a configuration, an `Engine` or a `Model`. For the first two, a
+    connection is opened and closed; the other two stay open. `tokenizer` is an object or a name;
+    default: the tokenizer of the model that the engine serves. If `engine` is a `Model`, tokenizer,
+    parser and template are ignored.
     """
     if isinstance(engine, Model):
         served, owned = engine, False
@@ -200,7 +203,7 @@ async def managed_session(
 
 
 async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None:
-    """Return the name or folder of the model that `engine` serves, if it says so."""
+    """Return the name or folder of the model that `engine` serves; None if it reports none."""
     if isinstance(engine, str | EngineConfig):
         async with Engine(engine) as client:
             return (await client.model_info()).model_path
@@ -208,15 +211,15 @@ async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None
 
 
 def _continues(messages: Sequence[Any]) -> bool:
-    """Return whether the last message is the assistant's: a mapping, or an object of the SDK."""
+    """Return True if the last message, a mapping or an object of the SDK, is the assistant's."""
     last = messages[-1] if messages else None
     role = last.get("role") if isinstance(last, Mapping) else getattr(last, "role", None)
     return role == "assistant"
 
 
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return `kwargs` for `create`. Names that the SDK does not know go into `extra_body`, which
-    the endpoint honors or refuses.
+    """Return the arguments for `create` from `kwargs`. Names that the SDK does not know go into
+    `extra_body`, which the endpoint honors or refuses.
     """
     known = inspect.signature(create).parameters
     named = {name: value for name, value in kwargs.items() if name in known}

@@ -1,8 +1,8 @@
 """`ManagedServer`: a `ManagedSession` with the constructor that Atropos' environments call.
 
-Invariants: the tokenizer is the one that is given, else the server's, else the one that the
-server's configuration names; without one nothing is sent. Requests hold the server's semaphores,
-if it has any, so that its limits and the choice among servers count them.
+Invariants: the tokenizer is the given one, else the server's, else the one that the server's
+configuration names. Without a tokenizer nothing is sent. Requests hold the server's semaphores, if
+it has any. So the server's limits, and the choice among servers, count these requests.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
 
 _UNNAMED = frozenset({"", "none", "default"})
-"""What Atropos' configurations hold if nothing is named."""
+"""Placeholders in Atropos' configurations for a name that is not set."""
 
 _MAX_CHOICES = 1024
-"""Atropos has no limit of `n`."""
+"""A high limit of `n`, because Atropos has none."""
 
 
 class ManagedServer(ManagedSession):
-    """Chat and text completions of one rollout, and its tokens, as Atropos' class of this name.
+    """Chat and text completions of one rollout, and its tokens. Replaces Atropos' `ManagedServer`.
 
     Example::
 
@@ -43,17 +43,17 @@ class ManagedServer(ManagedSession):
 
     Args:
         server: One of Atropos' servers (or any object whose `config` has a `base_url`), the address
-            of an SGLang server, an `EngineConfig`, an `EngineClient` or a `Model`. The last two
-            stay open.
+            of an SGLang server, an `EngineConfig`, an `EngineClient` or a `Model`. An
+            `EngineClient` and a `Model` stay open.
         tokenizer: An object or a name. Default: the server's; else the one that its configuration
-            names (`tokenizer_name`, then `model_name`). Not used with a `Model`.
+            names (`tokenizer_name`, then `model_name`). Not used if `server` is a `Model`.
         track_tree: Selects the form of `get_state`.
         tool_parser: The name of the format of tool calls. Default: replies are not parsed.
-        preserve_think_blocks: Accepted. Reasoning stays in the history with either value.
-        history: "fork" lets the chat template rewrite the history; the conversation continues then
+        preserve_think_blocks: Has no effect: reasoning always stays in the history.
+        history: "fork" lets the chat template rewrite the history. The conversation then continues
             in a second node.
         chat_template: Jinja text that replaces the tokenizer's own template.
-        settings: Of the endpoint. Default: its own, with `n` up to 1024.
+        settings: The settings of the endpoint. Default: its own, with `n` up to 1024.
         served: The model at `server`, if it is open already (`open_model`). It stays open.
 
     Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.
@@ -86,7 +86,7 @@ class ManagedServer(ManagedSession):
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Return a chat completion, as `ManagedSession.chat_completion` does.
 
-        Raise `UsageError` if `kwargs` has tools and no parser was named to read their calls.
+        Raise `UsageError` if `kwargs` has tools, but no parser for their calls was named.
         """
         if kwargs.get("tools") and not self._reads_calls:
             raise UsageError(

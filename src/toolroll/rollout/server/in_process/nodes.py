@@ -1,7 +1,7 @@
 """`SequenceNode`: a sequence in Atropos' form: -100 for masked tokens, logprob 1.0 on prompts.
 
-Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0; a token with
-loss has the engine's logprob; in all nodes of one state together, a sampled token is unmasked once.
+Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0. A token with
+loss has the engine's logprob. A sampled token is unmasked in exactly one node of a state.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
 def tree_nodes(
     session: Session, sampled: Sequence[Node], encoder: Encoder
 ) -> dict[str, SequenceNode]:
-    """Return each sampled node with its whole path, by its text.
+    """Return a sequence for each sampled node: its whole path. The key is the text of the sequence.
 
-    `metadata["parent"]` is the key of the sampled node that it continues. Further nodes with the
-    same text (equal answers to one prompt) get the suffix "#2", "#3" and so on.
+    `metadata["parent"]` is the key of the sampled node that the node continues. If several nodes
+    have the same text (equal answers to one prompt), the keys of the later ones get the suffix
+    "#2", "#3" and so on.
     """
     keys: dict[Node, str] = {}
     found: dict[str, SequenceNode] = {}

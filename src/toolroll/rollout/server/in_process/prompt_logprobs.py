@@ -1,7 +1,8 @@
-"""`prompt_logprobs`: the logprobs of a prompt's tokens, and of the likeliest ones at each place, in
-the form in which Atropos hands them out.
+"""`prompt_logprobs`: the logprobs of a prompt's tokens, and of the likeliest tokens at each
+position, in Atropos' form.
 
-Invariant: the ids are those that were sent; what the engine leaves out is an error, never padded.
+Invariant: the ids are those that were sent. If the engine leaves a value out, that is an error:
+nothing is padded.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from toolroll.rollout.server.endpoint import Endpoint
 
 async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> dict[str, Any]:
     """Return `{"prompt_tokens": ids, "prompt_topk_token_ids": [...], "prompt_topk_logprobs":
-    [...]}`, one list a place: the prompt's own token, then the others of the `top` likeliest. The
-    first place has none: its two lists are empty.
+    [...]}`. The last two have one list per position: the prompt's own token, then the others of the
+    `top` likeliest. The lists of the first position are empty, because it has no logprobs.
 
     Raise `UsageError` for an id outside the vocabulary, `ContextOverflowError` for a prompt that is
     too long, and `EngineError` if the engine answers without logprobs.
@@ -54,8 +55,8 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
 
 
 def _place(own: Sequence[Any], others: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
-    """Return id -> logprob. Raise `EngineError` if a value is missing."""
+    """Return the logprobs at one position by id. Raise `EngineError` if a value is missing."""
     found = {int(entry[1]): entry[0] for entry in (own, *(others or ()))}
     if not others or not all(isinstance(value, float) for value in found.values()):
-        raise EngineError("the engine returned a place of the prompt without its logprobs")
+        raise EngineError("the engine returned a position of the prompt without its logprobs")
     return found

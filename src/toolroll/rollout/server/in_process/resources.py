@@ -1,4 +1,4 @@
-"""The resources of the in-process client whose `create` needs no `model`."""
+"""The resources of the in-process client. Their `create` needs no `model`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openai.resources.completions import AsyncCompletions as AsyncTextCompletion
 
 
 class Chat(AsyncChat):
-    """`client.chat`. `model`: what a call that names no model asks for."""
+    """`client.chat`. `model`: the model of calls that name none."""
 
     def __init__(self, client: AsyncOpenAI, model: str) -> None:
         super().__init__(client)

@@ -1,9 +1,9 @@
 """`InProcessTransport`: the OpenAI SDK's HTTP requests answered by an `Endpoint` in the same event
 loop, without a socket.
 
-Invariants: paths, refusals and streams are the same as over HTTP, from the same code; an answer has
-its logprobs unless they are declined; a cancelled call has the effect of a closed connection (the
-grace time starts); no network is used.
+Invariants: paths, refusals and streams are the same as over HTTP, from the same code. An answer has
+its logprobs unless they are declined. A cancelled call has the effect of a closed connection (the
+grace time starts). No network is used.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from toolroll.rollout.server.tokenizing import tokenize
 logger = logging.getLogger(__name__)
 
 BASE = "http://toolroll.invalid"
-"""A host name that cannot be resolved: a request that bypasses this transport fails."""
+"""A host name that cannot be resolved, so that a request that bypasses this transport fails."""
 _PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
 
 
 class InProcessTransport:
-    """A transport for the `http_client` of `openai.AsyncOpenAI`, for httpx or the library that a
-    newer SDK uses instead.
+    """A transport for the `http_client` of `openai.AsyncOpenAI`. It works with httpx, and with the
+    HTTP library that newer SDKs use instead.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -133,8 +133,8 @@ class InProcessTransport:
 
 
 def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
-    """Ask for logprobs and all ids if `data` does not say whether: code written for Atropos and
-    verifiers reads them without asking. `logprobs: false` is kept.
+    """Request logprobs and all ids unless `data` sets these fields (`logprobs: false` is kept),
+    because code written for Atropos and verifiers reads them without requesting them.
     """
     wanted = {"logprobs": True if chat else 0, **({} if chat else {"return_token_ids": True})}
     data |= {name: value for name, value in wanted.items() if data.get(name) is None}
