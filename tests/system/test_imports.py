@@ -53,10 +53,12 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
 NEED_OPENAI = (
     "toolroll.rollout.server.in_process",
     "toolroll.rollout.client",
+    "toolroll.rollout.adapters.areal",
+    "toolroll.rollout.adapters.atropos",
     "toolroll.rollout.adapters.openrlhf",
     "toolroll.rollout.adapters.verifiers",
 )
-"""They subclass the OpenAI SDK's client, or classes of verifiers, which imports the SDK."""
+"""They subclass the OpenAI SDK's client, or classes of a trainer that imports the SDK or httpx."""
 
 
 def test_no_module_of_the_library_loads_a_heavy_package() -> None:
