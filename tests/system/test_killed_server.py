@@ -24,6 +24,7 @@ from support.processes import Server, serving
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.runs.provenance import package_version
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     PolicyRequest,
@@ -219,3 +220,10 @@ async def test_ctrl_c_finishes_the_sessions_and_sigterm_leaves_them_to_the_next_
             assert len(list(read_episodes(out))) == finished
             words = f"has {finished} finished sessions; {left} unfinished ones continue"
             assert words in server.log_tail()
+    first, *others = json.loads((out / "run.json").read_text())["provenance"]["serve"]
+    assert "serve" in first["command"]
+    assert first["toolroll"] == package_version("toolroll")
+    assert first["engine_model_path"] is not None
+    assert len(first["tokenizer_sha256"]) == 64
+    # the later servers have other ports
+    assert [sorted(other) for other in others] == [["command", "date"]] * 2

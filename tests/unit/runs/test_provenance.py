@@ -32,8 +32,10 @@ async def test_a_run_names_its_software_its_model_and_its_command() -> None:
     ):
         config = RunConfig(env="desk", engine=engine.url, model="embedded", parser="hermes")
         plan = await prepare(config, stack)
-        found = await provenance(plan, ["toolroll", "--engine", "http://me:pw@host:1"])
-        again = await provenance(plan, ["toolroll", "--engine", "http://me:pw@host:1"])
+        command = ["toolroll", "--engine", "http://me:pw@host:1"]
+        found = await provenance(plan.served, plan.factory, command)
+        again = await provenance(plan.served, plan.factory, command)
+        alone = await provenance(plan.served, command=command)
         assert plan.served is not None
         facts = await plan.served.engine.model_info()
     assert found["command"] == ["toolroll", "--engine", "http://***@host:1"]
@@ -44,6 +46,7 @@ async def test_a_run_names_its_software_its_model_and_its_command() -> None:
     assert found["sglang"] == facts.sglang_version is not None
     assert len(found["template_sha256"]) == len(found["tokenizer_sha256"]) == 64
     assert {**again, "date": found["date"]} == found
+    assert {**alone, "date": found["date"]} == found | {"benchmark": {}}
     json.dumps(found)
 
 

@@ -20,6 +20,7 @@ from support.responses_wire import HELLO, LOOK, PATH, ask, play, response_of
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.server.conversation_tree import EDITED
+from toolroll.rollout.server.dialects.responses_items import read_items
 from toolroll.rollout.testing import Reply
 
 
@@ -97,17 +98,47 @@ def _bare(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sent
 
 
+def _tagged(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As pydantic-ai: plain items, a thought as a message of its own."""
+    sent: list[dict[str, Any]] = []
+    for item in items:
+        if item.get("type") == "reasoning":
+            thought = f"<think>\n{item['summary'][0]['text']}\n</think>"
+            sent.append({"role": "assistant", "content": thought})
+        elif item.get("type") == "message":
+            sent.append({"role": "assistant", "content": item["content"][0]["text"]})
+        else:
+            sent.append({name: item[name] for name in item if name not in ("id", "status")})
+    return sent
+
+
 def _developer(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "message", "role": "developer", "content": "Say little."}, *items]
 
 
-@pytest.mark.parametrize("change", [_bare, _developer])
+@pytest.mark.parametrize("change", [_bare, _tagged, _developer])
 async def test_what_a_client_changes_on_its_own_does_not_break_a_match(
     any_tokenizer: Any, change: Any
 ) -> None:
     async with endpoint(any_tokenizer, saying) as bench:
         await play(bench, change=change, store=False)
         await one_episode(bench)
+
+
+async def test_a_tagged_thought_and_the_text_after_it_are_one_reply(tokenizer: Any) -> None:
+    said = ["<think>\nHm.\n</think>\n\nI look. " + call(at="x"), "Done."]
+    async with endpoint(tokenizer, lambda request: said[request.call]) as bench:
+        await play(bench, change=_tagged)
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2
+
+
+def test_a_tagged_text_stays_text_if_the_model_does_not_reason() -> None:
+    item = {"role": "assistant", "content": "<think>\nHm.\n</think>"}
+    [kept] = read_items([item], reasons=False)
+    assert kept == {"role": "assistant", "content": item["content"]}
+    [thought] = read_items([item], reasons=True)
+    assert thought == {"role": "assistant", "content": None, "reasoning_content": "Hm."}
 
 
 async def test_a_rewritten_history_says_so(tokenizer: Any) -> None:

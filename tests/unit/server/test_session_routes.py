@@ -138,6 +138,49 @@ async def test_every_route_is_in_the_document_and_on_the_page(tokenizer: Any) ->
     assert links == ["openapi.json"], "the page loads nothing else"
 
 
+async def test_every_route_is_described_with_its_body(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, policy) as bench:
+        document = await bench.get("/openapi.json")
+    schemas = document["components"]["schemas"]
+    found = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"] != f"{method.upper()} {path}.", "not in DETAILS"
+            body = operation.get("requestBody", {"content": {"application/json": {}}})
+            found[method, path] = body["content"]["application/json"].get("schema", {}).get("$ref")
+    for path, name, field in (
+        ("/v1/messages", "MessagesRequest", "max_tokens"),
+        ("/v1/messages/count_tokens", "MessagesRequest", "system"),
+        ("/v1/responses", "ResponsesRequest", "input"),
+        ("/v1/chat/completions", "ChatRequest", "messages"),
+        ("/v1/tokenize", "TokenizeRequest", "prompt"),
+    ):
+        for prefix in ("", "/sessions/{session}"):
+            assert found["post", prefix + path] == f"#/components/schemas/{name}"
+        assert field in schemas[name]["properties"]
+
+
+def test_schemas_of_the_same_name_are_the_same() -> None:
+    known: dict[str, Any] = {}
+    for body in {one.body for one in DETAILS.values() if one.body is not None}:
+        schema = body.model_json_schema()
+        for name, made in {**schema.pop("$defs", {}), body.__name__: schema}.items():
+            assert known.setdefault(name, made) == made
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
+async def test_an_error_has_the_documented_form(tokenizer: Any, path: str) -> None:
+    async with endpoint(tokenizer, policy) as bench:
+        document = await bench.get("/openapi.json")
+        code, error = await bench.post(path, {"nonsense": 1})
+    default = document["paths"][path]["post"]["responses"]["default"]
+    reference = default["content"]["application/json"]["schema"]["$ref"]
+    schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+    assert code == 400
+    assert set(error) == set(schema["required"]) == set(schema["properties"])
+    assert set(error["error"]) == set(schema["properties"]["error"]["properties"])
+
+
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 async def test_the_new_routes_need_the_servers_key(
     tokenizer: Any, tmp_path: Path, method: str, path: str

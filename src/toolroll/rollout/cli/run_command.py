@@ -64,7 +64,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
     SIGINT and SIGTERM end the run early.
     """
     env, out = plan.factory.name, plan.config.out
-    now = await provenance(plan)
+    now = await provenance(plan.served, plan.factory)
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset(), [now])

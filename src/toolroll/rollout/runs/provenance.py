@@ -19,7 +19,6 @@ import orjson
 
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import GROUP
-from toolroll.rollout.runs.setup import Plan
 from toolroll.rollout.types import EnvironmentFactory
 
 Provenance = dict[str, Any]
@@ -36,10 +35,15 @@ _ISSUED = re.compile(r"\b(?:sk|hf|ghp)[-_][\w-]{16,}")
 """Keys of OpenAI, Hugging Face and GitHub, anywhere in a text."""
 
 
-async def provenance(plan: Plan, command: Sequence[str] | None = None) -> Provenance:
+async def provenance(
+    served: Model | None,
+    factory: EnvironmentFactory | None = None,
+    command: Sequence[str] | None = None,
+) -> Provenance:
     """Return versions, model and command of a run as plain JSON; unknown values are null.
 
-    `command`: the default is the command of this process.
+    `served`: None if the agent has no model of ours. `factory`: None if `toolroll serve` records
+    sessions. `command`: the default is the command of this process.
     """
     found: Provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -48,9 +52,8 @@ async def provenance(plan: Plan, command: Sequence[str] | None = None) -> Proven
         "toolroll": package_version("toolroll"),
         "commit": commit(),
         "transformers": package_version("transformers"),
-        "benchmark": benchmark_packages(plan.factory),
+        "benchmark": {} if factory is None else benchmark_packages(factory),
     }
-    served = plan.served
     if served is None:
         return found
     facts = await served.engine.model_info()

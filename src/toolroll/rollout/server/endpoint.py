@@ -84,11 +84,12 @@ class Endpoint:
             self.model,
             openrlhf_token_ids=self.settings.openrlhf_token_ids,
         )
+        reasons = served.parser.reasoning is not None
         self.messages = AnthropicMessages(
-            self.templates, self.settings, self.model, reasons=served.parser.reasoning is not None
+            self.templates, self.settings, self.model, reasons=reasons
         )
         self.responses = OpenAIResponses(
-            served.template.encoder, self.templates, self.settings, self.model
+            served.template.encoder, self.templates, self.settings, self.model, reasons=reasons
         )
 
     async def __aenter__(self) -> Endpoint:

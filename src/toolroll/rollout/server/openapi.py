@@ -15,17 +15,20 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
+from toolroll.rollout.server.dialects.messages_request import MessagesRequest
+from toolroll.rollout.server.dialects.responses_request import ResponsesRequest
 from toolroll.rollout.server.protocol import (
     ChatRequest,
     CompletionRequest,
     RewardRequest,
     SessionRequest,
+    TokenizeRequest,
 )
 
 _ANY = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 _SESSION = "/sessions/{session}"
 _REF = "#/components/schemas/{model}"
-_ERROR = {
+_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -41,6 +44,11 @@ _ERROR = {
         }
     },
 }
+_MESSAGES_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {"type": {"const": "error"}, **_ERROR["properties"]},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +59,8 @@ class Details:
     body: type[BaseModel] | None = None
     success: int = 200
     media: str = "application/json"
+    refusal: str = "Error"
+    """The schema of an error."""
 
 
 DETAILS: Mapping[tuple[str, str], Details] = {
@@ -66,11 +76,23 @@ DETAILS: Mapping[tuple[str, str], Details] = {
     ("POST", f"{_SESSION}/export"): Details("Finish the session: write it to episodes.jsonl."),
     ("DELETE", _SESSION): Details("End the session. With --out it is written as finished."),
     ("POST", "/v1/chat/completions"): Details("A chat completion.", ChatRequest),
+    ("POST", "/v1/messages"): Details(
+        "A message of Anthropic's Messages API.", MessagesRequest, refusal="MessagesError"
+    ),
+    ("POST", "/v1/messages/count_tokens"): Details(
+        "The number of prompt tokens of the same request to /v1/messages.",
+        MessagesRequest,
+        refusal="MessagesError",
+    ),
+    ("POST", "/v1/responses"): Details("A response of OpenAI's Responses API.", ResponsesRequest),
+    ("GET", "/v1/responses/{response}"): Details("A stored response of the session."),
     ("POST", "/v1/completions"): Details("A text completion.", CompletionRequest),
     ("GET", "/v1/models"): Details("The served model, as a list."),
     ("GET", "/v1/models/{model}"): Details("The served model."),
-    ("POST", "/tokenize"): Details("The prompt tokens that a generation would get."),
-    ("POST", "/v1/tokenize"): Details("The same as /tokenize."),
+    ("POST", "/tokenize"): Details(
+        "The prompt tokens that a generation would get.", TokenizeRequest
+    ),
+    ("POST", "/v1/tokenize"): Details("The same as /tokenize.", TokenizeRequest),
 }
 """Details by method and path; the path is without the prefix that names a session."""
 
@@ -81,7 +103,7 @@ def document(routes: Iterable[tuple[str, str]], *, keyed: bool) -> dict[str, Any
     `keyed`: the server requires a key.
     """
     paths: dict[str, dict[str, Any]] = {}
-    schemas: dict[str, Any] = {"Error": _ERROR}
+    schemas: dict[str, Any] = {"Error": _ERROR, "MessagesError": _MESSAGES_ERROR}
     for method, raw in sorted(set(routes)):
         path = _ANY.sub(r"{\1}", raw)
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, schemas, keyed=keyed)
@@ -102,7 +124,7 @@ def _operation(method: str, path: str, schemas: dict[str, Any], *, keyed: bool) 
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in names
     ]
-    refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    refused = {"application/json": {"schema": {"$ref": _REF.format(model=details.refusal)}}}
     operation: dict[str, Any] = {
         "summary": details.summary,
         "responses": {

@@ -11,6 +11,7 @@ from pathlib import Path
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.server.app import EndpointServer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
@@ -42,7 +43,7 @@ async def serve(
         store = None
         if out is not None:
             facts = await served.run_in_thread(store_settings, served, args.hf_checkpoint)
-            store = SessionStore(out, facts)
+            store = SessionStore(out, facts, provenance=await provenance(served))
         try:
             async with EndpointServer(Endpoint(served, settings, store)) as server:
                 ready(server.url)

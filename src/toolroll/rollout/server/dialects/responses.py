@@ -65,12 +65,19 @@ class OpenAIResponses:
     done = b""
 
     def __init__(
-        self, encoder: Encoder, templates: TemplateCache, settings: EndpointSettings, model: str
+        self,
+        encoder: Encoder,
+        templates: TemplateCache,
+        settings: EndpointSettings,
+        model: str,
+        *,
+        reasons: bool,
     ) -> None:
         self._encoder = encoder
         self._templates = templates
         self._settings = settings
         self._model = model
+        self._reasons = reasons
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -105,7 +112,8 @@ class OpenAIResponses:
         return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
-        instructions, new = request.instructions or "", read_items(request.input)
+        instructions = request.instructions or ""
+        new = read_items(request.input, reasons=self._reasons)
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )

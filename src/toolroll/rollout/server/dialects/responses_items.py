@@ -6,6 +6,7 @@ order in which they were sampled. Ids and states of items are ignored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,19 @@ _ROLES = ("user", "system", "developer", "assistant")
 _FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
 _NAMESPACE = frozenset({"type", "name", "description", "tools"})
 
+_TAGGED = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
+"""The form in which pydantic-ai sends thoughts back: as a message of their own."""
+
 Names = dict[str, tuple[str, str]]
 """Maps the name of a flattened tool to its namespace and its name in the namespace."""
 
 
-def read_items(given: str | Sequence[Any]) -> list[Message]:
-    """Return the input as chat messages. Raise `ApiError`, which names the place."""
+def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
+    """Return the input as chat messages. Raise `ApiError`, which names the place.
+
+    `reasons`: the model's parser knows reasoning, so an assistant message `<think>...</think>` is
+    a thought. Without it, such a message stays text.
+    """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     found: list[Message] = []
@@ -54,6 +62,9 @@ def read_items(given: str | Sequence[Any]) -> list[Message]:
         elif kind == "message" and item.get("role") != "assistant":
             found.append(_message(item, place))
         else:
+            if reasons and kind == "message":
+                item = _untagged(item, place)
+                kind = item.get("type") or kind
             kind = f"assistant {kind}"
             _add(_assistant(found, both=kind == before == "assistant message"), item, place)
         before = kind
@@ -99,6 +110,15 @@ def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
         arguments = text(item, "arguments", place)
         call = call_of(text(item, "call_id", place), name, arguments)
         message.setdefault("tool_calls", []).append(call)
+
+
+def _untagged(item: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+    """Return the assistant's message `item`; as a reasoning item if it is a tagged thought."""
+    said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+    tagged = _TAGGED.fullmatch(said)
+    if tagged is None:
+        return item
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": tagged[1]}]}
 
 
 def _thought(item: Mapping[str, Any], place: str) -> str:
