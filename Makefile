@@ -13,10 +13,19 @@ TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo test test-all test-tokens test-transformers test-openai test-peers faults fuzz check docs bench clean
+.PHONY: demo learn test test-all test-tokens test-transformers test-openai test-peers faults fuzz check docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
+
+# Train the package's model from nothing, with three seeds, and the controls. Each run continues from its
+# folder, so that this can be interrupted; two runs at a time are faster than one with two threads.
+LEARN := OMP_NUM_THREADS=1 $(VENV)/bin/python -m examples.learn_desk --out out/learn
+CONTROLS := none shifted-mask mask-everywhere tokens-from-text failures failures-are-reward-0 forks forks-trained-twice
+learn: $(VENV)/.learn
+	$(LEARN) --seed 0
+	printf '%s\n' '--seed 1' '--seed 2' $(CONTROLS:%='--control %') | xargs -P 2 -I{} sh -c '$(LEARN) {}'
+	$(VENV)/bin/python -m examples.learn_desk.picture --out out/learn --to out/learn/learn.svg
 
 # The quick tier: minutes, and no torch. It ends by saying what it leaves out.
 test: $(VENV)/.quick
@@ -85,6 +94,11 @@ $(VENV)/.base: $(VENV)/.made pyproject.toml
 $(VENV)/.quick: $(VENV)/.base tests/requirements.txt tests/requirements-data.txt
 	$(PIP) install -q -e ".[bfcl,test]" -r tests/requirements.txt
 	$(PIP) install -q --no-deps -r tests/requirements-data.txt
+	touch $@
+
+$(VENV)/.learn: $(VENV)/.base
+	$(PIP) install -q torch==2.13.0
+	$(PIP) install -q -e ".[learn]"
 	touch $@
 
 $(VENV)/.check: $(VENV)/.base

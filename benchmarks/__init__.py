@@ -1,5 +1,5 @@
-"""Benchmarks that compare ratios within one run. `make bench` runs the modules in `PARTS` and
-writes docs/benchmarks.md.
+"""Speed benchmarks: ratios within one run. `make bench` runs the modules in `PARTS` and writes
+docs/benchmarks.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.tables import machine
 
 PARTS = ("deltas", "templates", "texts", "loop", "throughput", "endpoint", "memory", "wire")
-INTRODUCTION = """# Benchmarks
+INTRODUCTION = """# Speed benchmarks
 
 `make bench` writes this page from one run. Do not edit it. [Speed](speed.md) explains the figures.
 

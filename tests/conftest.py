@@ -5,6 +5,11 @@ be.
 from __future__ import annotations
 
 import os
+
+# Before numpy is imported. With more threads than free cores, OpenBLAS waits for its own threads,
+# and the small matrices of the tests' models take ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 

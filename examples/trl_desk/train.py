@@ -1,4 +1,4 @@
-"""GRPO on the desk benchmark with TRL 1.16.0, sampled by an SGLang server.
+"""GRPO on the desk environment with TRL 1.16.0, sampled by an SGLang server.
 
 MODEL, ENGINE_URL and WEIGHTS (a folder that this process and the server both see) are read from
 the environment.

@@ -4,8 +4,10 @@ clock.
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import Callable
+from types import ModuleType
 
 
 def peak(call: Callable[[], object]) -> int:
@@ -21,3 +23,16 @@ def peak(call: Callable[[], object]) -> int:
     finally:
         if started:
             tracemalloc.stop()
+
+
+def kept(call: Callable[[], object], module: ModuleType) -> int:
+    """The bytes that code of `module` allocated during `call`, and that are still in use."""
+    tracemalloc.start()
+    try:
+        call()
+        gc.collect()
+        own = [tracemalloc.Filter(True, module.__file__ or "")]
+        found = tracemalloc.take_snapshot().filter_traces(own).statistics("filename")
+        return sum(one.size for one in found)
+    finally:
+        tracemalloc.stop()

@@ -100,10 +100,11 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_holds_the_data_and_the_types_marker(wheel: Path) -> None:
     inside = set(names(wheel))
     assert {"toolroll/py.typed", *(f"toolroll/{floor}/py.typed" for floor in FLOORS)} <= inside
-    kinds = (".json", ".jinja", ".html", ".css", ".js")
+    kinds = (".json", ".jinja", ".html", ".css", ".js", ".safetensors")
     data = [p for p in (ROOT / "src").rglob("*") if p.suffix in kinds]
     assert {str(path.relative_to(ROOT / "src")) for path in data} <= inside
     assert any(name.endswith("licenses/LICENSE") for name in inside)
+    assert wheel.stat().st_size < 10_000_000
 
 
 def test_the_sdist_holds_the_package_as_files_and_no_links(built: Path) -> None:

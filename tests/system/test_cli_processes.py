@@ -5,12 +5,14 @@ answers.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ import pytest
 from openai import AsyncOpenAI
 from support.chat import completion, endpoint
 from support.patience import PATIENCE
+from support.processes import serving
+from support.tiny_llama import write_tiny_llama
 
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
@@ -158,8 +162,8 @@ def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGINT, errors
-    assert "bfcl/multi_turn_base" in out
-    assert "desk" not in out
+    assert "(desk-1m)" in out
+    assert "(references)" not in out
     assert "Stopped early." in out
     assert "continues from here" not in out
 
@@ -227,3 +231,22 @@ async def test_an_environment_of_a_file_is_found_by_every_worker(
     assert done.returncode == 0, done.stderr
     found = [episode.result.reward for episode in read_episodes(tmp_path / "out")]
     assert found == [0.5] * 4
+
+
+def test_the_engine_serves_a_model(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "llama")
+    command = lambda port: [
+        *(sys.executable, "-c", MAIN, "engine", "--port", str(port)),
+        *("--model", str(folder), "--context-length", "512"),
+    ]
+    body = json.dumps({"input_ids": [300], "sampling_params": {"max_new_tokens": 4}}).encode()
+    with serving(
+        command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
+    ) as server:
+        request = urllib.request.Request(
+            f"{server.url}/generate", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            assert len(json.loads(response.read())["output_ids"]) == 4
+        with urllib.request.urlopen(f"{server.url}/server_info", timeout=PATIENCE) as response:
+            assert json.loads(response.read())["context_length"] == 512

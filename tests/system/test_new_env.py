@@ -137,9 +137,9 @@ def test_what_is_written_passes_check_env(file: Path, package: Path) -> None:
         ("../x", "lowercase letters"),
         ("heat--pump", "lowercase letters"),
         ("", "lowercase letters"),
-        ("class", "something else in Python"),
-        ("json", "something else in Python"),
-        ("pytest", "something else in Python"),
+        ("class", "an existing module"),
+        ("json", "an existing module"),
+        ("pytest", "an existing module"),
         ("desk", "an environment named 'desk' already"),
     ],
 )

@@ -70,6 +70,24 @@ def test_returns_go_on_over_a_fork() -> None:
     assert [turn_rewards(one).tolist() for one in (first, second)] == [[1.0, 2.0], [0.0, 4.0]]
 
 
+def test_returns_have_the_shape_of_the_trajectories() -> None:
+    one = sequence(Turn(2, 4, "stop", reward=1.0), Turn(5, 6, "stop"), length=6)
+    prompt = sequence(length=3)
+    found = episode_returns(result(1.0, one, prompt))
+    assert [(values.shape, str(values.dtype)) for values in found] == [
+        ((2,), "float64"),
+        ((0,), "float64"),
+    ]
+    assert episode_returns(result(1.0)) == []
+
+
+@pytest.mark.parametrize("reward", [1.0, None])
+def test_returns_without_turn_rewards_are_zero(reward: float | None) -> None:
+    """As of an endpoint's session, or of an aborted episode. The episode's reward is not read."""
+    one = sequence(Turn(2, 4, "stop"), Turn(5, 6, "stop"), length=6)
+    assert [values.tolist() for values in episode_returns(result(reward, one))] == [[0.0, 0.0]]
+
+
 @pytest.mark.parametrize(
     ("rewards", "options", "expected"),
     [

@@ -4,9 +4,13 @@ It is built on aiohttp, not on the `openai` SDK: the SDK's retries neither wait 
 down (`engine_timeout`) nor repeat an unreadable response or report how many attempts were made.
 It would also add a second HTTP stack (httpx) to a base install that needs aiohttp in any case.
 
-Invariants: only what can succeed is retried (no connection, a timeout, an unreadable 200, 408, 425,
-429, 5xx except 501 and 505), never before `Retry-After`; at most `max_concurrency` requests are in
-flight, and a request that waits for its next attempt is not one of them; no error contains the key.
+Invariants:
+
+- Only a failure that may not repeat is retried: no connection, a timeout, an unreadable 200, 408,
+  425, 429, and 5xx except 501 and 505. It is never retried before `Retry-After`.
+- At most `max_concurrency` requests are in flight. A request that waits for its next attempt does
+  not count.
+- No error message contains the API key.
 """
 
 from __future__ import annotations
@@ -46,20 +50,20 @@ from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.types import Message
 
 _NOT_RETRIED = frozenset({501, 505})
-"""Statuses of 5xx that are not retried: the server does not support the request."""
+"""5xx statuses that are not retried: the server does not support the request."""
 _EXCERPT = 500
 _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context length|maximum model length|rollout stopped: "
 )
-"""Matches the errors of OpenAI and vLLM for a prompt that is too long, and that of verifiers'
-interception server for a turn after a limit of the rollout.
+"""Matches the errors of OpenAI and vLLM for a prompt that is too long, and the error of verifiers'
+interception server for a turn that exceeds a limit of the rollout.
 """
 
 
 class ChatClientConfig(BaseModel):
     """Address, time limits (seconds) and retries of an OpenAI-compatible server."""
 
-    # A rejected setting may be the key, or an address with a password.
+    # Errors must not show a rejected value: it may be the key, or an address with a password.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     base_url: str
@@ -72,19 +76,21 @@ class ChatClientConfig(BaseModel):
     """The time limit of one attempt."""
     retries: int = Field(default=4, ge=0)
     backoff: float = Field(default=0.5, ge=0)
-    """The first pause; it doubles up to `max_backoff`."""
+    """The pause before the first retry. It doubles with each retry, up to `max_backoff`."""
     max_backoff: float = Field(default=60.0, ge=0)
-    """Also the maximum `Retry-After`: after a longer one the request fails."""
+    """The longest pause. If the server asks for a longer one (`Retry-After`), the request fails."""
     engine_timeout: float = Field(default=0.0, ge=0)
-    """How long to wait for a server that does not answer at all, before
-    `EngineUnreachableError`. 0: do not wait; it counts as a failed attempt.
+    """How long to wait for a server that does not answer at all, before `EngineUnreachableError`.
+    0: do not wait; each missing answer counts as a failed attempt.
     """
     max_concurrency: int | None = Field(default=None, gt=0)
     """Requests in flight at once; None: no limit."""
 
     @classmethod
     def checked(cls, what: str, settings: Mapping[str, Any]) -> Self:
-        """Return the config with `settings`. Raise `UsageError`, which begins with `what`."""
+        """Return the config with `settings`. Raise `UsageError` if one is invalid; the message
+        starts with `what`.
+        """
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
@@ -137,7 +143,8 @@ class ChatCompletion:
 def history_message(reply: ParsedReply) -> Message:
     """Return `reply` as a message of the next request.
 
-    Arguments that are not a JSON object are wrapped: servers refuse a history with anything else.
+    Arguments that are not a JSON object are wrapped in one, because servers refuse other arguments
+    in the history.
     """
     message = to_openai(reply)
     for call, sent in zip(reply.tool_calls, message.get("tool_calls", ()), strict=True):

@@ -1,7 +1,8 @@
-"""`BaselineAgent`: play and score a model at any OpenAI-compatible endpoint like the trained model.
+"""`BaselineAgent`: play and score a model behind any OpenAI-compatible endpoint, in the same way as
+the trained model.
 
-Invariants: such an endpoint returns text, so its episodes are marked as not trainable and have no
-tokens; a call that cannot be executed is answered with its error, as in all agents.
+Invariants: an endpoint of this kind returns text, so its episodes have no tokens and are marked as
+not trainable; a call that cannot be executed is answered with its error, as in all agents.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Message, Tool
 
 _NAMES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
-"""SGLang's names of sampling parameters -> OpenAI's, if they differ."""
+"""SGLang's names of sampling parameters -> OpenAI's names, if they differ."""
 _PASSED = frozenset(
     {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop", "max_tokens", "seed"}
 )

@@ -37,7 +37,7 @@ class TextConversation:
         self._session_id = session_id
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
-        """Ask the agent for the next turn."""
+        """Return the agent's next turn, and append its message."""
         turn = await self._agent.reply(self.messages, self.tools, sampling_params, self._session_id)
         self.messages.append(turn.message)
         return turn
@@ -63,7 +63,8 @@ class TextAgent(ABC):
     """An agent whose `reply` returns text. It plays any number of episodes at once.
 
     `threads` runs blocking environments. `step_timeout`: the time limit in seconds of one call of
-    the environment. `max_observation_bytes`: the maximum size of the text that one call returns.
+    the environment. `max_observation_bytes`: the maximum size in bytes of the text that one call
+    returns.
 
         class Shouting(TextAgent):
             async def reply(self, messages, tools, sampling_params, session_id):
@@ -103,8 +104,8 @@ class TextAgent(ABC):
     ) -> InteractionResult:
         """Play one episode.
 
-        Raise `UsageError`, `EngineUnreachableError` and `CancelledError`; everything else becomes
-        the result's status.
+        Raise `UsageError`, `EngineUnreachableError` and `CancelledError`. Every other failure
+        becomes the status of the result.
         """
         task = task or Task(str(task_index), task_index or 0)
         environment = as_environment(env)
@@ -130,7 +131,7 @@ class TextAgent(ABC):
 
 
 class DoNothingAgent(TextAgent):
-    """An agent that says goodbye and calls no tool. Its score is the floor of a benchmark."""
+    """An agent that says goodbye and calls no tool. Its score is the lower bound of a benchmark."""
 
     async def reply(
         self,
@@ -149,7 +150,7 @@ FAREWELL = "Goodbye."
 def make_do_nothing(threads: BlockingRunner, settings: Mapping[str, Any]) -> DoNothingAgent:
     """Return the agent `do-nothing` of the group `toolroll.agents`.
 
-    Of `settings`, step_timeout and max_observation_bytes have an effect.
+    Only `step_timeout` and `max_observation_bytes` of `settings` have an effect.
     """
     names = ("step_timeout", "max_observation_bytes")
     return DoNothingAgent(threads, **{name: settings[name] for name in names if name in settings})

@@ -1,17 +1,20 @@
 """`TrainableAgentMixin`: play one episode of an environment against an SGLang router and return its
 exact tokens.
 
-The published hooks are all here under their names and may be overridden. The tokens of
-`_prepare_prompt_tokens` and `_get_token_delta` are served as returned, and compared with the chat
-template's own tokens; a mismatch is counted and excludes the sample from training. Invariants: an
-episode ends with a status and a stop reason, never with an exception (I7), except
-`CancelledError`; a failure that the model did not cause is ABORTED, with reward None (I9).
+"Published" names are those of slime's tau-bench example (its module `trainable_agents`). All its
+hooks are here and may be overridden. The tokens that `_prepare_prompt_tokens` and
+`_get_token_delta` return are served as they are, and compared with the chat template's own tokens.
+A mismatch is counted and excludes the sample from training.
+
+Invariants (I7 and I9 are those of the README): an episode ends with a status and a stop reason,
+never with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7); a
+failure that the model did not cause is ABORTED, with reward None (I9).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -27,6 +30,7 @@ from toolroll.agents.loop.hook_environment import (
     call_hook,
     execute_with,
 )
+from toolroll.agents.loop.hook_value import hook_value
 from toolroll.agents.loop.play import Played, Rules, play
 from toolroll.agents.loop.published_hooks import (
     proposed_ids,
@@ -36,6 +40,7 @@ from toolroll.agents.loop.published_hooks import (
 )
 from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
+from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
@@ -55,7 +60,9 @@ TOOL_INSTRUCTION = (
     "Call at most one function in each of your turns, and wait for its result before you go on. "
     "A turn either calls one function or speaks to the user; it never does both."
 )
-"""Replaces the sentence that invites several calls, for agents that make one call per turn."""
+"""Replaces the sentence of a prompt that invites several calls, for agents that make one call per
+turn.
+"""
 
 _INVITATION = "You may call one or more functions to assist with the user query."
 
@@ -84,13 +91,13 @@ class TrainableAgentMixin:
         result = await agent.asolve(env, task=task, seed=0)  # result.tokens, result.loss_mask
         await agent.aclose()
 
-    `openai_adapter`: parses the replies, if it is set (`create_openai_adapter`); default: the
-    parser of the model. `served` shares one `Model` between agents; without it the agent opens its
-    own from `rollout_args`, and `aclose` closes it. `on_length` handles a turn cut by
-    max_new_tokens: "stop" ends the episode (TRUNCATED); "continue" closes the turn with mask 0 and
-    continues. `step_timeout`: seconds that one call of the environment may take (user simulator
-    included), after which the episode is aborted. Hooks may be overridden in a subclass or set on
-    an instance.
+    `openai_adapter`: parses the replies instead of the model's parser (see
+    `create_openai_adapter`). `served`: a `Model` that several agents share; without it the agent
+    opens its own from `rollout_args`, and `aclose` closes it. `on_length`: what happens if
+    `max_new_tokens` cuts a turn: "stop" ends the episode (TRUNCATED); "continue" closes the turn
+    with mask 0 and plays on. `step_timeout`: the time limit in seconds of one call of the
+    environment, user simulator included; the episode is aborted after it. Hooks may be overridden
+    in a subclass or set on an instance.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -118,10 +125,11 @@ class TrainableAgentMixin:
     ) -> InteractionResult:
         """Play one episode of `env`, of at most `max_num_steps` model turns, and return it.
 
-        `env`: an `Environment`, or a tau-bench environment unchanged. `task_index` chooses the task
-        if no `task` is given. Raise `UsageError` for settings that cannot work,
-        `EngineUnreachableError` (only if an `engine_timeout` is set), and `CancelledError`; any
-        other failure becomes the result's status, stop reason and `info["error"]`.
+        `env`: an `Environment`, or any object that `as_environment` accepts, such as a tau-bench
+        environment. `task_index` chooses the task if no `task` is given. Raise `UsageError` for
+        settings that cannot work, `EngineUnreachableError` (only if an `engine_timeout` is set),
+        and `CancelledError`. Every other failure becomes the result's status, stop reason and
+        `info["error"]`.
         """
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         served = self._open(rollout_args)
@@ -142,14 +150,13 @@ class TrainableAgentMixin:
         rules = Rules(
             policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
         )
-        template = self._template(served, policy)
-        begin = lambda tracker: self._begin(served, runner, tracker, name, args, template)
+        begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy)
         played = await play(runner, begin, rules, session_id=name)
         return self._finish(played)
 
     def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
-        """Return this episode's settings: those given, the agent's own, or those of the served
-        model.
+        """Return this episode's settings: the first that is set of those given, the agent's own,
+        and those of the served model.
         """
         given = rollout_args if rollout_args is not None else self.rollout_args
         return served.args if given is None and served.args is not None else read_args(given)
@@ -177,7 +184,7 @@ class TrainableAgentMixin:
         tracker: EpisodeTracker,
         session_id: str,
         args: RolloutArgs,
-        template: ChatTemplate | None,
+        policy: CallPolicy,
     ) -> Conversation:
         """Reset the environment through the published hooks, and open the conversation."""
         obs, info = await self._first(runner)
@@ -187,18 +194,24 @@ class TrainableAgentMixin:
         own_parser = self._has("_parse_tool") or self.openai_adapter is not None
         return Conversation(
             served,
-            self._build_initial_messages(obs),
+            hook_value("_build_initial_messages", self._build_initial_messages(obs)),
             tools or self.tools_info,
             session_id=session_id,
-            template=template,
+            template=self._template(served, policy),
             verify=args.verify,
             generate=wrap_call_llm(served, self._call_llm) if self._has("_call_llm") else None,
             parse=wrap_parse_tool(self._parse_tool) if own_parser else None,
-            prompt_hook=proposing(lambda messages: self._prepare_prompt_tokens(state, messages)[1])
+            prompt_hook=proposing(
+                "_prepare_prompt_tokens",
+                lambda messages: self._prepare_prompt_tokens(state, messages),
+                place=1,
+            )
             if self._has("_prepare_prompt_tokens")
             else None,
             delta_hook=proposing(
-                lambda messages: self._get_token_delta(state.tokenizer, messages)[0]
+                "_get_token_delta",
+                lambda messages: self._get_token_delta(state.tokenizer, messages),
+                place=0,
             )
             if self._has("_get_token_delta")
             else None,
@@ -209,20 +222,22 @@ class TrainableAgentMixin:
         if not self._has("_initialize_environment"):
             first, info = await self._initialize_environment(runner, runner.task.index)
         else:
-            hook, env = self._initialize_environment, HookEnvironment(runner)
-            first, info = await call_hook(hook, env, runner.task.index)
+            name, env = "_initialize_environment", HookEnvironment(runner)
+            first, info = await call_hook(name, getattr(self, name), env, runner.task.index)
         return (ObservationText.of(first) if isinstance(first, Observation) else first), info
 
     def _has(self, hook: str) -> bool:
-        """Return whether a subclass or this instance has its own `hook`."""
+        """Return True if a subclass or this instance has its own `hook`."""
         own = getattr(getattr(self, hook), "__func__", None)
         return own is not getattr(TrainableAgentMixin, hook)
 
     def _template(self, served: Model, policy: CallPolicy) -> ChatTemplate | None:
-        """Return the template whose head (system text and tools) is rewritten: by an override, or
-        because the policy allows one call a turn. None: use the served template unchanged.
+        """Return a template that rewrites the head of prompts (system text and tools), or None to
+        use the served template unchanged.
 
-        The policy's template is shared by all agents; an override's belongs to its agent.
+        The head is rewritten by an override of `_reformulate_tool_call`, or by `one_call_a_turn` if
+        the policy does not execute all calls of a turn. The second template is shared by all
+        agents; the template of an override belongs to one agent.
         """
         if not self._has("_reformulate_tool_call"):
             return (
@@ -231,13 +246,16 @@ class TrainableAgentMixin:
                 else None
             )
         if self._own_template is None:
-            self._own_template = served.template.with_head(self._reformulate_tool_call)
+            self._own_template = served.template.with_head(self._head)
         return self._own_template
+
+    def _head(self, text: str) -> str:
+        return hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
 
     def _finish(self, played: Played[Conversation]) -> InteractionResult:
         result = build_result(played, self.tools_info)
         cut = len(result.tokens) - result.response_length
-        return self._build_final_result(
+        final = self._build_final_result(
             result,
             played.reward,
             result.info,
@@ -246,12 +264,18 @@ class TrainableAgentMixin:
             result.tokens[:cut],
             result.tokens[cut:],
         )
+        try:
+            return hook_value("_build_final_result", final)
+        except EnvironmentFailure as error:
+            played.reason, played.reward = played.tracker.fail(error), None
+            return build_result(played, self.tools_info)
 
     # --- the published hooks ----------------------------------------------------------------------
 
     def _reformulate_tool_call(self, text: str) -> str:
-        """Rewrite the head of the prompt (system text and tools) for one call a turn;
-        idempotent.
+        """Rewrite the head of the prompt (system text and tools) for one call per turn.
+
+        Applying it twice has no further effect.
         """
         return one_call_a_turn(text)
 
@@ -259,13 +283,13 @@ class TrainableAgentMixin:
         """Post `payload` (`input_ids`, `sampling_params` ...) to `url` and return the engine's
         JSON.
 
-        An override receives each request as it would be sent; its result is checked like the
+        An override receives each request as it would be sent. Its result is checked like the
         engine's own response.
         """
         return await self._open(None).post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
-        """Parse the reply's text into `{openai_message, parsed_result, success, error}`, with
+        """Parse the text of a reply into `{openai_message, parsed_result, success, error}`, with
         `openai_adapter` if it is set.
         """
         adapter = self.openai_adapter or create_openai_adapter(
@@ -274,30 +298,32 @@ class TrainableAgentMixin:
         parsed: dict[str, Any] = adapter.parse_response_to_openai_format(response)
         return parsed
 
-    async def _execute_tool(self, env: Any, action: Action) -> StepResult:
+    def _execute_tool(self, env: Any, action: Action) -> Awaitable[StepResult]:
         """Execute `action` in the environment.
 
-        An override may be plain or `async`, and return `env.step(action)` with or without `await`,
-        or an object with `observation`, `reward`, `done` and `info`. `action` has tau-bench's
-        `name` and `kwargs` too.
+        An override may be plain or `async`. It may return `env.step(action)` with or without
+        `await`, or an object with `observation`, `reward`, `done` and `info`. `action` also has
+        tau-bench's `name` and `kwargs`.
         """
-        result: StepResult = await env.step(action)
+        result: Awaitable[StepResult] = env.step(action)
         return result
 
     async def _initialize_environment(self, env: Any, task_index: int | None) -> tuple[Any, Any]:
         """Reset the environment; return its first observation, and the info to keep.
 
-        An override may be plain or `async`, and return `(observation, info)` as tau-bench's
-        `env.reset(task_index=...)` has them, without `await`.
+        An override may be plain or `async`. It may call tau-bench's `env.reset(task_index=...)`
+        without `await`, and return its `(observation, info)`.
         """
         first = await env.reset(task_index)
         return first, dict(first.info)
 
     def _build_initial_messages(self, obs: str) -> list[Message]:
-        """Return the first messages: all that the environment's reset returned, or `wiki` and the
-        user's message if `obs` is another text than the environment's.
+        """Return the first messages: those that the environment's reset returned, or, if an
+        override returned another text as `obs`, `wiki` as the system message and `obs` as the
+        user's.
 
-        `obs` is the text of the user's first message; `obs.observation` has the rest.
+        `obs` is the text of the user's first message. If it comes from the environment,
+        `obs.observation` is the whole observation.
         """
         if isinstance(obs, ObservationText):
             return [dict(message) for message in obs.observation.messages]
@@ -306,8 +332,8 @@ class TrainableAgentMixin:
     def _prepare_prompt_tokens(
         self, state: Any, messages: Sequence[Message]
     ) -> tuple[str, list[int]]:
-        """Return the text and the ids of the first prompt. Within an episode these are the ids that
-        will be served, unless an override returns others.
+        """Return the text and the ids of the first prompt. During an episode, these are the ids
+        that will be served, unless an override returns others.
         """
         model = self._open(None)
         template = self._template(model, self.policy) or model.template
@@ -318,13 +344,13 @@ class TrainableAgentMixin:
     def _get_token_delta(
         self, tokenizer: Any, messages: Sequence[Message]
     ) -> tuple[list[int], list[int]]:
-        """Return the ids and the loss mask of the last message of a recorded conversation, by
-        diffing successive renders.
+        """Return the ids and the loss mask that the last message adds to a recorded conversation,
+        found by comparing renders.
 
         Assistant messages have mask 1; all others, and the generation prompt before an assistant
         message, have mask 0. This is for transcripts: a rollout never encodes what the model
-        sampled. Called by an override within an episode, it returns the delta that will be served
-        for the new messages, with mask 0.
+        sampled. If an override calls this method during an episode, it returns the delta that will
+        be served for the new messages, with mask 0.
         """
         served = proposed_ids()
         if served is not None:

@@ -1,4 +1,4 @@
-"""The names of the published `trainable_agents` module, in one place.
+"""The names of `trainable_agents`, the module of slime's tau-bench example, in one place.
 
 `toolroll.agents` itself has no `__init__.py`: the folder `agents` at the top of the repository
 would then hide the package `agents` of openai-agents from code that runs there.

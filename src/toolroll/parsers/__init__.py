@@ -1,6 +1,6 @@
 """Parse the text of a reply into reasoning, content and tool calls.
 
-The public names; each is loaded from its module at first use.
+This module exports the public names. Each is imported from its own module at first use.
 """
 
 from __future__ import annotations

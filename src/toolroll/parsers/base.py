@@ -1,9 +1,12 @@
 """`ToolCallParser`: parse the text that the model wrote, at once or as a stream.
 
-Invariants: parsing never raises for any text. Nothing is lost (see `toolroll.parsers.types`).
-`parse` gives the same result as `feed` and `close`, however the text is split. If ids are given and
-a marker is one token of the vocabulary, only that token counts as the marker. The time is linear in
-the text.
+Invariants:
+
+- Parsing never raises, for any text, and loses nothing (see `toolroll.parsers.types`).
+- `parse` gives the same result as `feed` and `close`, however the text is split into pieces.
+- If ids are given and a marker is one token of the vocabulary, only that token counts as the
+  marker.
+- The time is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -38,12 +41,12 @@ class ToolCallParser(ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     reasoning: Tags | None = THINK
     openers: tuple[str, ...] = ()
-    """Markers that certainly start a call: unclosed reasoning ends there."""
+    """Markers that always start a call. Reasoning that is not closed ends before them."""
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
     prose_has_no_markers: ClassVar[bool] = False
-    """True if a reply without any marker is only visible text, so that parsing can be skipped. Most
-    replies are.
+    """True if a reply without any marker is only visible text. Most replies have no marker, and
+    then parsing is skipped.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class ToolCallParser(ABC):
             offsets: [start, stop) in characters for each of `ids`.
             tools: The tools that were offered. None: do not check names and arguments.
             in_reasoning: True if the prompt opened the reasoning; None if unknown.
-            calls_as_text: Return no calls; all text from the first call on is content.
+            calls_as_text: Return no calls: all text from the first call on is content.
         """
         if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
             check_offsets(ids, offsets)
@@ -92,8 +95,8 @@ class ToolCallParser(ABC):
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ReplyStream:
-        """Return a stream for one reply: `feed` each piece, `close`, then read `reply`. Parameters
-        as in `parse`.
+        """Return a stream for one reply: call `feed` with each piece, call `close`, then read
+        `reply`. The parameters are those of `parse`.
         """
         return ReplyStream(
             self,
@@ -103,7 +106,7 @@ class ToolCallParser(ABC):
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """Return `call` with its status for the tools that were offered."""
+        """Return `call` with the status that results from the tools that were offered."""
         return self._schemas.check(call, offered) if call.ok else call
 
     def read(
@@ -149,7 +152,7 @@ class ReplyStream:
     ) -> list[Delta]:
         """Add the next piece, and return the deltas that are certain now.
 
-        `offsets` are relative to the piece, which then must consist of whole tokens.
+        `offsets` are relative to the piece. With offsets, each piece must consist of whole tokens.
         """
         self._take(text, ids, offsets)
         self._run()
@@ -164,13 +167,13 @@ class ReplyStream:
     def finish(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
     ) -> list[Delta]:
-        """Do `feed` of the last piece and `close` in one step."""
+        """Add the last piece and end the reply: `feed` and `close` in one call."""
         self._take(text, ids, offsets)
         return self.close()
 
     @property
     def reply(self) -> ParsedReply:
-        """Return the reply, which is complete after `close`."""
+        """The reply. It is complete after `close`."""
         return self._out.reply()
 
     def _take(self, text: str, ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
@@ -198,7 +201,8 @@ def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> 
 
 
 class _Check:
-    """Sets the token span of a call, and its status, which depends on the other calls and tools.
+    """Sets the token span of a call, and its status, which also depends on the earlier calls and on
+    the tools.
 
     This is a separate object to avoid a reference cycle: the stream's collector holds it, so a
     method of the stream would keep every reply alive until garbage collection.
@@ -236,8 +240,8 @@ def broken_call(
 ) -> Steps[tuple[ToolCall, int]]:
     """Return an unreadable call that starts at `begin`, and where the text continues.
 
-    `problem` is the reason. The `raw` text starts at `start`. The call ends after the next of
-    `closes`, before the next of `openers`, or at the end of the text; in the last two cases it is
+    `problem` becomes its error. The `raw` text starts at `start`. The call ends after the next of
+    `closes`, before the next of `openers`, or at the end of the text. In the last two cases it is
     unclosed.
     """
     at, marker = yield from source.until(start, (*closes, *openers))
@@ -252,13 +256,13 @@ def broken_call(
 
 
 def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:
-    """Return an unreadable call without the marker `close` at its end."""
+    """Return an unreadable call whose end marker `close` is missing."""
     error = f"the reply ended inside the tool call: it is not closed with {close}"
     return ToolCall(name, None, raw, CallStatus.UNCLOSED, error, span=span)
 
 
 def unclosed(call: ToolCall, close: str) -> ToolCall:
-    """Return `call`, which is readable but has no marker `close` at its end, as unclosed."""
+    """Return `call` as unclosed: it is readable, but its end marker `close` is missing."""
     if not call.ok:
         return call
     return replace(

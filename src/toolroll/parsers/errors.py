@@ -1,4 +1,4 @@
-"""Errors of parser names."""
+"""The error for an unknown parser."""
 
 from __future__ import annotations
 

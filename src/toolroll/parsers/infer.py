@@ -1,5 +1,5 @@
-"""`infer_parser`: find the tool-call format of a chat template, by parsing a rendered call.
-`better_parser` compares a given parser with it.
+"""`infer_parser`: find the tool-call format of a chat template, by parsing a call that the template
+rendered. `better_parser`: find a parser for a template whose calls a given parser cannot read.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
     """Return the name of the parser for the chat template of `tokenizer`, or for `template` (Jinja
     text).
 
-    If several parsers read the probe, return the one that leaves the least other text. Raises
-    `UnknownParserError` if no parser does: name the parser explicitly then.
+    If several parsers read the call, return the one that leaves the least text as content. Raises
+    `UnknownParserError` if no parser reads it; then name the parser explicitly.
     """
     best: tuple[int, str] | None = None
     for text in _renders(tokenizer, template):
@@ -80,7 +80,9 @@ def _is_probe(reply: ParsedReply) -> bool:
 
 
 def _renders(tokenizer: Any, template: str | None) -> list[str]:
-    """Return the different texts that the template renders for the probe's turn."""
+    """Return the texts that the template renders for the turn with the call, one for each form of
+    ids and arguments, without duplicates.
+    """
     found = []
     for call_id in _IDS:
         for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS, ensure_ascii=False)):
@@ -104,7 +106,8 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
                 ),
                 len(prompt),
             )
-            # each continues with a different marker
+            # both texts have the first characters of different markers: go back to the start of the
+            # marker
             while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):
                 at -= 1
             if whole[at:] not in found:

@@ -25,8 +25,8 @@ class OpenAICompatibleToolCallAdapter:
         """Return `{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]},
         success, error}`.
 
-        `success` is False if the reply attempts a call that cannot be executed, and `error` gives
-        the reason. The attempts are kept in `openai_message`, so that no text is lost.
+        `success` is False if the reply attempts a call that cannot be executed; `error` is then the
+        reason. `openai_message` contains all attempts, so that no text is lost.
         """
         reply = self._parser.parse(response, tools=self.tools_info)
         problem = "; ".join(call.error or str(call.status) for call in reply.bad_calls)

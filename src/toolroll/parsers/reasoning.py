@@ -1,7 +1,7 @@
 """Separate reasoning in tags (`<think>` and similar) from the rest of the reply.
 
 Invariants: only a tag at the start of the reply opens reasoning; reasoning that is never closed
-ends where a tool call starts, so that it does not hide the attempt.
+ends where a tool call starts, so that it does not hide the call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from toolroll.parsers.reading.source import Source, Steps
 class Tags:
     """Reasoning between `open` and `close`.
 
-    `implied`: if it is unknown whether the prompt opened the reasoning, the text before a lone
-    `close` is reasoning. `others`: further pairs of tags, for example for other reasoning efforts.
+    `implied`: True if the text before a lone `close` is reasoning when it is unknown whether the
+    prompt opened the reasoning. `others`: further pairs of tags, for example for other reasoning
+    efforts.
     """
 
     open: str
@@ -66,7 +67,9 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 SAID = replace(THINK, implied=False)
-"""For formats whose calls start without a marker: a lone `</think>` may be text inside a call."""
+"""For formats whose calls start without a marker. A lone `</think>` may be text inside a call
+there, so the text before it does not count as reasoning.
+"""
 
 _IFM = tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster"))
 _BY_NAME: dict[str, Tags] = {

@@ -1,5 +1,6 @@
-"""Parsers by name: the names of SGLang's `--tool-call-parser`, and those that third parties add
-with `register` or with the entry-point group `toolroll.parsers` (name -> a `ToolCallParser` class).
+"""Parsers by name. The names are those of SGLang's `--tool-call-parser`, and those that other
+packages add with `register` or with the entry-point group `toolroll.parsers` (name -> a
+`ToolCallParser` class).
 """
 
 from __future__ import annotations

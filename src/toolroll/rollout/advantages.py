@@ -1,6 +1,6 @@
-"""Rewards of turns, returns and group advantages, and their values for each token.
+"""Compute turn rewards, returns and group advantages, and assign them to tokens.
 
-All functions count an episode once, even if it forked into several sequences. An aborted episode
+Each function counts an episode once, even if it forked into several sequences. An aborted episode
 has no reward: it is left out of every baseline, and its advantage is None.
 """
 
@@ -22,8 +22,9 @@ Baseline = Literal["mean", "leave_one_out", "none"]
 def turn_rewards(trajectory: Trajectory) -> Values:
     """Return the reward of each turn of `trajectory`, float64 [turns].
 
-    A turn that is only the context of a fork has reward 0 in the fork. It counts in the sequence
-    that trains the turn. All rewards of an episode's turns add up to the episode's reward.
+    A fork starts with turns of an earlier sequence as its context. In the fork their reward is 0,
+    because it counts in the sequence that trains them. So the rewards of all turns of an episode
+    add up to the episode's reward.
     """
     return np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
 
@@ -43,11 +44,20 @@ def returns_to_go(rewards: Sequence[float] | Values, gamma: float = 1.0) -> Valu
 
 
 def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Values]:
-    """Return the returns-to-go of an episode: an array for each trajectory, with a value for each
-    of its turns.
+    """Return the returns-to-go of an episode: a list with one array for each of
+    `result.trajectories`, in the same order. Each array is float64 [turns of that trajectory].
 
     The turns of all trajectories count in the order in which they were played. In a fork, a turn
     that is only context gets 0, because the fork does not train it.
+
+    Only the turns' own rewards (`Turn.reward`) are read, never `result.reward`. A turn without a
+    reward has 0.0. So all values are 0.0 for an aborted episode, and for trajectories that no
+    agent of this library played, such as those of an endpoint's session: for these, use
+    `group_advantages`, or pass the reward to `per_token`. An episode without trajectories gives
+    an empty list, and a trajectory without turns an empty array.
+
+    Example:
+        episode_returns(result, gamma=0.5)  # rewards 0, 0, 1 of three turns: [[0.25, 0.5, 1.0]]
     """
     played = [
         (at, index)
@@ -83,7 +93,7 @@ def group_advantages(
     rewards = np.array(
         [result.reward for result in results if result.reward is not None], dtype=np.float64
     )
-    # The deviation of equal rewards is rounding, not always 0: dividing by it would give +-1.
+    # Rounding may give equal rewards a deviation above 0. Dividing by it would give +-1.
     equal = not len(rewards) or np.allclose(rewards, rewards[0], rtol=1e-9, atol=1e-12)
     if baseline == "none":
         values = rewards

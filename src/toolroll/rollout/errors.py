@@ -46,7 +46,7 @@ class RolloutError(ToolrollError):
 
 
 class EngineError(RolloutError):
-    """The engine, or the router in front of it, refused or failed.
+    """The engine, or the router in front of it, refused a request or failed.
 
     `status` is the HTTP status (None without a response), `body` the response's text, `attempts`
     the number of attempts.
@@ -79,7 +79,9 @@ class CompletionError(EngineError):
 
 
 class TokenError(RolloutError):
-    """The tokens would not be those that were served or sampled, so they are not trained on."""
+    """The recorded tokens may differ from those that were served or sampled, so they are not
+    trained on.
+    """
 
 
 class TemplateError(RolloutError):
@@ -91,7 +93,7 @@ class TemplateError(RolloutError):
 class HistoryRewrittenError(TokenError):
     """The chat template rewrites tokens that were already served, so no delta can be appended.
 
-    `reason` names the part that is rewritten. The caller forks the trajectory, or refuses to.
+    `reason` names the part that is rewritten. The caller either forks the trajectory or refuses to.
     """
 
     def __init__(self, reason: str) -> None:
@@ -112,8 +114,9 @@ class TimeLimitError(RolloutError):
 
 
 class ActionError(ToolrollError):
-    """An environment raises it for a mistake in the model's action. The model receives the message
-    as the observation."""
+    """Raised by an environment for a mistake in the model's action. The model receives the message
+    as the observation.
+    """
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -135,5 +138,5 @@ def message_of(error: BaseException, limit: int = _TEXT) -> str:
     try:
         text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
         return capped(text, limit)
-    except BaseException as broken:  # noqa: BLE001 - an exception class of others may fail here
+    except BaseException as broken:  # noqa: BLE001 - a third-party exception may fail in __str__
         return f"(its text cannot be read: {type(broken).__name__})"

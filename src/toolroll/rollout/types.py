@@ -35,7 +35,7 @@ LogprobArray = npt.NDArray[np.float32]
 
 
 class Status(Enum):
-    """Outcome of an episode (the published names)."""
+    """Outcome of an episode, with the names of the published example (slime's tau-bench)."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -51,7 +51,7 @@ class StopReason(StrEnum):
     MAX_STEPS = "max_steps"
     LENGTH = "length"  # a turn was cut by max_new_tokens
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
-    ENGINE_ABORT = "engine_abort"  # the engine aborted (a weight update, say) and was not resumed
+    ENGINE_ABORT = "engine_abort"  # aborted by the engine (for a weight update), and not resumed
     ENGINE_ERROR = "engine_error"
     ENVIRONMENT_ERROR = "environment_error"
     USER_ERROR = "user_error"
@@ -92,9 +92,7 @@ def _pickled_by_field(kind: type[Record]) -> type[Record]:
 @_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
-    """The tokens [start, stop) were sampled with the weights `version`. Positions count from the
-    start of the list of tokens.
-    """
+    """The tokens [start, stop) of a list, which were sampled with the weights `version`."""
 
     version: str
     start: int
@@ -142,11 +140,11 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: npt.NDArray[np.int32] | None = None
-    """With `return_routed_experts`: the experts of all tokens but the last,
+    """With `return_routed_experts`: the experts chosen for each token except the last one, int32
     [prompt + output - 1, layers * top_k].
     """
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
-    """With `top_logprobs_num`: the likeliest (logprob, id) at each sampled token."""
+    """With `top_logprobs_num`: the most likely (logprob, id) pairs for each sampled token."""
 
     @property
     def weight_version(self) -> str | None:
@@ -186,7 +184,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
-    """The tokens [start, stop) that show the messages `first` to `last` of a transcript."""
+    """The tokens [start, stop) of a transcript's messages `first` to `last` (both included)."""
 
     first: int
     last: int
@@ -202,8 +200,9 @@ class Trajectory:
     sampled at that position. `logprobs` is float32 [n], and NaN for tokens that were not sampled.
     `prompt_length` is the number of tokens before the first sampled token that may be trained.
     `source` is "engine", or "transcript" if the tokens were made from text; RL adapters refuse
-    these. `fork_reason` tells why a new sequence was started; None for the first. `spans` are the
-    tokens of each message of a transcript. `lineage` has an endpoint client's labels.
+    transcripts. `fork_reason` is the reason for a fork, or None. `spans` are the tokens of a
+    transcript's messages. `lineage` has an endpoint client's labels for its conversation, such as a
+    thread id.
     """
 
     input_ids: IdArray
@@ -215,16 +214,16 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """The experts of all tokens but the last, [n - 1, layers * top_k], as of the last turn."""
+    """From the last turn: the experts of each token except the last one, [n - 1, layers * top_k].
+    """
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)
         if len(self.loss_mask) != n or len(self.logprobs) != n:
             raise ValueError(
-                f"a trajectory's lists must be equally long: input_ids {n}, loss_mask "
-                f"{len(self.loss_mask)}, "
-                f"logprobs {len(self.logprobs)}"
+                f"a trajectory's lists must be equally long: input_ids {n}, "
+                f"loss_mask {len(self.loss_mask)}, logprobs {len(self.logprobs)}"
             )
         if not 0 <= self.prompt_length <= n:
             raise ValueError(
@@ -259,7 +258,7 @@ ParallelCalls = Literal["all", "first", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a benchmark. `id` is stable between versions of the library. `index` is the
+    """One task of an environment. `id` is stable between versions of the library. `index` is the
     task's position in the split.
     """
 
@@ -271,7 +270,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The agent's action in one step: visible `content` (never reasoning) and executable
+    """The agent's action in one step: visible `content` (without reasoning) and executable
     `tool_calls`.
     """
 
@@ -281,8 +280,8 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of `Environment.reset`: the first messages (system and user), the tools, and
-    free `info`.
+    """The result of `Environment.reset`: the first messages (system and user), the tools, and any
+    further data in `info`.
     """
 
     messages: Sequence[Message]
@@ -328,10 +327,10 @@ class Environment(ABC):
     """How the episode's reward is computed: the last step's reward, or the sum over all steps."""
 
     parallel_calls: ParallelCalls = "all"
-    """The rule in training and in evaluation. An agent's `CallPolicy` can override it."""
+    """How to handle several tool calls in one turn. An agent's `CallPolicy` can override it."""
 
     blocking: bool = True
-    """False if plain `reset` and `step` return in microseconds and need no thread."""
+    """False if plain `reset` and `step` return in microseconds. They then run on the event loop."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -359,7 +358,7 @@ class Environment(ABC):
 
 
 class UserSimulator(Protocol):
-    """The simulated user of one episode. A failure raises `UserSimulatorError`, never reward 0."""
+    """The simulated user of one episode. A failure raises `UserSimulatorError`."""
 
     async def reset(self, instruction: str) -> str:
         """Return the user's first message."""
@@ -388,7 +387,7 @@ class EnvironmentOptions:
 
 
 class EnvironmentFactory(Protocol):
-    """A named benchmark. Entry points of `toolroll.environments` name such objects or classes."""
+    """A named environment. Entry points of `toolroll.environments` name such objects or classes."""
 
     name: str
     description: str
@@ -417,11 +416,12 @@ class EnvironmentFactory(Protocol):
 
 @dataclass
 class InteractionResult:
-    """The result of one episode: the published fields, then ours.
+    """The result of one episode. Fields up to `response_length` are those of the published example.
 
-    `tokens` (prompt + response), `loss_mask` and `logprobs` (over the response) are views of the
-    last trajectory, which has the conversation as it ended. If the session forked, `trajectories`
-    holds every sequence, and a trainer must take them all. `reward` is None for an ABORTED episode.
+    `tokens` (prompt and response), `loss_mask` and `logprobs` (both of the response) are views of
+    the last trajectory, which has the conversation as it ended. If the session forked,
+    `trajectories` has every sequence, and a trainer must use all of them. `reward` is None for an
+    ABORTED episode.
     """
 
     prompt: str
@@ -450,9 +450,9 @@ class InteractionResult:
         stop_reason: StopReason,
         **given: Any,
     ) -> InteractionResult:
-        """Return a result whose fields over the response are those of the last trajectory.
+        """Return a result whose token and response fields come from the last trajectory.
 
-        `given`: all fields that do not depend on the trajectories, messages or stop reason.
+        `given`: the fields that do not depend on the trajectories, messages or stop reason.
         """
         last = trajectories[-1] if trajectories else None
         cut = last.prompt_length if last else 0
@@ -491,7 +491,7 @@ class Episode:
 
 
 class Agent(Protocol):
-    """An agent that the runner can play: anything with the published `asolve`."""
+    """An agent that the runner can play: any object with this method of the published example."""
 
     async def asolve(
         self,

@@ -91,3 +91,9 @@ def test_the_command_and_the_table_name_what_exists() -> None:
         assert f"{one.name} {one.version}" in printed
         assert one.path in printed
         assert f"| {one.name} | {one.version} | `{one.path}` |" in table
+
+
+def test_every_adapter_is_listed() -> None:
+    listed = {one.path.split(".")[3] for one in FRAMEWORKS}
+    packages = (ROOT / "src" / "toolroll" / "rollout" / "adapters").glob("*/__init__.py")
+    assert {path.parent.name for path in packages} == listed

@@ -4,11 +4,15 @@ tests/contract/test_trl.py.
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -241,3 +245,83 @@ def test_a_row_with_another_system_message_is_refused(adding: str) -> None:
         instance.reset(index=0, prompt=[{"role": "user", "content": ""}])
     with pytest.raises(UsageError, match="column index"):
         instance.reset(prompt=[])
+
+
+CLOSED = """
+from toolroll.rollout.types import Environment, Observation, StepResult
+
+closed = []
+
+
+class Plain(Environment):
+    tasks = [{}]
+
+    def reset(self, task, seed):
+        return Observation([{"role": "user", "content": "Hi."}])
+
+    def step(self, action):
+        return StepResult(done=True, reward=1.0)
+
+    def close(self):
+        closed.append(self)
+
+
+class Async(Plain):
+    async def close(self):
+        closed.append(self)
+
+
+class Broken(Plain):
+    def reset(self, task, seed):
+        raise OSError("no such task")
+"""
+
+
+@pytest.fixture
+def closings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of environments, with a list of those that were closed."""
+    (tmp_path / "trl_closings.py").write_text(CLOSED)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield import_module("trl_closings")
+    del sys.modules["trl_closings"]
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Async"])
+def test_each_environment_is_closed_once(closings: Any, kind: str) -> None:
+    """By the next reset, or when TRL drops its instances."""
+    make = environment_class(f"trl_closings:{kind}")
+    row = environment_rows(f"trl_closings:{kind}")[0]
+    before = len(closings.closed)
+    pool = [make(), make()]
+    for at in (0, 1, 0, 1):
+        pool[at].reset(**row)
+    finish_episodes([[{"role": "assistant", "content": "Hi."}]], pool[:1])
+    assert pool[0].get_reward() == 1.0
+    assert len(closings.closed) == before + 2
+    pool.clear()
+    gc.collect()
+    closed = closings.closed[before:]
+    assert len(closed) == len(set(closed)) == 4
+
+
+def test_an_environment_dropped_in_the_loop_s_own_thread_is_closed(closings: Any) -> None:
+    """The garbage collector runs in any thread."""
+    make: Any = environment_class("trl_closings:Async")
+    pool = [make()]
+    pool[0].reset(**environment_rows("trl_closings:Async")[0])
+    before = len(closings.closed)
+
+    async def dropped() -> None:
+        pool.clear()
+        gc.collect()
+
+    background = make._background
+    background.run(dropped())
+    background.run(asyncio.sleep(0))
+    assert len(closings.closed) == before + 1
+
+
+def test_an_environment_whose_first_reset_fails_is_closed(closings: Any) -> None:
+    with pytest.raises(OSError, match="no such task"):
+        environment_class("trl_closings:Broken")
+    assert len(closings.closed) == 1

@@ -27,6 +27,9 @@ RAW: dict[str, Any] = {
 }
 
 
+NO_LOGPROB = {"content": [{"token_id": 3, "logprob": None}]}
+
+
 class ProviderError(Exception):
     pass
 
@@ -95,6 +98,8 @@ async def test_the_tokens_of_a_turn_are_filled(client: Any) -> None:
     ({"prompt_token_ids": None}, "422: the answer has no token ids"),
     ({"choices": [{**RAW["choices"][0], "token_ids": [4]}]}, "422: the answer has no token ids"),
     ({"choices": [{**RAW["choices"][0], "logprobs": None}]}, "422: the answer has no token ids"),
+    ({"choices": [{**RAW["choices"][0], "logprobs": NO_LOGPROB}]},
+     "422: a sampled token of the answer has no logprob"),
     ({"choices": [{**RAW["choices"][0], "finish_reason": "abort"}]}, "503: .* 'abort'"),
 ])  # fmt: skip
 async def test_an_answer_that_cannot_be_trained_is_an_error(
@@ -110,6 +115,14 @@ async def test_other_dialects_and_streams_are_refused(client: Any) -> None:
         await client.get_response(SimpleNamespace(upstream_path="/messages"), {}, None)
     with pytest.raises(NotImplementedError, match="TrainClientConfig"):
         await client.relay(CHAT, {})
+
+
+async def test_several_answers_to_one_turn_are_refused(client: Any) -> None:
+    for body, sampling in (({"n": 2}, None), ({}, SimpleNamespace(n=0))):
+        with pytest.raises(ProviderError, match=r"400: n=\d is not supported"):
+            await client.get_response(CHAT, body, sampling)
+    assert client._inner.asked == []
+    await client.get_response(CHAT, {"n": 1}, SimpleNamespace(n=None))
 
 
 async def test_a_server_uses_and_closes_the_client(client: Any) -> None:

@@ -4,6 +4,7 @@ is in tests/contract/test_verl.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from support import verl_mirror
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
 
@@ -19,6 +21,7 @@ from toolroll.rollout.adapters.verl import (
     ServerEngine,
     ToolrollAgentLoop,
     VerlSettings,
+    agent_loop,
     to_fields,
 )
 from toolroll.rollout.errors import CompletionError, UsageError
@@ -158,6 +161,39 @@ async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> 
     player = loop._player(loop.settings)
     assert player.settings.max_turns == turns
     await player.aclose()
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"index": 0, "metadata": {"env": "desk", "split": "test"}},
+        {"index": 0, "env": None, "split": None, "metadata": {"env": "desk", "split": "test"}},
+        {"index": 0, "env": "desk", "split": "test", "metadata": {"env": "no", "split": "no"}},
+        {"index": 0, "env": "desk", "metadata": {"split": "test"}},
+        {"metadata": {"index": 0, "env": "desk"}},
+        {"index": 0, "env": "desk", "metadata": None},
+    ],
+)
+async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
+    info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is directly in `extra_info` wins over its metadata, and both over the settings."""
+    verl_mirror.install(monkeypatch)
+    tokenizer = load_embedded_tokenizer()
+    async with EmbeddedEngine(tokenizer, ByTask()) as engine, aiohttp.ClientSession() as http:
+        given = loop_arguments(Servers(engine.url, http), tokenizer)
+        loop = ToolrollAgentLoop(**given, settings={"env": "none", "retries": 0})
+        made = await loop.run({}, extra_info=info, raw_prompt=[])
+        for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
+            await shared.player.aclose()
+    assert made.extra_fields["toolroll_status"] == "completed"
+
+
+async def test_metadata_that_is_not_a_mapping_is_refused() -> None:
+    given = loop_arguments(Servers("http://e", None), load_embedded_tokenizer())  # type: ignore[arg-type]
+    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
+    with pytest.raises(UsageError, match=r"extra_info\.metadata must be a mapping"):
+        await loop.run({}, extra_info={"index": 0, "metadata": "{}"})
 
 
 def test_routing_replay_is_refused() -> None:

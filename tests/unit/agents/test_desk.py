@@ -328,14 +328,26 @@ def test_told(wanted: str, reply: str, told: bool) -> None:
 
 def test_the_factory() -> None:
     assert 30 <= len(TASKS) == len(DESK.tasks("test"))
+    assert DESK.splits == ("test", "train", "held-out")
     assert [task.index for task in DESK.tasks("test")] == list(range(len(TASKS)))
     assert DESK.missing() is None
     assert isinstance(DESK.make(EnvironmentOptions()), Desk)
     assert str(len(TASKS)) in DESK.description
     with pytest.raises(UsageError, match="no split 'dev'"):
         DESK.tasks("dev")
-    with pytest.raises(UsageError, match="no settings, got: speed"):
+    with pytest.raises(UsageError, match="the setting policy only, got: speed"):
         DESK.make(EnvironmentOptions(settings={"speed": 2}))
+    with pytest.raises(UsageError, match="policy must be full or brief, not 'none'"):
+        DESK.make(EnvironmentOptions(settings={"policy": "none"}))
+
+
+async def test_the_brief_policy_leaves_the_rules_out() -> None:
+    env = DESK.make(EnvironmentOptions(settings={"policy": "brief"}))
+    (system, _) = (await env.reset(TASKS["renew-one"], 0)).messages
+    await env.close()
+    assert TODAY in system["content"]
+    assert len(system["content"]) < 100
+    assert "R1" not in system["content"]
 
 
 async def test_what_reset_returns() -> None:

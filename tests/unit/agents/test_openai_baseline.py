@@ -245,7 +245,7 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
         done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], env={"COLUMNS": "200"})
     assert done.exit_code == 1, done.output  # nothing was graded
     assert "not trainable" in done.stdout
-    assert "WARNING: a baseline behind an OpenAI-compatible endpoint" in done.stdout
+    assert "WARNING: this is a baseline at an OpenAI-compatible endpoint" in done.stdout
     assert "do not support tools" in next(read_episodes(tmp_path)).result.info["error"]["message"]
     settings = json.loads((tmp_path / "run.json").read_text())["environments"]["desk"]
     assert (settings["agent"], settings["model"]) == ("baseline", "any")

@@ -74,8 +74,8 @@ async def test_a_call_that_swallows_its_cancellation_is_left_when_its_time_is_ov
     late = episodes[1].result
     assert late.stop_reason is StopReason.TIME_LIMIT
     message = (
-        f"AsyncScripted.{name} took more than 600 s, and still runs: its coroutine catches "
-        f"CancelledError"
+        f"AsyncScripted.{name} took more than 600 s, and is still running: its coroutine "
+        f"suppresses CancelledError"
     )
     assert message in late.info["error"]["message"]
     assert factory.made[1].closed == 1
@@ -93,7 +93,7 @@ async def test_so_is_one_after_the_end_and_the_episode_stands(name: str) -> None
         await until(playing, left=stubborn)
         episodes = await playing
     assert [episode.result.reward for episode in episodes] == [1.0, 1.0]
-    assert "and still runs" in episodes[1].result.info[f"{name}_error"]["message"]
+    assert "and is still running" in episodes[1].result.info[f"{name}_error"]["message"]
 
 
 async def test_a_run_that_is_stopped_does_not_wait_for_it() -> None:

@@ -51,7 +51,7 @@ def test_without_a_file_to_standard_output() -> None:
     ("arguments", "words"),
     [
         (["dask"], "did you mean 'desk'"),
-        (["desk", "--split", "train"], "no split 'train'; it has test"),
+        (["desk", "--split", "dev"], "no split 'dev'; it has test, train, held-out"),
         (["desk", "--tasks", "99"], "tasks 0 to 32"),
     ],
 )

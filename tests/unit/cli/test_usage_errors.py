@@ -68,7 +68,7 @@ def refused(
         ),
         (
             [*RUN, "--engine", "http://127.0.0.1:9/v1/"],
-            "the engine's own ends before /v1: http://127.0.0.1:9\n",
+            "give the engine's own, without /v1: http://127.0.0.1:9\n",
         ),
         ([*RUN, "--parser", "foo"], "--parser: "),
         ([*RUN, "--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.parsing import assert_same_in_pieces
+from support.source import ROOT
 
 from toolroll.parsers import registry
 from toolroll.parsers.base import ToolCallParser
@@ -45,6 +47,14 @@ def test_sglangs_names_are_ours(name: str) -> None:
     parser = get_parser(name, ("<tool_call>",))
     assert name in (parser.name, *parser.aliases)
     assert parser.control_tokens == {"<tool_call>"}
+
+
+@pytest.mark.parametrize("kind", registry.built_in_parsers(), ids=lambda kind: kind.name)
+def test_the_page_names_every_parser_and_its_aliases(kind: type[ToolCallParser]) -> None:
+    page = (ROOT / "docs" / "parsers.md").read_text(encoding="utf-8")
+    table = page.partition("## Formats")[2].partition("\n## ")[0]
+    names = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| ([^|]*)", table, re.MULTILINE)))
+    assert {kind.name, *kind.aliases} <= set(names)
 
 
 @pytest.mark.parametrize("name", ["response_template", "sglang:response_template"])

@@ -13,7 +13,8 @@ from support.calls import calls, same
 from support.formats import FORMATS, Format, tools_for
 from support.parsing import in_pieces, lost
 
-from toolroll.parsers.registry import get_parser
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.registry import built_in_parsers, get_parser
 
 IDS = [f"{form.name}-{form.write.__name__}" for form in FORMATS]
 
@@ -61,3 +62,13 @@ def test_a_value_may_spell_each_of_the_formats_markers(form: Format) -> None:
                 assert [(call.name, call.arguments, call.error) for call in reply.tool_calls] == [
                     (*found[0], None)
                 ], marker
+
+
+WITHOUT_WRITER = {"plain": "it reads no calls: the whole reply is content"}
+"""Formats that have no writer in `support.formats`, each with the reason."""
+
+
+@pytest.mark.parametrize("kind", built_in_parsers())
+def test_every_format_has_a_writer(kind: type[ToolCallParser]) -> None:
+    written = {form.name for form in FORMATS}
+    assert (kind.name in written) != (kind.name in WITHOUT_WRITER)

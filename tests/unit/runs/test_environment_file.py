@@ -121,7 +121,7 @@ def test_a_factory_and_a_function_that_makes_one(file: Path) -> None:
 
 
 def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
-    with pytest.raises(UsageError, match="desk takes no settings, got: level"):
+    with pytest.raises(UsageError, match="desk has the setting policy only, got: level"):
         find_environment("desk", {"level": 3}).make(EnvironmentOptions())
     (file.parent / "sums.py").write_text(SHORT)
     with pytest.raises(
@@ -166,7 +166,7 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
         ("Conter", {}, "has no 'Conter'; did you mean 'Counter'?"),
         ("xyz", {}, "has no 'xyz'; it has START, Action"),
         ("NUMBER", {}, "is not an environment: it is an object of type int"),
-        ("counter", {}, "not an environment: it is made as an object of type Counter"),
+        ("counter", {}, "not an environment: it makes an object of type Counter"),
         ("Hinted", {}, "Hinted: an annotation cannot be resolved: name 'Nowhere' is not defined"),
         ("Abstract", {}, "bench:Abstract cannot be played: Abstract has no step"),
         ("broken", {}, "cannot be made: .*bench.py, line 43: KeyError: 'missing'"),

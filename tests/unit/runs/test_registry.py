@@ -105,7 +105,7 @@ def test_tasks_that_cannot_be_read_are_one_line() -> None:
 @pytest.mark.parametrize(
     ("split", "wanted", "words"),
     [
-        ("train", None, "no split 'train'; it has test"),
+        ("dev", None, "no split 'dev'; it has test, train, held-out"),
         (None, "33", "has tasks 0 to 32"),
         (None, "0-99", "has tasks 0 to 32"),
         (None, "two", "'two' is neither a number nor a range"),

@@ -184,7 +184,7 @@ def test_the_floor_the_end_and_the_baseline() -> None:
     assert found["trainable"] is False
     assert found["settings"] == {"seed": 1}
     assert found["warnings"][0] == "the run is not finished: 1 of 5 episodes"
-    assert "nothing here can be trained on" in found["warnings"][1]
+    assert "nothing can be trained on" in found["warnings"][1]
 
 
 def test_nothing_at_all() -> None:

@@ -87,5 +87,5 @@ async def test_an_episode_that_kills_whoever_plays_it_ends_the_run() -> None:
     with pytest.raises(ExceptionGroup) as group:
         await play_on_workers([("t-0", 1)], [(Mortal({"t-0": 99}), 1)], lambda one: None)
     assert group.group_contains(
-        RolloutError, match="10 workers have died under task t-0, sample 1: is there memory enough?"
+        RolloutError, match="10 workers died while playing task t-0, sample 1: is there enough"
     )

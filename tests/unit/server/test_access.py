@@ -20,7 +20,7 @@ from yarl import URL
 from toolroll.rollout.server import EndpointSettings, received
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.received import decode
-from toolroll.rollout.testing import Reply
+from toolroll.rollout.testing import Fault, Reply, fault_at
 
 USER: Any = {"role": "user", "content": "Hi"}
 BODY = b'{"messages": [{"role": "user", "content": "Hi"}]}'
@@ -315,3 +315,42 @@ async def test_racing_retries_of_one_request_are_one_answer(tokenizer: Any, numb
         assert len(bench.engine.log) == 1
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 1
+
+
+async def test_a_retry_after_an_error_does_not_take_the_answer_of_an_equal_request(
+    tokenizer: Any,
+) -> None:
+    """Samples of one prompt in one session have equal bodies: one answer had two receivers."""
+    faults = fault_at({0: Fault(abort_after=1)})
+    async with endpoint(
+        tokenizer, lambda request: f"Reply {request.index}.", faults=faults
+    ) as bench:
+        body = {"messages": [USER]}
+        status, _ = await bench.post(CHAT, body)
+        assert status == 503
+        _, equal = await bench.post(CHAT, body)
+        _, again = await bench.post(CHAT, body, **{"x-stainless-retry-count": "1"})
+        assert equal["id"] != again["id"]
+        _, lost = await bench.post(CHAT, body, **{"x-stainless-retry-count": "1"})
+        assert lost["id"] in (equal["id"], again["id"]), "only one retry follows the error"
+        assert len(await bench.trajectories(refused=1)) == 2
+
+
+async def test_a_retry_after_a_refusal_does_not_take_the_answer_of_an_equal_request(
+    tokenizer: Any,
+) -> None:
+    gate = asyncio.Event()
+    async with endpoint(
+        tokenizer,
+        lambda request: Reply(f"Reply {request.index}.", hold=gate, hold_after=1),
+        settings={"max_in_flight": 1},
+    ) as bench:
+        body = {"messages": [USER]}
+        asking = asyncio.create_task(bench.post(CHAT, body))
+        await bench.engine.until(lambda engine: engine.held == 1)
+        status, _ = await bench.post(CHAT, body)
+        assert status == 429
+        gate.set()
+        _, equal = await asking
+        _, again = await bench.post(CHAT, body, **{"x-stainless-retry-count": "1"})
+        assert equal["id"] != again["id"]

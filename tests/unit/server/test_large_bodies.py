@@ -19,6 +19,7 @@ from toolroll.rollout.server.dialects import chat
 from toolroll.rollout.server.pending import request_key
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.testing import Fault
 
 LONG = "word " * 25_000
 CHAT = "/sessions/s/v1/chat/completions"
@@ -166,6 +167,7 @@ async def test_a_session_deleted_while_its_request_is_read_answers_nothing(
 
     monkeypatch.setattr("toolroll.rollout.server.endpoint.request_key", slow)
     async with endpoint(tokenizer, lambda request: "Hello.", context_length=500_000) as bench:
+        assert (await bench.post("/sessions", {"session_id": "s"}))[0] == 201
         large = asyncio.create_task(bench.post(CHAT, {"messages": [USER]}))
         await asyncio.to_thread(begun.wait)
         async with bench.http.delete(f"{bench.url}/sessions/s") as response:
@@ -211,8 +213,11 @@ async def test_one_text_that_is_too_long_is_named(tokenizer: Any, body: Any, par
 
 async def test_a_request_that_fails_is_not_kept(tokenizer: Any) -> None:
     """Its error would hold its whole conversation for the grace time, and no retry joins it."""
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        assert (await bench.post(CHAT, {"messages": [{"role": "user", "content": 3}]}))[0] == 400
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", faults=lambda request: Fault(status=400, body=b"{}")
+    ) as bench:
+        short = {"messages": [{"role": "user", "content": "Hi"}]}
+        assert (await bench.post(CHAT, short))[0] == 400
         assert bench.endpoint.sessions.find("s").pending.all() == []
 
 

@@ -129,12 +129,26 @@ async def test_numbers_come_back_as_javascript_writes_them(tokenizer: Any, numbe
         assert len(trajectory["turns"]) == 2
 
 
-async def test_unreadable_arguments_come_back_unchanged(tokenizer: Any) -> None:
-    said = ['<tool_call>{"name": "look", "arguments": {"at": </tool_call>', "Sorry."]
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"at": ',
+        '{"_unparsed_arguments": "x"}',
+        '{"_unparsed_arguments": "{\\"_unparsed_arguments\\": \\"x\\"}"}',
+        '{"_unparsed_arguments": {"a": null}}',
+        '{"_unparsed_arguments": "x", "at": "y"}',
+    ],
+)
+async def test_arguments_of_every_form_come_back_unchanged(
+    tokenizer: Any, arguments: str, stream: bool
+) -> None:
+    said = [f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>', "Sorry."]
+    if arguments == '{"at": ':
+        said[0] = said[0].replace("}</tool_call>", "</tool_call>")
     body = {**HELLO, "tools": [LOOK]}
     async with endpoint(tokenizer, lambda request: said[request.call]) as bench:
-        events = await events_of(bench, PATH, body)
-        first = message_of(events)
+        first = await ask(bench, body, path=PATH, stream=stream)
         [block] = [block for block in first["content"] if block["type"] == "tool_use"]
         answer = {"type": "tool_result", "tool_use_id": block["id"], "is_error": True}
         history = [
@@ -142,9 +156,21 @@ async def test_unreadable_arguments_come_back_unchanged(tokenizer: Any) -> None:
             {"role": "assistant", "content": first["content"]},
             {"role": "user", "content": [answer]},
         ]
-        await ask(bench, {**body, "messages": history}, path=PATH, stream=False)
+        await ask(bench, {**body, "messages": history}, path=PATH, stream=stream)
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 2
+
+
+async def test_an_input_is_shown_as_json(tokenizer: Any) -> None:
+    block = {"type": "tool_use", "id": "a", "name": "look"}
+    given = {"_unparsed_arguments": {"a": None}}
+    reply = {"role": "assistant", "content": [{**block, "input": given}]}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "ok"}
+    messages = [*HELLO["messages"], reply, {"role": "user", "content": [result]}]
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        await ask(bench, {**HELLO, "messages": messages}, path=PATH, stream=False)
+        prompt = bench.served.template.encoder.decode(bench.engine.log[0].input_ids)
+        assert json.dumps(given) in prompt
 
 
 async def test_a_rewritten_history_says_so(tokenizer: Any) -> None:
@@ -331,6 +357,8 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].role", {"messages": [{"content": "x"}]}),
     ("messages[0].role", {"messages": [{"role": ["user"], "content": "x"}]}),
     ("messages[0].name", {"messages": [{**USER, "name": "x"}]}),
+    ("messages[0].name", {"messages": [{**USER, "name": ""}]}),
+    ("messages[0].content[0].type", _said(type=["text"], text="x")),
     ("messages[0].content", {"messages": [{"role": "user"}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": []}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 7}]}),
@@ -361,6 +389,9 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].name", {"tools": [{**LOOK, "name": ""}]}),
     ("tools[0].input_schema", {"tools": [{"name": "look"}]}),
     ("tools[0].defer_loading", {"tools": [{**LOOK, "defer_loading": True}]}),
+    ("tools[0].defer_loading", {"tools": [{**LOOK, "defer_loading": False}]}),
+    ("tools[0].examples", {"tools": [{**LOOK, "examples": []}]}),
+    ("tools[0].type", {"tools": [{**LOOK, "type": ["custom"]}]}),
     ("tools[0].allowed_callers", {"tools": [{**LOOK, "allowed_callers": ["code"]}]}),
     ("tool_choice", {"tool_choice": {"type": "any"}}),
     ("tool_choice.type", {"tools": [LOOK], "tool_choice": {"type": "some"}}),

@@ -155,6 +155,18 @@ async def test_a_rewritten_history_says_so(tokenizer: Any) -> None:
         assert [one["fork_reason"] for one in found] == [None, EDITED]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", ["", "  \n"])
+async def test_an_empty_reply_is_an_empty_message(tokenizer: Any, said: str, stream: bool) -> None:
+    async with endpoint(tokenizer, lambda request: said if request.call == 0 else "Done.") as bench:
+        first = await ask(bench, HELLO, path=PATH, stream=stream)
+        assert [item["type"] for item in first["output"]] == ["message"]
+        history = [{"role": "user", "content": "Hi"}, *first["output"], USER]
+        await ask(bench, {**HELLO, "input": history}, path=PATH, stream=stream)
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2
+
+
 async def test_the_tools_of_a_namespace_are_flattened(tokenizer: Any) -> None:
     space = {"type": "namespace", "name": "eyes", "description": "To see.", "tools": [LOOK]}
     said = ['<tool_call>{"name": "eyes__look", "arguments": {"at": "x"}}</tool_call>', "Done."]
@@ -300,6 +312,9 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("input[1].role", _item(role="tool", content="x")),
     ("input[1].role", _item(type="message", content="x")),
     ("input[1].name", _item(role="user", content="x", name="n")),
+    ("input[1].name", _item(role="user", content="x", name="")),
+    ("input[1].type", _item(type=["message"], role="user", content="x")),
+    ("input[1].content[0].type", _item(role="user", content=[{"type": {}, "text": "x"}])),
     ("input[1].content", _item(role="user")),
     ("input[1].content", _item(role="user", content=7)),
     ("input[1].content[0]", _item(role="user", content=["x"])),
@@ -325,9 +340,11 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].type", {"tools": [{"type": "mcp", "server_label": "x"}]}),
     ("tools[0].type", {"tools": [{}]}),
     ("tools[0].name", {"tools": [{"type": "function"}]}),
-    ("tools[1].name", {"tools": [LOOK, LOOK]}),
+    ("tools[0].name", {"tools": [{**LOOK, "name": ""}]}),
     ("tools[0].parameters", {"tools": [{"type": "function", "name": "x", "parameters": 7}]}),
     ("tools[0].defer_loading", {"tools": [{**LOOK, "defer_loading": True}]}),
+    ("tools[0].defer_loading", {"tools": [{**LOOK, "defer_loading": False}]}),
+    ("tools[0].type", {"tools": [{**LOOK, "type": ["function"]}]}),
     ("tools[0].tools", {"tools": [{"type": "namespace", "name": "x"}]}),
     (
         "tools[0].tools[0].type",

@@ -11,15 +11,20 @@ import pytest
 from support.clock import skip
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.memory import kept
 from support.qwen import qwen3_tokenizer
 from support.worlds import TOOL
 
+from toolroll.rollout.server import conversation_tree
 from toolroll.rollout.server.conversation_tree import (
     EDITED,
     NEW_ROOT,
     SWITCHES_CHANGED,
+    ConversationTree,
 )
 from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.cursor import TOOLS_CHANGED
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -341,3 +346,18 @@ async def test_ids_that_are_new_in_every_request_do_not_break_a_conversation(
             messages += [message.model_dump(exclude_none=True), *answers(message)]
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == 3
+
+
+def test_a_plan_stores_nothing(tokenizer: Any) -> None:
+    """A count of tokens is a plan that is never committed."""
+    tree, template = ConversationTree(Session("s")), ChatTemplate(tokenizer)
+
+    def plan(at: int) -> None:
+        function = {**TOOL["function"], "description": f"{at}" + " word" * 2000}
+        tree.plan([USER], [{"type": "function", "function": function}], template)
+
+    def plan_all() -> None:
+        for at in range(10):
+            plan(at)
+
+    assert kept(plan_all, conversation_tree) < 10_000

@@ -508,7 +508,7 @@ def test_nodes_of_another_session_are_refused() -> None:
         lambda: path.session.shared_prefix(np.array([7, 8]), node),
         lambda: path.session.exclude("why", [node]),
     ):
-        with pytest.raises(TokenError, match="another session, not of 's'"):
+        with pytest.raises(TokenError, match="another session, not to 's'"):
             use()
     assert path.session.nodes == 2 and path.session.trajectories()[0].trained_tokens == 1
 

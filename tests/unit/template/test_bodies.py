@@ -59,7 +59,7 @@ def test_a_body_that_the_template_transforms(tokenizer: Any, body: str, text: st
 
 def test_a_body_whose_place_cannot_be_told_is_refused(tokenizer: Any) -> None:
     subject = template(tokenizer, "m.content | length")
-    with pytest.raises(TemplateError, match="it cannot be encoded as plain text"):
+    with pytest.raises(TemplateError, match="it cannot be encoded as ordinary text"):
         subject.prompt([{"role": "user", "content": "a <|end|> b"}])
 
 
@@ -113,7 +113,7 @@ def test_control_text_that_parts_form_together_is_refused(tokenizer: Any) -> Non
     ]
     for second in ("d|> b", " d|>"):  # a template may strip the parts
         split = [{"type": "text", "text": "a <|en"}, {"type": "text", "text": second}]
-        with pytest.raises(TemplateError, match="the parts of a message's content form"):
+        with pytest.raises(TemplateError, match="the text parts of a message's content spell"):
             subject.prompt([{"role": "user", "content": split}])
 
 

@@ -108,7 +108,10 @@ def test_a_tokenizer_whose_pieces_are_encoded_otherwise_is_not_exact() -> None:
     wrong = ChatTemplate(tokenizer, kwargs={"beginning": True}, encoder=Beginning(tokenizer))
     report = certify(wrong)
     assert not report.exact
-    assert report.tokenizer == "its ids for a text are not those of the text's pieces"
+    assert (
+        report.tokenizer
+        == "its ids for a text with control tokens are not those of the text's pieces"
+    )
     assert report.remarks()[0] == f"the tokenizer: {report.tokenizer}"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from support.qwen import tokenizer_for, trl_template
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template import ChatTemplate, verify
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
 
@@ -225,3 +227,13 @@ def test_text_that_no_template_can_read_is_a_mismatch(template: ChatTemplate) ->
     broken[1] = calling("one")
     broken[1]["tool_calls"][0]["function"]["arguments"] = {"at": nested}
     assert "render" in str(template.verifier.check(replace(served, messages=broken)))
+
+
+def test_the_documentation_lists_every_kind() -> None:
+    page = Path(__file__).parents[3] / "docs" / "tokens.md"
+    kinds = set(re.findall(r'_Mismatch\("(.+?)"\)', Path(verify.__file__).read_text()))
+    listed = re.findall(
+        r"`(.+?)`", page.read_text().split("| kind | what is wrong |")[1].split("\n\n")[0]
+    )
+    assert "prompt" in kinds
+    assert kinds <= set(listed)

@@ -113,12 +113,13 @@ async def test_the_rest_of_an_aborted_answer_follows_its_resumption(tokenizer: A
 
 
 async def test_a_pause_aborts_and_lets_nothing_start_until_it_is_over(tokenizer: Any) -> None:
-    async with wired(tokenizer, Held(IDS, after=4)) as (engine, wire):
+    held, later = Held(IDS, after=4), says("Later.")
+    policy = lambda request: (held if request.index == 0 else later)(request)
+    async with wired(tokenizer, policy) as (engine, wire):
         running = asyncio.create_task(wire.generate([300]))
         await engine.until(lambda engine: engine.held == 1)
         assert (await wire.post("/pause_generation", {})).status == 200
         assert (await running).output_ids == IDS[:4]
-        engine.policy = says("Later.")
         waiting = asyncio.create_task(wire.generate([301]))
         await engine.until(lambda engine: len(engine.log) == 2)
         assert engine.log[1].finished is None

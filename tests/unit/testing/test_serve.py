@@ -16,7 +16,7 @@ from support.processes import serving
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, serve_in_thread
-from toolroll.rollout.testing.serve import serve
+from toolroll.rollout.testing.serve import EngineSettings, serve
 
 
 def ask(url: str, key: str = "s") -> str:
@@ -90,28 +90,26 @@ async def test_a_wrong_script_is_told_with_both_shapes(tmp_path: Path, text: str
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r'script\.json is not a script.*"routing key".*"replies"'):
         async with asyncio.timeout(PATIENCE):
-            await serve(
-                "embedded",
-                host="127.0.0.1",
-                port=0,
-                script_file=path,
-                context_length=100,
-                latency=0.0,
-            )
+            await serve(EngineSettings(port=0, script_file=path))
 
 
 async def test_what_cannot_be_served_says_why(tmp_path: Path, tokenizer: Any) -> None:
-    settings: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "script_file": None,
-        "context_length": 100,
-        "latency": 0.0,
-    }
     with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
-        await serve(str(tmp_path / "nothing"), port=0, **settings)
+        await serve(EngineSettings(port=0, tokenizer=str(tmp_path / "nothing")))
     with pytest.raises(UsageError, match=r"nothing\.json cannot be read"):
-        await serve("embedded", port=0, **{**settings, "script_file": tmp_path / "nothing.json"})
+        await serve(EngineSettings(port=0, script_file=tmp_path / "nothing.json"))
     async with EmbeddedEngine(tokenizer) as engine:
         port = int(engine.url.rpartition(":")[2])
         with pytest.raises(UsageError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use"):
-            await serve("embedded", port=port, **settings)
+            await serve(EngineSettings(port=port))
+
+
+async def test_a_model_that_cannot_be_served_says_why(tmp_path: Path, llama: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.json cannot be read"):
+        await serve(EngineSettings(port=0, model=tmp_path))
+    with pytest.raises(UsageError, match="the context length is at most 1024, not 1025"):
+        await serve(EngineSettings(port=0, model=llama, context_length=1025))
+    for name, value in {"tokenizer": "embedded", "script_file": tmp_path, "latency": 0.1}.items():
+        option = f"--{name.removesuffix('_file')}"
+        with pytest.raises(UsageError, match=f"{option} is for an engine without --model"):
+            await serve(EngineSettings(port=0, model=llama, **{name: value}))  # type: ignore[arg-type]

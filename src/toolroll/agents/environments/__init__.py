@@ -1,1 +1,1 @@
-"""The environments of the library, and the adapters for foreign ones."""
+"""The environments of the library, and adapters for environments with other interfaces."""

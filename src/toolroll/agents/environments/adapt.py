@@ -1,4 +1,4 @@
-"""Accept environments with other interfaces as an `Environment`."""
+"""Convert environments with other interfaces to an `Environment`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ())
     """Return `env`, adapted if it has Gymnasium's interface (`reset(seed=, options=)`,
     `step(action)` with five values) or tau-bench's (`reset(task_index)`, `step(action)`).
 
-    `wiki` and `tools_info` are the agent's; they are used if the environment has none. Raise
-    `UsageError` for anything else.
+    `wiki` and `tools_info` come from the agent, and are used if the environment has none. Raise
+    `UsageError` for an object without either interface.
     """
     if isinstance(env, Environment):
         return env

@@ -42,11 +42,11 @@ def text_action(content: str, call: ToolCall | None) -> str:
 
 
 class GymStyleEnvironment(OneActionEnvironment):
-    """`env` as an `Environment`.
+    """Adapts `env`, an environment with Gymnasium's interface, to `Environment`.
 
-    `make_action(content, call)` returns an action of `env`. It is called for each call, or with
-    None if the reply has no call; its `ActionError` becomes the observation. `reset` of `env` gets
-    `options={"task_index": ..., "task_id": ...}`.
+    `make_action(content, call)` returns an action of `env`. It is called once for each call, or
+    once with None if the reply has no call. If it raises `ActionError`, the message becomes the
+    observation. `env.reset` gets `options={"task_index": ..., "task_id": ...}`.
 
         env = GymStyleEnvironment(gymnasium.make("my/TextGame-v0"), wiki="Escape from the maze.")
         result = await agent.asolve(env, task_index=0)

@@ -1,8 +1,8 @@
 """`OneActionEnvironment`: the base class of adapters for environments that take one action per
 step.
 
-Invariants: calls are executed in order until the episode is done, and the rest are refused; all
-actions are created before the first is executed, so that an `ActionError` changes nothing.
+Invariants: calls are executed in order until the episode is done, and later calls are refused; all
+actions are created before the first one is executed, so that an `ActionError` changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ NOT_EXECUTED = "Not executed: the conversation had ended with an earlier call of
 
 
 class OneActionEnvironment(Environment):
-    """`env` as an `Environment`. `wiki` and `tools_info` are used if it has none of its own."""
+    """Adapts `env` to `Environment`. `wiki` (the system message) and `tools_info` are used if `env`
+    has none of its own.
+    """
 
     def __init__(self, env: Any, wiki: str, tools_info: Sequence[Tool]) -> None:
         self.env = env
@@ -36,13 +38,15 @@ class OneActionEnvironment(Environment):
         """Step the environment. Return the observation, the reward, done, and info."""
 
     def first(self, observation: Any, info: Mapping[str, Any]) -> Observation:
-        """Return the wiki as the system message, and `observation` as the user's."""
+        """Return an observation with the wiki as the system message and `observation` as the
+        user's.
+        """
         messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
         messages.append({"role": "user", "content": observation})
         return Observation(messages, self._tools, info)
 
     def step(self, action: Action) -> StepResult:
-        """Execute each call in order; without calls, the text."""
+        """Execute each call in order, or the text if there are no calls."""
         if not action.tool_calls:
             if not action.content.strip():
                 raise ActionError("Your reply was empty. Write something, or call a tool.")

@@ -1,4 +1,6 @@
-"""tau-bench's type of action, and the published rule that converts a reply to one."""
+"""tau-bench's type of action, and the rule of the published example (see
+`toolroll.agents.trainable`) that converts a reply to one.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,15 @@ RESPOND_ACTION_FIELD_NAME = "content"
 
 @dataclass(slots=True)
 class TauAction:
-    """One tool call, or one utterance (`respond`), in tau-bench's interface."""
+    """One tool call, or one message to the user (`respond`), in tau-bench's interface."""
 
     name: str
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
-    """Return the first call as an action, or `respond` with the text if there is no call or its
-    arguments are not an object: the published rule.
+    """Return the first call as an action. Return `respond` with the text if there is no call or if
+    its arguments are not an object.
 
     `calls`: `{name, parameters}` as SGLang's parsers return them (parameters as JSON text), or
     `ToolCall`. The action is tau-bench's own `Action` if tau-bench is imported, otherwise a

@@ -26,7 +26,8 @@ def is_tau_style(env: Any) -> bool:
 
 
 class TauStyleEnvironment(OneActionEnvironment):
-    """`env` as an `Environment`. `make_action(name, kwargs)` returns its type of action.
+    """Adapts `env`, an environment with tau-bench's interface, to `Environment`. `make_action(name,
+    kwargs)` returns an action of the type that `env` takes.
 
     env = TauStyleEnvironment(MockRetailDomainEnv(user_strategy="human"), make_action=Action)
     result = await agent.asolve(env, task_index=0)
@@ -64,7 +65,7 @@ class TauStyleEnvironment(OneActionEnvironment):
 
 
 def check_no_respond(call: ToolCall) -> None:
-    """Raise `ActionError` if `call` is of `respond`, which is an action and not a tool."""
+    """Raise `ActionError` if `call` names `respond`, which is an action and not a tool."""
     if call.name == RESPOND_ACTION_NAME:
         raise ActionError(
             f"{RESPOND_ACTION_NAME} is not a tool: write to the user without a tool call"

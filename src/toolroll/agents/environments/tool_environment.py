@@ -1,8 +1,10 @@
-"""`tool_environment`: make an environment from functions, data and a reward.
+"""`tool_environment`: create an environment from functions, data and a reward.
 
-Invariants: an argument that does not fit a tool's signature results in an observation, and so does
-an error of a tool that is listed in `told_errors`; any other error aborts the episode; all state of
-an episode is in one object, which other episodes do not share.
+Invariants:
+
+- An argument that does not fit a tool's signature results in an observation. So does an exception
+  of a tool that is listed in `told_errors`. Any other exception aborts the episode.
+- All state of an episode is in one object, which other episodes do not share.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ from toolroll.rollout.types import (
 )
 
 TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, LookupError, ArithmeticError)
-"""Exceptions that a tool may raise because of its arguments."""
+"""The default of `told_errors`: exceptions that a tool may raise because of its arguments."""
 _STATE = ("self", "state")
-"""A tool whose first parameter has one of these names gets the state of the episode there."""
+"""If the first parameter of a tool has one of these names, the tool gets the episode's state there.
+"""
 _REWARD = ("task", "final", "calls", "state")
 _MADE_FROM = ("task", "seed")
 
@@ -74,18 +77,18 @@ def tool_environment(
         tools: plain functions. Name, annotations and docstring (its first part, and the `Args:`
             section) become the schema. They run in a thread. The model sees a returned text
             unchanged, and any other value as JSON.
-        tasks: dicts, or the path of a JSONL file, or a dict of such lists by split. Each task has
-            `prompt` (the user's message) or `messages`, and further data for `reward`. `id` is
-            optional; the default is the position. `reference` is optional: a list of replies that
-            solve the task, each a call as `{"name": ..., "arguments": {...}}`, a list of such
-            calls, or the final text.
+        tasks: a list of dicts, or the path of a JSONL file, or a dict of such lists by split. Each
+            task has `prompt` (the user's message) or `messages`, and further data for `reward`.
+            `id` is optional; the default is the position. `reference` is optional: a list of
+            replies that solve the task. Each reply is a call as `{"name": ..., "arguments":
+            {...}}`, a list of such calls, or the final text.
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
             last reply), `calls` (a list of `PlayedCall`) and `state`. Returns a number, 1.0 for
             success. An episode that is truncated gets 0.
         system: the system message.
         state: a function that creates the state of one episode, with any of the parameters `task`
-            and `seed`. Tools with a first parameter `self` (methods of its class) or `state` get
-            it. Its method `close`, if it has one, is called at the end.
+            and `seed`. Tools whose first parameter is `self` (methods of the state's class) or
+            `state` get the state there. Its method `close`, if it has one, is called at the end.
         told_errors: exceptions of tools that are shown to the model as `Error: ...`, like every
             `ActionError`. Any other exception is a bug of the environment: the episode is aborted,
             without a reward.
@@ -114,8 +117,8 @@ def tool_environment(
     if state is None and any(tool.first for tool in found):
         tool = next(tool for tool in found if tool.first)
         raise UsageError(
-            f"the tool {tool.name} has the parameter {tool.first!r}: give state=, which makes the "
-            f"object for it"
+            f"the tool {tool.name} has the parameter {tool.first!r}: give state=, a function "
+            "that creates the object for it"
         )
     rules = _Rules(
         {tool.name: tool for tool in found},
@@ -154,7 +157,7 @@ class _FunctionTool:
 
 
 class _Named:
-    """A user's function that gets only the arguments that its parameters name."""
+    """A function of the user. It is called with only the arguments that its parameters name."""
 
     def __init__(self, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         if not callable(function):
@@ -365,7 +368,7 @@ def _read_lines(path: Path) -> list[Any]:
 
 
 def _described(error: Exception) -> str:
-    """Return a message with the exception, and the line that raised it."""
+    """Return a description of the exception and of the line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(frame.filename).name}, line {frame.lineno}"
     return f"{type(error).__name__}: {message_of(error)} ({place})"

@@ -1,1 +1,1 @@
-"""The loop of an episode, which all agents share."""
+"""The loop that plays one episode. All agents share it."""

@@ -1,8 +1,10 @@
 """`CallPolicy`: the handling of unreadable calls, and of several calls in one reply.
 
-Invariants: every attempted call gets exactly one tool message, so that tokens and history agree; if
-the call was not executed, the message gives the reason; the environment never gets blank text or
-reasoning.
+Invariants:
+
+- Each attempted call gets exactly one tool message, so that tokens and history agree. If the call
+  was not executed, the message gives the reason.
+- The environment never gets blank text or reasoning.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ class Decision:
 
     Attributes:
         action: The action for the environment, if any.
-        answers: The agent's own tool messages by the position of the call (ids may repeat).
-        stop: End the episode.
-        invalid: The reply had an unreadable call.
+        answers: Tool messages that the agent itself writes, by the index of their call in the reply
+            (call ids may repeat).
+        stop: True to end the episode.
+        invalid: True if the reply had an unreadable call.
     """
 
     action: Action | None
@@ -47,7 +50,8 @@ class CallPolicy:
     Args:
         on_invalid_call: "feedback" answers each unreadable call with its error; "respond" sends the
             reply's text to the user (the published behavior); "stop" ends the episode.
-        max_invalid_in_a_row: this many invalid replies in a row end the episode in any case.
+        max_invalid_in_a_row: the number of invalid replies in a row that ends the episode in any
+            case.
         parallel_calls: "all" executes the calls in order; "first" refuses all but the first
             (tau-bench's rule); "refuse" executes none. None: the rule of the environment.
         invalid_penalty: added to the reward for each invalid reply; 0 or negative.
@@ -76,8 +80,8 @@ class CallPolicy:
             )
 
     def under(self, environment: Environment) -> CallPolicy:
-        """Return the policy with the rule of `environment` for parallel calls, unless it has its
-        own.
+        """Return the policy with the rule of `environment` for parallel calls, unless the policy
+        has its own rule.
 
         Raises `UsageError` if the rule of `environment` is not valid.
         """
@@ -87,7 +91,9 @@ class CallPolicy:
         return replace(self, parallel_calls=environment.parallel_calls)
 
     def decide(self, reply: ParsedReply, *, invalid_before: int) -> Decision:
-        """Return what to do with `reply`. `invalid_before`: invalid replies directly before it."""
+        """Return what to do with `reply`. `invalid_before`: the number of invalid replies directly
+        before it.
+        """
         if reply.bad_calls:
             return self._decide_invalid(reply, invalid_before + 1)
         return self._execute(reply, {})

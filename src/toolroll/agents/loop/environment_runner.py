@@ -1,10 +1,13 @@
 """`EnvironmentRunner`: call the environment of one episode off the event loop, and classify its
 failures.
 
-Invariants: blocking calls run in threads (I8); an exception of the environment that is neither an
-`ActionError` (the model's fault) nor a rollout error becomes an `EnvironmentFailure` (I9),
-including `SystemExit` and `CancelledError`, unless the episode itself is being cancelled; `step` is
-never called after `done`.
+Invariants (I8 and I9 are those of the README):
+
+- Blocking calls run in threads (I8).
+- An exception of the environment, including `SystemExit` and `CancelledError`, becomes an
+    `EnvironmentFailure` (I9). This does not apply to an `ActionError` (the model's mistake), to
+    rollout errors, and to the cancellation of the episode itself.
+- `step` is never called after `done`.
 """
 
 from __future__ import annotations
@@ -50,11 +53,12 @@ _CLOSE_LIMIT = 10.0
 
 
 class EnvironmentRunner:
-    """`env`, bound to `task` and `seed`. `run_in_thread` of `Threads` runs blocking calls.
+    """Calls `env` for one episode with `task` and `seed`. `run_in_thread` (of `Threads`) runs
+    blocking calls.
 
-    Each call may take `time_limit` seconds, not counting the wait for a thread. A blocking call
-    that exceeds it keeps running, because Python cannot stop it, and so does a coroutine that
-    ignores its cancellation. A result with more than `max_observation_bytes` of text is a failure.
+    Each call may take `time_limit` seconds, not counting the wait for a thread. After that, a
+    blocking call keeps running, because Python cannot stop it, and so does a coroutine that ignores
+    its cancellation. A result with more than `max_observation_bytes` of text is a failure.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class EnvironmentRunner:
         self.seconds = 0.0
         self.done = False
         self.first: Observation | None = None
-        """What `reset` returned."""
+        """The result of `reset`; None before it."""
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
@@ -82,11 +86,11 @@ class EnvironmentRunner:
         self._task: asyncio.Task[Any] | None = None
 
     async def reset(self, task_index: int | None = None) -> Observation:
-        """Start the task. `task_index` is the published argument; it has no effect."""
+        """Start the task. `task_index` has no effect; published hooks pass it."""
         return self._first(await self._call("reset", self.task, self.seed))
 
     async def step(self, action: Action) -> StepResult:
-        """Execute `action`. Raise `ActionError` if the model is at fault."""
+        """Execute `action`. Raise `ActionError` for a mistake of the model."""
         self._check_open()
         try:
             return self._stepped(await self._call("step", action), action)
@@ -95,11 +99,15 @@ class EnvironmentRunner:
             raise
 
     def reset_now(self) -> Observation:
-        """Start the task in this thread, which waits: for hooks that do not await."""
+        """Start the task, and block this thread until it has started: for hooks that do not use
+        `await`.
+        """
         return self._first(self._call_now("reset", self.task, self.seed))
 
     def step_now(self, action: Action) -> StepResult:
-        """Execute `action` in this thread, which waits: for hooks that do not await."""
+        """Execute `action`, and block this thread until it is done: for hooks that do not use
+        `await`.
+        """
         self._check_open()
         try:
             return self._stepped(self._call_now("step", action), action)
@@ -121,7 +129,9 @@ class EnvironmentRunner:
         return result
 
     def _check_size(self, error: ActionError, action: Action) -> None:
-        """Refuse an error that is too long: its text is sent to the model for each call."""
+        """Raise `EnvironmentFailure` if the error is too long. Its text is sent to the model once
+        for each call.
+        """
         answers = reject_action(action, message_of(error, self._most_bytes + 1))
         check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
 
@@ -134,7 +144,9 @@ class EnvironmentRunner:
         )
 
     async def measure(self) -> Exception | None:
-        """Read the environment's metrics. Return the error, if any; the episode is kept."""
+        """Read the environment's metrics. Return the error, if any, which does not fail the
+        episode.
+        """
         try:
             found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, found)
@@ -154,7 +166,7 @@ class EnvironmentRunner:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment. Return the error, if any; the episode is kept.
+        """Close the environment. Return the error, if any, which does not fail the episode.
 
         The time limit applies, or 10 seconds if there is none.
         """
@@ -170,7 +182,9 @@ class EnvironmentRunner:
         return None
 
     def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
-        """Return `check` of a result. It may fail, because a result may be any object."""
+        """Return `check` of a result. Any exception in it is a failure of the environment, because
+        a result may be any object.
+        """
         try:
             with guarded():
                 return check(self._name, found, *more)
@@ -208,11 +222,16 @@ class EnvironmentRunner:
         began = perf_counter()
         where = f"{self._name}.{method}"
         function = getattr(self.env, method)
+        message = f"{where} is async, so that hooks must await it: `await env.{method}`"
         if inspect.iscoroutinefunction(function):
-            raise UsageError(f"{where} is async, so that hooks must await it: `await env.{method}`")
+            raise UsageError(message)
         try:
             with guarded():
-                return function(*args)
+                found = function(*args)
+            if inspect.iscoroutine(found):  # a plain method that returns that of an async one
+                found.close()
+                raise UsageError(message)
+            return found
         except (ActionError, UsageError):
             raise
         except Exception as error:
@@ -235,7 +254,7 @@ class EnvironmentRunner:
         method: str,
         *args: Any,
     ) -> Any:
-        """Call the environment's `method`. Its time starts when a thread runs it."""
+        """Call the environment's `method`. The time limit starts when the call starts to run."""
 
         def begun() -> None:
             if seconds is not None:
@@ -256,7 +275,7 @@ class EnvironmentRunner:
             return await self._on_loop(function, *args)
 
     async def _on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` in its own task, and keep the changes that it makes to the context."""
+        """Call `function` in its own task, and keep its changes of context variables."""
         context = contextvars.copy_context()
         self._task = asyncio.create_task(call_in_task(function, *args), context=context)
         try:
@@ -269,7 +288,9 @@ class EnvironmentRunner:
     def _runs_on(self) -> str:
         if self._task is None or self._task.done():
             return ""
-        return ", and still runs: its coroutine catches CancelledError, which it must let pass"
+        return (
+            ", and is still running: its coroutine suppresses CancelledError, which it must not do"
+        )
 
 
 def _same(value: T) -> T:
@@ -277,7 +298,9 @@ def _same(value: T) -> T:
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:
-    """Guard a call in its own thread, so that a `KeyboardInterrupt` in it is not a Ctrl-C."""
+    """Call `function` in a thread, so that a `KeyboardInterrupt` raised in it is not taken for
+    Ctrl-C.
+    """
     with guarded():
         return function(*args)
 
@@ -288,8 +311,8 @@ def _shown(error: BaseException) -> str:
 
 
 def _place(error: BaseException, environment: type) -> str:
-    """Return where `error` was raised: the innermost line of the environment's own module, or the
-    innermost of all if there is none.
+    """Return where `error` was raised: the innermost line in the environment's own module, or the
+    innermost line of all if that module is not in the traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)

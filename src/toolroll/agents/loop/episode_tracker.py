@@ -43,7 +43,9 @@ class EpisodeTracker:
     began: float = field(default_factory=perf_counter)
 
     def turn(self, turn: AssistantTurn, place: int) -> None:
-        """Count one turn of the model. `place`: the index of its message in the conversation."""
+        """Count one turn of the model. `place`: the index of the turn's message in the
+        conversation.
+        """
         self.counts["turns"] += 1
         self.turn_rewards.append(0.0)
         self.counts["tool_calls"] += len(turn.parsed.tool_calls)
@@ -87,11 +89,11 @@ class EpisodeTracker:
     def rewards_of_turns(
         self, reward: float | None, *, summed: bool, penalty: float
     ) -> list[float]:
-        """Return each turn's share of the episode's `reward`; they add up to it.
+        """Return each turn's share of the episode's `reward`. The shares add up to `reward`.
 
-        If the step rewards are `summed`, a turn has its step's reward, otherwise only the last turn
-        has one. `penalty` belongs to the turn that was invalid, and what is left of `reward` (such
-        as a reward for a truncated episode) to the last turn.
+        If the step rewards are `summed`, each turn gets the rewards of its steps. Each invalid turn
+        gets `penalty`. The last turn gets the rest of `reward`, such as the reward for a truncated
+        episode.
         """
         if reward is None or not self.turn_rewards:
             return []
@@ -111,9 +113,10 @@ class EpisodeTracker:
     ) -> float | None:
         """Return the episode's reward, None for an abort.
 
-        It is the last reward of the environment (or the sum). If the episode was truncated, it is
-        `truncated_reward`, or 0.0 if that is None. `penalty` is added for each reply that could not
-        be executed.
+        The reward is the last reward of the environment, or the sum of all
+        (`Environment.reward_mode`). If the environment did not end the episode, it is
+        `truncated_reward`; if that is None, it is 0.0 or the sum so far. `penalty` is added for
+        each reply that could not be executed.
         """
         if status_of(reason) is Status.ABORTED:
             return None
@@ -136,8 +139,8 @@ class EpisodeTracker:
     ) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
 
-        If the context was full, even for the first prompt, the environment sets the reward. For any
-        other error, the reward is None.
+        If the context was full (even for the first prompt), the environment sets the reward. For
+        any other error, the reward is None.
         """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None

@@ -1,8 +1,8 @@
-"""`HookEnvironment`: an environment as the published hooks use it, with or without `await`.
+"""`HookEnvironment`: the environment that overridden hooks get. It works with and without `await`.
 
-A published hook body is `return env.step(action)`, or reads `env.reset(...).observation`; ours is
-`await env.step(action)`. A plain (not `async`) hook runs in its own thread, so that the environment
-does not block the event loop.
+A hook of the published example returns `env.step(action)`, or reads `env.reset(...).observation`,
+without `await`. A hook that is written for toolroll uses `await env.step(action)`. A plain (not
+`async`) hook runs in its own thread, so that the environment does not block the event loop.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
+from toolroll.agents.loop.hook_value import hook_value
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, Message, Observation, StepResult
@@ -28,7 +29,7 @@ _MISSING = object()
 
 
 class ObservationText(str):
-    """The text of the user's first message, and in `observation` all that `reset` returned."""
+    """The text of the last user message that `reset` returned. `observation`: the whole result."""
 
     observation: Observation
 
@@ -42,7 +43,7 @@ class ObservationText(str):
 
 
 class HookInfo(dict[str, Any]):
-    """The `info` of a reset or step, as a dict or as tau-bench's pydantic model."""
+    """The `info` of a reset or a step, usable as a dict or like tau-bench's pydantic model."""
 
     def model_dump(self) -> dict[str, Any]:
         """Return a plain dict."""
@@ -55,7 +56,9 @@ class HookInfo(dict[str, Any]):
 
 
 class HookAction(Action):
-    """An action with tau-bench's `name` and `kwargs` too, by the published rule."""
+    """An action that also has tau-bench's `name` and `kwargs`, by the rule of the published
+    example.
+    """
 
     __slots__ = ()
 
@@ -74,7 +77,7 @@ class HookAction(Action):
 
 @dataclass(slots=True)
 class ResetResponse:
-    """The result of `env.reset`, as tau-bench has it."""
+    """The result of `env.reset` in tau-bench's form."""
 
     observation: ObservationText
     info: HookInfo
@@ -82,7 +85,7 @@ class ResetResponse:
 
 @dataclass(slots=True)
 class StepResponse:
-    """The result of `env.step`, as tau-bench has it; a hook may change its fields."""
+    """The result of `env.step` in tau-bench's form. A hook may change its fields."""
 
     observation: str
     reward: float | None
@@ -99,7 +102,7 @@ class StepResponse:
 class HookCall(Generic[T]):
     """A call of the environment that a hook made: await it, return it, or read its result.
 
-    Awaited, it gives an `Observation` or a `StepResult`. Its attributes are those of a
+    With `await`, the result is an `Observation` or a `StepResult`. The attributes are those of a
     `ResetResponse` or a `StepResponse`; reading one waits for the environment.
     """
 
@@ -110,20 +113,27 @@ class HookCall(Generic[T]):
         now: Callable[[], T],
         form: Callable[[T], Any],
     ) -> None:
-        vars(self).update(_env=env, _start=start, _now=now, _form=form, _read=None)
+        vars(self).update(_env=env, _start=start, _now=now, _form=form, _read=None, _awaited=False)
 
     def __await__(self) -> Generator[Any, None, T]:
+        vars(self)["_awaited"] = True
         result: Generator[Any, None, T] = self._start().__await__()
         return result
 
     def response(self) -> Any:
-        """Return the response in tau-bench's form. Wait for it if need be."""
+        """Return the response in tau-bench's form. Wait for the environment if needed."""
         if self._read is None:
             vars(self)["_read"] = self._form(self._env.wait(self._start, self._now))
         return self._read
 
+    def executed(self) -> bool:
+        """Return True if the call was awaited, or its result read."""
+        return self._awaited or self._read is not None
+
     async def result(self) -> Any:
-        """Return the response that the hook has read, or else the environment's result."""
+        """Return the response if the hook has read it, because the hook may have changed it. Else
+        return the environment's result.
+        """
         return await self if self._read is None else self._read
 
     def __getattr__(self, name: str) -> Any:
@@ -134,41 +144,47 @@ class HookCall(Generic[T]):
 
 
 class HookEnvironment:
-    """The environment of one episode, for overridden hooks. Other attributes are those of the
-    `EnvironmentRunner`, or of the environment itself.
+    """The environment of one episode, for overridden hooks. Attributes that are not defined here
+    are looked up in the `EnvironmentRunner`, and then in the environment.
     """
 
     def __init__(self, runner: EnvironmentRunner) -> None:
         self._runner = runner
         self._loop = asyncio.get_running_loop()
         self._waiting: set[Future[Any]] = set()
+        self._calls: list[tuple[str, HookCall[Any]]] = []
 
     def reset(self, task_index: int | None = None) -> HookCall[Observation]:
         """Start the episode's task; `task_index` has no effect."""
         runner = self._runner
         return self._begun(
+            "reset",
             HookCall(
                 self,
                 runner.reset,
                 runner.reset_now,
                 lambda found: ResetResponse(ObservationText.of(found), HookInfo(found.info)),
-            )
+            ),
         )
 
     def step(self, action: Action) -> HookCall[StepResult]:
         """Execute `action`."""
         runner = self._runner
         return self._begun(
+            "step",
             HookCall(
                 self,
                 lambda: runner.step(action),
                 lambda: runner.step_now(action),
                 StepResponse.of,
-            )
+            ),
         )
 
-    def _begun(self, call: HookCall[T]) -> HookCall[T]:
-        """Execute a plain hook's `call` at once: the hook may not read its result."""
+    def _begun(self, method: str, call: HookCall[T]) -> HookCall[T]:
+        """Record `call`. In a plain hook, also execute it at once, because such a hook may ignore
+        the result, and then nothing else would execute the call.
+        """
+        self._calls.append((method, call))
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -176,7 +192,7 @@ class HookEnvironment:
         return call
 
     def wait(self, start: Callable[[], Coroutine[Any, Any, T]], now: Callable[[], T]) -> T:
-        """Return the result of a call that is read without `await`."""
+        """Return the result of a call that a hook reads without `await`."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:  # in the thread of a plain hook
@@ -195,8 +211,17 @@ class HookEnvironment:
             )
         return now()
 
+    def check_executed(self, hook: str) -> None:
+        """Raise `EnvironmentFailure` if a call of an async `hook` was not executed."""
+        for method, call in self._calls:
+            if not call.executed():
+                raise EnvironmentFailure(
+                    f"{hook} called env.{method} without `await` and did not use the result, so "
+                    f"that the environment was not called: write `await env.{method}(...)`"
+                )
+
     def cancel(self) -> None:
-        """Cancel the calls that a given-up hook waits for."""
+        """Cancel the calls that a cancelled hook still waits for."""
         for future in tuple(self._waiting):
             future.cancel()
 
@@ -208,16 +233,24 @@ class HookEnvironment:
         raise AttributeError(f"neither the environment nor its runner has {name!r}")
 
 
-async def call_hook(hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:
-    """Call an overridden hook with `env`: a plain one in a thread. Await what it returned."""
+async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:
+    """Call the overridden `hook` with `env` and `args`, and return its awaited result. A plain hook
+    runs in a thread. `name` is the name of the hook in error messages.
+
+    Raise `EnvironmentFailure` if an `await` is missing in the hook.
+    """
     try:
         if inspect.iscoroutinefunction(hook):
             found = await hook(env, *args)
         else:
             found = await Threads(1).run_in_thread(hook, env, *args)
         if isinstance(found, HookCall):
-            return await found.result()
-        return await found if inspect.isawaitable(found) else found
+            found = await found.result()
+        elif inspect.isawaitable(found):
+            found = await found
+        hook_value(name, found, depth=3)
+        env.check_executed(name)
+        return found
     finally:
         env.cancel()
 
@@ -225,17 +258,22 @@ async def call_hook(hook: Callable[..., Any], env: HookEnvironment, *args: Any) 
 def execute_with(
     hook: Callable[..., Any],
 ) -> Callable[[EnvironmentRunner, Action], Awaitable[StepResult]]:
-    """Return an overridden `_execute_tool` in the form that the loop calls."""
+    """Return a function that calls an overridden `_execute_tool`, with the signature that the loop
+    needs.
+    """
 
     async def execute(runner: EnvironmentRunner, action: Action) -> StepResult:
         own = HookAction(action.content, action.tool_calls)
-        return _step_result(await call_hook(hook, HookEnvironment(runner), own), action)
+        env = HookEnvironment(runner)
+        return _step_result(await call_hook("_execute_tool", hook, env, own), action)
 
     return execute
 
 
 def _step_result(found: Any, action: Action) -> StepResult:
-    """Return what `_execute_tool` returned, in our form or in tau-bench's, as a `StepResult`."""
+    """Return the result of `_execute_tool`, in toolroll's form or in tau-bench's, as a
+    `StepResult`.
+    """
     if isinstance(found, StepResult):
         return found
     if isinstance(found, StepResponse):

@@ -1,14 +1,15 @@
-"""`play`: play one episode, from the first observation to the reward. The only loop over turns.
+"""`play`: play one episode, from the first observation to the reward. No other code loops over
+turns.
 
 Invariants: any error in an episode becomes its stop reason and `info["error"]`, and the environment
-is closed; only `UsageError`, `EngineUnreachableError` and a real cancellation reach the caller.
+is closed; only `UsageError`, `EngineUnreachableError` and a cancellation by the caller are raised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -42,7 +43,7 @@ class EpisodeConversation(Protocol):
         ...
 
     async def settle(self) -> None:
-        """Check the sampled tokens, at the end of the episode."""
+        """Check the tokens at the end of the episode."""
         ...
 
     def cancel_checks(self) -> None:
@@ -58,8 +59,8 @@ class Rules:
     """The settings of one episode.
 
     `max_num_steps`: the maximum number of turns of the model. `on_length`: "stop" ends the episode
-    after a turn that was cut by max_new_tokens. `execute`: executes an action in the environment (a
-    published hook).
+    after a turn that was cut by max_new_tokens. `execute`: executes an action in the environment
+    (an overridden `_execute_tool` replaces it).
     """
 
     policy: CallPolicy
@@ -71,7 +72,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Played(Generic[C]):
-    """A running episode, later its outcome. `conversation` is None if the reset failed."""
+    """A running episode, and finally its outcome. `conversation` is None if the reset failed."""
 
     runner: EnvironmentRunner
     tracker: EpisodeTracker = field(default_factory=EpisodeTracker)
@@ -88,7 +89,9 @@ async def play(
     *,
     session_id: str,
 ) -> Played[C]:
-    """Play one episode. `begin` resets the environment and starts the conversation."""
+    """Play one episode, and return its outcome. `begin` resets the environment and starts the
+    conversation.
+    """
     played: Played[C] = Played(runner)
     tracker, penalty = played.tracker, rules.policy.invalid_penalty
     try:
@@ -103,18 +106,28 @@ async def play(
         raise
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001 - the episode's border: a bad rollout is data (I7)
+    except Exception as error:  # noqa: BLE001 - a failed episode is data (I7 in the README)
         reason = tracker.fail(error)
         logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
         if played.conversation is not None:
             await played.conversation.settle()
         played.reason, played.reward = await tracker.cut_short(reason, runner, penalty)
     finally:
-        await asyncio.shield(tracker.close(runner))
+        await _to_its_end(tracker.close(runner))
     played.turn_rewards = tracker.rewards_of_turns(
         played.reward, summed=runner.env.reward_mode == "sum", penalty=penalty
     )
     return played
+
+
+async def _to_its_end(closing: Coroutine[Any, Any, None]) -> None:
+    """Await `closing`. If the episode is cancelled meanwhile, wait for its end before that."""
+    task = asyncio.ensure_future(closing)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 async def _turns(
@@ -159,7 +172,7 @@ async def _act(
     turn: AssistantTurn,
     action: Action,
 ) -> StepResult:
-    """Execute `action`; an `ActionError` becomes the observation."""
+    """Execute `action`. The text of an `ActionError` becomes the observation."""
     tracker.executed(action.tool_calls)
     try:
         step = await rules.execute(runner, action)

@@ -1,4 +1,4 @@
-"""Wrap overridden hooks of the agent mixin for a `Conversation`."""
+"""Wrap overridden hooks of `TrainableAgentMixin`, so that a `Conversation` can call them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from toolroll.agents.loop.hook_value import hook_value
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
@@ -31,7 +32,7 @@ def wrap_call_llm(
             "sampling_params": dict(request.sampling_params),
             "return_logprob": request.return_logprob,
         }
-        body = await call_llm(f"{served.url}/generate", payload)
+        body = hook_value("_call_llm", await call_llm(f"{served.url}/generate", payload))
         info = await served.engine.model_info()
         return parse_completion(body, request, vocab_size=info.sampled_limit)
 
@@ -39,16 +40,18 @@ def wrap_call_llm(
 
 
 def proposing(
-    hook: Callable[[Sequence[Message]], Sequence[int]],
+    name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, place: int
 ) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """Return `hook` for a `Conversation`. While it runs, `proposed_ids` returns the ids that
+    """Return the overridden `hook` with the given `name` for a `Conversation`. The ids are at
+    `place` of the tuple that it returns. While it runs, `proposed_ids` returns the ids that
     are served without the hook, so that an override can start from what its base class returns.
     """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
         token = _IN_PLAY.set(ids.tolist())
         try:
-            return hook(messages)
+            given: Sequence[int] = hook_value(name, hook(messages), depth=1)[place]
+            return given
         finally:
             _IN_PLAY.reset(token)
 
@@ -56,7 +59,7 @@ def proposing(
 
 
 def proposed_ids() -> list[int] | None:
-    """Return the ids that are served if the running hook does not change them. Return None if no
+    """Return the ids that will be served unless the running hook returns others. Return None if no
     hook is running.
     """
     return _IN_PLAY.get()
@@ -68,7 +71,7 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
     """
 
     def parse(text: str) -> ParsedReply:
-        found = parse_tool(text)
+        found = hook_value("_parse_tool", parse_tool(text), depth=2)
         if not found.get("success", True):
             call = ToolCall(
                 "",

@@ -16,7 +16,7 @@ def build_result(
 ) -> InteractionResult:
     """Return the result of an episode, with tokens if its conversation has any.
 
-    `tools`: those of an episode that ended before its conversation started.
+    `tools`: the tools to report if the episode ended before its conversation started.
     """
     tracker, conversation = played.tracker, played.conversation
     metrics = tracker.metrics(played.runner.metrics())
@@ -54,8 +54,8 @@ def build_result(
 def _rewarded(
     trajectories: Sequence[Trajectory], rewards: Sequence[float]
 ) -> tuple[Trajectory, ...]:
-    """Return `trajectories` with the rewards of the episode's turns, in the order of play. The
-    context of a fork has none: it counts in the sequence that trains it.
+    """Return `trajectories` with the rewards of the episode's turns, in the order of play. A turn
+    that is the context of a fork has no reward there: its reward is in the sequence that trains it.
     """
     left = iter(rewards)
     return tuple(

@@ -30,10 +30,10 @@ class UserConfig(ChatClientConfig):
     system_prompt: str = SYSTEM_PROMPT
     """`{instruction}` is replaced by the task's instruction."""
     strategy: UserStrategy = "llm"
-    """The strategy of the model; see `toolroll.agents.users.strategies`."""
+    """How the model writes its lines; see `toolroll.agents.users.strategies`."""
     revisions: int = Field(default=2, ge=0)
-    """How often the supervisor of `verify` and `reflection` may refuse a line; the last one is
-    sent in any case.
+    """How many lines in a row the supervisor of `verify` and `reflection` may refuse. The next line
+    is sent without its approval.
     """
     first_agent_line: str = "Hi! How can I help you today?"
     temperature: float | None = Field(default=None, ge=0)

@@ -1,9 +1,13 @@
 """User simulators that call a model at any OpenAI-compatible endpoint (for example SGLang's).
 
-Invariants: each episode has its own message list, in which the simulator is `assistant` and the
-agent's visible text is `user`; the simulator's reasoning reaches neither that list nor the agent; a
-failure is a `UserSimulatorError`, never a line; `CancelledError` passes through. One `OpenAIUsers`
-per process shares one client among all episodes.
+Invariants:
+
+- Each episode has its own message list, in which the simulator is `assistant` and the agent's
+  visible text is `user`.
+- The simulator's reasoning reaches neither that list nor the agent.
+- A failure is a `UserSimulatorError`, never a line. `CancelledError` passes through.
+
+One `OpenAIUsers` per process shares one client among all episodes.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ _CALLS_IN_A_ROW = 30
 
 
 def derive_seed(base: int, episode_seed: int) -> int:
-    """Return a sampling seed in [0, 2**31) that depends on both."""
+    """Return a sampling seed in [0, 2**31) that depends on `base` and `episode_seed`."""
     digest = hashlib.blake2b(f"{base}:{episode_seed}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
@@ -41,8 +45,9 @@ def derive_seed(base: int, episode_seed: int) -> int:
 class OpenAIUser:
     """The user of one episode (a `UserSimulator`).
 
-    `client` is shared if `OpenAIUsers` made this user; without one, the user opens its own, and
-    `close` closes it. `seed`: the episode's. If it or `config.seed` is set, requests have a seed.
+    `client`: a shared client, which the user does not close. Default: the user opens its own, and
+    `close` closes it. `seed`: the seed of the episode. Requests have a sampling seed if `seed` or
+    `config.seed` is set.
 
         user = OpenAIUser(UserConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B"))
         print(await user.reset("You want to return the red shoes of your last order."))
@@ -83,8 +88,8 @@ class OpenAIUser:
     def adopt_tools(
         self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
     ) -> None:
-        """Give the user tools: `call(name, arguments)` returns a tool's result. The agent sees only
-        what the user says about it.
+        """Give the user tools. `call(name, arguments)` executes one and returns its result. The
+        agent sees only what the user says about the result.
         """
         self._tools, self._call = tuple(tools), call
 
@@ -113,7 +118,7 @@ class OpenAIUser:
         return line
 
     async def _supervised(self, messages: list[Message], line: str) -> str:
-        """Return `line`, or its replacement if the supervisor refuses it."""
+        """Return `line`, or the line that replaces it if the supervisor refuses it."""
         for revision in range(1, self._config.revisions + 1):
             verdict = await self._complete(judging(messages, line), self._seed)
             if approves(visible_text(verdict.content)):
@@ -127,8 +132,8 @@ class OpenAIUser:
         return line
 
     async def _ask(self, messages: list[Message], *, shift: int = 0) -> str:
-        """Return the next line. The user's tool calls before it, and their results, are added to
-        `messages`. `shift` changes the seed.
+        """Return the next line. The tool calls that the user makes first, and their results, are
+        added to `messages`. `shift` is added to the seed.
         """
         for _ in range(_CALLS_IN_A_ROW):
             found = await self._say(messages, shift)
@@ -219,7 +224,7 @@ class OpenAIUser:
 
 
 class OpenAIUsers:
-    """Makes one `OpenAIUser` per episode; they share one client and its `max_concurrency`.
+    """Creates one `OpenAIUser` per episode. They share one client and its `max_concurrency`.
 
     config = UserConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B")
     async with OpenAIUsers(config) as users:
@@ -243,7 +248,7 @@ class OpenAIUsers:
         await self.close()
 
     def make(self, seed: int | None = None) -> OpenAIUser:
-        """Return the user of one episode; `seed` is that episode's."""
+        """Return the user of one episode. `seed` is the seed of that episode."""
         return OpenAIUser(self._config, client=self._client, seed=seed)
 
     async def close(self) -> None:

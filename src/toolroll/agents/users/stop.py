@@ -1,6 +1,7 @@
 """Extract the user's line from a model's reply, and detect the end of the episode.
 
-Invariant: only visible text counts; a stop marker in a simulator's reasoning does not end anything.
+Invariant: only visible text counts; a stop marker in a simulator's reasoning does not end the
+episode.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def is_stop(text: str, marker: str = STOP_MARKER) -> bool:
 
 
 def visible_text(text: str) -> str:
-    """Return `text` without reasoning: closed `<think>` blocks, an unclosed one to the end, and
-    what precedes a lone `</think>` (the chat template wrote the opening tag).
+    """Return `text` without reasoning. Three forms are removed: closed `<think>` blocks, an
+    unclosed block up to the end of the text, and the text before a lone `</think>` (whose opening
+    tag the chat template wrote).
     """
     text = _THOUGHT.sub("", text)
     text = text.rpartition("</think>")[2]

@@ -2,10 +2,12 @@
 
 - `llm`: the model writes the line.
 - `react`: the model writes its reasoning, then the line.
-- `verify`: the same model, as a supervisor, judges each line; a refused one is sampled again.
-- `reflection`: a refused line is replaced after a reflection on its faults.
+- `verify`: the same model also plays a supervisor, who judges each line. A refused line is sampled
+    again.
+- `reflection`: like `verify`, but a refused line is replaced by a line that the supervisor writes
+    after a reflection on what is wrong.
 
-Invariant: the agent sees only lines, neither reasoning nor verdicts.
+Invariant: the agent sees only the final lines, no reasoning and no verdicts.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 def spoken(text: str) -> str:
-    """Return the line in a reply of the `react` form: the text after the last `User Response:`, ""
-    if there is none.
+    """Return the line in a reply of the `react` form: the text after the last `User Response:`, or
+    "" if there is none.
     """
     found = list(_SPOKEN.finditer(text))
     return text[found[-1].end() :].strip().strip("*").strip() if found else ""
@@ -87,7 +89,7 @@ def reflecting(messages: Sequence[Message], line: str) -> list[Message]:
 def approves(verdict: str) -> bool:
     """Return True if the verdict accepts the line.
 
-    The last yes or no counts; with neither, the line is accepted.
+    The last "yes" or "no" counts. A verdict with neither accepts the line.
     """
     words = _WORD.findall(verdict)
     return not words or words[-1].lower() == "yes"

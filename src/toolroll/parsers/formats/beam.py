@@ -68,8 +68,8 @@ class BeamParser(HarmonyParser):
     def _parameter(
         self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
     ) -> Steps[int]:
-        """Add the parameter whose key is at `start` to `found`, and return its end. Raises
-        `Broken`.
+        """Add the parameter whose key is at `start` to `found`. Return where the parameter ends.
+        Raises `Broken`.
         """
         at, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
         key = source.text[start:at]
@@ -81,7 +81,7 @@ class BeamParser(HarmonyParser):
             if marker not in (_CLOSE, _NEXT):
                 raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
             stop = at + len(marker) if marker == _CLOSE else at
-            # the line break after the tag: this is how values start
+            # the line break after the start tag: values start on the next line
             if marker == _NEXT and at == first:
                 at += 1
                 continue

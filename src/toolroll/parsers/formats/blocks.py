@@ -2,7 +2,7 @@
 in a block.
 
 Invariants: the calls of a block are read one by one, and an unreadable call does not hide the
-others; text between them is content; the last call of a block that is not closed is unclosed.
+others; text between calls is content; if a block has no end marker, its last call is unclosed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class BlockParser(ToolCallParser):
     def element(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[ToolCall, int]]:
-        """Return the call whose start marker ends at `start`, and where its end marker ends.
+        """Return the call whose start marker ends at `start`, and the position after its end
+        marker.
 
         The span of the call starts at `begin`. Raises `Broken`.
         """
@@ -97,10 +98,11 @@ class BlockParser(ToolCallParser):
     ) -> Steps[int]:
         """Add the calls of the block that opens at `at`, and return where the text continues.
 
-        `begin`: the start of the block with the text that belongs to it.
+        `block`: the start and end markers of the block. `begin`: where the span of the first call
+        starts: at `at`, or at a header before the block that belongs to the call (Muse).
         """
         opener, closer = block
-        last: ToolCall | None = None  # waits for the block's end, which belongs to its span
+        last: ToolCall | None = None  # held back, because its span includes the block's end marker
         first = True
         start = at = at + len(opener)
         while True:
@@ -142,7 +144,9 @@ class BlockParser(ToolCallParser):
     def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls of an element that may have several, and its end. Raises `Broken`."""
+        """Return the calls of an element, and its end. In some formats an element has several
+        calls. Raises `Broken`.
+        """
         call, stop = yield from self.element(source, begin, start, offered)
         return [call], stop
 
@@ -167,8 +171,8 @@ class BlockParser(ToolCallParser):
 def json_arguments(
     source: Source, at: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """Return the arguments of the call of `name`, a JSON value at `at` (after white space), and
-    where the value ends. Raises `Broken`.
+    """Return the arguments of the call of `name`, which are a JSON value at `at` (after white
+    space), and where the value ends. Raises `Broken`.
     """
     at = yield from source.skip(at)
     scanned = yield from scan_json(source, at)

@@ -26,9 +26,9 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def header_forms(word: str) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """Return the format's markers, and a pattern for headers without a recipient.
+    """Return the markers of the format, and a pattern that matches headers without a recipient.
 
-    `word` is the name of the format of a call's arguments, such as `json`.
+    `word` names the format of a call's arguments in the header, such as `json`.
     """
     parts = (
         *(f"<|channel|>{channel}" for channel in _CHANNELS),

@@ -25,7 +25,7 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """See the module. A message that invokes a tool with plain text has no tool name: it is kept as
+    """See the module. A message that calls a tool with plain text has no tool name. It is kept as
     an attempt without a name.
     """
 
@@ -57,7 +57,7 @@ class InklingParser(JsonBlockParser):
         self, source: Source, out: Collector, at: int = 0, *, thinks: bool
     ) -> Steps[None]:
         begin = at
-        header = not thinks  # a header may be at `at`; its message begins at `begin`
+        header = not thinks  # True if a header may start at `at`; its message starts at `begin`
         while True:
             name, marker = (yield from self._header(source, at)) if header else ("", "")
             stop = at + len(name)

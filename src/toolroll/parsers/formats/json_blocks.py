@@ -23,8 +23,9 @@ class JsonBlockParser(ToolCallParser):
     Attributes:
         names: The keys for the parts of a call object.
         wrappers: Markers around visible text.
-        ends: Stop tokens that also end a block, whether they are in the text or cut off its end.
-        bounds: Markers that start another message: an unclosed block ends before them.
+        ends: Stop tokens that also end a block. They may be in the text, or already removed from
+            its end.
+        bounds: Markers that start another message. An unclosed block ends before them.
     """
 
     opener: ClassVar[str]
@@ -89,7 +90,8 @@ class JsonBlockParser(ToolCallParser):
                 problem += f" (character {scanned.stop - start} of the call)"
                 return (yield from self._broken(source, out, begin, start, problem, name))
             at = scanned.stop
-        # After the JSON, a closer in ordinary text counts too: it cannot be anything else.
+        # After the JSON, a closer counts even if it is ordinary text, because no other text may
+        # follow.
         closes = yield from source.starts(at, self.closer, *self.ends, spelled=True)
         if closes:
             stop = at + len(closes)
@@ -134,8 +136,8 @@ class OpenJsonParser(ToolCallParser):
     ) -> Steps[int]:
         """Add the calls of the JSON value at `at`, whose marker is at `begin`.
 
-        Return where the text continues: after the value, or at the next of `stops` if it cannot be
-        read.
+        Return where the text continues: after the value, or at the next of `stops` if the value
+        cannot be read.
         """
         at = yield from source.skip(at)
         scanned = yield from scan_json(source, at)

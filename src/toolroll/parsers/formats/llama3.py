@@ -1,8 +1,8 @@
 """Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or several of them
 separated by `;`, sometimes after `<|python_tag|>`.
 
-A reply that starts with `{` is a call only if its object has a name and arguments, or looks like an
-attempt at that. Other JSON is text.
+A reply that starts with `{` is a call only if the object has a name, and arguments or no other key.
+Unreadable JSON is a call if it has a name. Other JSON is text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """MiniMax M3: `<tool_call>` around `<invoke name="...">`, with an element for each argument, named
 by its key.
 
-Objects and arrays are nested elements (array items are `<item>`). The token `]<]minimax[>[`
-precedes every tag.
+Objects and arrays are nested elements (array items are `<item>`). The mark, the token
+`]<]minimax[>[`, precedes every tag.
 
-Invariants: a tag without that token is text; the content of an element is decoded by the tool's
+Invariants: a tag without the mark is text; the content of an element is decoded with the tool's
 schema, level by level; without a schema, elements that are all named `item` are an array. Source:
 SGLang 0.5.23 (minimax_m3).
 """
@@ -30,15 +30,16 @@ _ITEM = "item"
 
 
 class MiniMaxM3Parser(BlockParser):
-    """See the module. White space is allowed between the token and `<tool_call>`, and before the
-    tag of an argument.
+    """See the module. White space is allowed between the mark and `<tool_call>`, and before the tag
+    of an argument.
     """
 
     prose_has_no_markers = False
     name = "minimax-m3"
     block = (f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>")
     call = (f'{_MARK}<invoke name="', f"{_MARK}{_END}")
-    markers = (_MARK, _OPEN, "</tool_call>")  # separate tokens: no vocabulary has them as one
+    # The mark and the tag are separate markers: no vocabulary has both as one token.
+    markers = (_MARK, _OPEN, "</tool_call>")
     reasoning = get_reasoning("minimax-m3")
 
     def read(
@@ -98,7 +99,9 @@ class MiniMaxM3Parser(BlockParser):
 
 @dataclass(slots=True)
 class _Holder:
-    """Collects the elements of an object or an array."""
+    """Collects the elements of an object or an array: `members` by name, `items` in order.
+    `repeated` has the names that occurred more than once.
+    """
 
     schema: Any
     members: dict[str, Any] = field(default_factory=dict)
@@ -141,8 +144,8 @@ class _Holder:
 
 
 def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
-    """Add the element whose tag is at `at` to `holder`, and return the end of its closing tag.
-    Raises `Broken`.
+    """Add the element whose tag is at `at` to `holder`. Return the end of its closing tag. Raises
+    `Broken`.
     """
     if depth >= MAX_DEPTH:
         raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
@@ -159,7 +162,7 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
             raise Broken(f"the argument {key} of {name} is not closed with {_MARK}</{key}>", name)
         tag = yield from source.skip(at + len(_MARK))
         closes = yield from source.starts(tag, f"</{key}>")
-        if not closes and (yield from source.char(tag)) != "<":  # not before a tag: text
+        if not closes and (yield from source.char(tag)) != "<":  # a mark without a tag is text
             at += len(_MARK)
             continue
         if (inner is not None or not closes) and source.text[first:at].strip():

@@ -28,14 +28,16 @@ _LFM_START, _LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 _NAME = r"[^\W\d][\w.\-/]*+"
 _TEXT = rf"[^\[<]++|\[(?!\s*+(?:\Z|{_NAME}\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z)"
 _NO_CALL = re.compile(f"(?:{_TEXT})*+")
-"""Text without a list of calls or a marker, and without the beginning of one at its end."""
+"""Matches text that contains no list of calls and no marker, and that does not end with the start
+of one.
+"""
 _IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
 _NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
 _NO_CALL_IN_PROSE = re.compile(
     rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+"
 )
-"""As `_NO_CALL`, and also skips lists within a line whose parenthesis is followed by something that
-cannot start an argument. A line break there is not skipped: a call may follow on the next line.
+"""Like `_NO_CALL`, but also matches a list within a line if what follows its parenthesis cannot
+start an argument. A line break there is not matched: a call may follow on the next line.
 """
 _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
@@ -64,7 +66,8 @@ class PythonicParser(ToolCallParser):
                 at, marked = begin + len(marker), marker == _START
                 continue
             at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
-            # A bracket that is not a call is often followed by more of them: skip them all.
+            # Text with one bracket that is not a call often has more of them: skip them all at
+            # once.
             skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, at)
             stop = skipped.end() if skipped is not None else at
             out.content(source.text[at:stop])
@@ -74,7 +77,8 @@ class PythonicParser(ToolCallParser):
     def _list(
         self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool
     ) -> Steps[int]:
-        """Add the calls of the list at `begin`, or its bracket as text.
+        """Add the calls of the list at `begin`, or only its bracket as text if it is not a list of
+        calls.
 
         Return where the text continues.
         """
@@ -85,7 +89,7 @@ class PythonicParser(ToolCallParser):
             try:
                 calls, stop = yield from read_calls_list(source, begin)
             except Unreadable as error:
-                # prose: skip the text that was read, so that the total time stays linear
+                # This is prose. Skip the text that was read, so that the total time stays linear.
                 if not alone and offered is None:
                     stop = max(error.at, begin + 1)
                     out.content(source.text[begin:stop])
@@ -103,8 +107,8 @@ class PythonicParser(ToolCallParser):
 
 
 def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], int]]:
-    """Return the calls in the list at `begin`, and the end of the list. Every call has the span of
-    the list. Raises `Unreadable`.
+    """Return the calls in the list at `begin`, and the end of the list. The span of each call is
+    the whole list. Raises `Unreadable`.
     """
     calls: list[ToolCall] = []
     at = yield from source.skip(begin + 1)
@@ -163,7 +167,9 @@ class Lfm2Parser(ToolCallParser):
                 out.call(spanned if closer else unclosed(spanned, _LFM_END))
 
     def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls after the marker, and their end. Raises `Unreadable` or `Broken`."""
+        """Return the calls after the marker, and where they end. Raises `Unreadable` or
+        `Broken`.
+        """
         at = yield from source.skip(start)
         inner = (yield from source.skip(at + 1)) if (yield from source.char(at)) == "[" else at
         if (yield from source.char(inner)) == "{":

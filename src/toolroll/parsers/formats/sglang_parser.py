@@ -1,7 +1,7 @@
 """`sglang:NAME`: SGLang's own tool-call parser, if SGLang is installed.
 
-Invariant: if SGLang's parser returns a part of the reply neither as text nor as a call, that part
-is kept as an attempt with a status.
+Invariant: a part of the reply that SGLang's parser returns neither as text nor as a call is kept as
+an attempt with a status.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 class SGLangParser(ToolCallParser):
     """SGLang's parser `sglang_name`.
 
-    `ours` is this library's parser of the same format, for its reasoning and its markers. Raises
-    `UnknownParserError` if SGLang is not installed, or has no such parser.
+    `ours` is this library's parser of the same format. Its reasoning tags and markers are used.
+    Raises `UnknownParserError` if SGLang is not installed, or has no parser of that name.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class SGLangParser(ToolCallParser):
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`. All text is held back until the end."""
+        """See `ToolCallParser.read_calls`. Nothing is returned before the end of the text, because
+        SGLang's parser gets all of it at once.
+        """
         if out.calls_as_text:
             return out.begin_verbatim(at)
         yield from source.rest()
@@ -123,7 +125,7 @@ class SGLangParser(ToolCallParser):
 
 
 def _call(item: Any) -> ToolCall:
-    """Return a `ToolCallItem` as a call."""
+    """Return SGLang's `ToolCallItem` as a call."""
     raw = str(item.parameters)
     try:
         arguments = json.loads(raw)

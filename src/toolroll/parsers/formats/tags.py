@@ -2,9 +2,11 @@
 a key and bare text.
 
 Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and similar formats differ in their markers, which `Shape`
-lists. Invariants: a value ends at the first closing marker after which the format can continue.
-So values may contain the format's own tags. A value that is never closed ends with its call and
-block, so that it does not swallow the next call.
+lists.
+
+Invariants: a value ends at the first closing marker after which the format can continue, so a value
+may contain the format's own tags; a value that is never closed ends with its call and block, so
+that it does not hide the next call.
 """
 
 from __future__ import annotations
@@ -31,13 +33,19 @@ class Shape:
     Attributes:
         block: Start and end marker of all calls together; None for no block.
         call: Start and end marker of a call.
-        name_end: Markers that end the name. The first is skipped; the others are already the start
-            of the parameters.
+        name_end: Markers that end the name. The first one is skipped; the others are part of what
+            follows the name.
         key: Start and end marker of a parameter's key.
         value: Start and end marker of a value; the start is "" if the key's end starts the value.
-        kind: Start and end marker of the value's JSON type, which may follow the key.
-        typed_by: The attribute after the key that marks strings, and its value for a string.
-        json_body: A JSON object may replace the parameters.
+        kind: Start and end marker of the value's JSON type, which may follow the key; None if the
+            format has none.
+        typed_by: The attribute after the key that marks strings, and the attribute's value for a
+            string.
+        json_body: True if a JSON object may replace the parameters.
+        trim_newline: True if a line break at the start and at the end of a value is not part of it.
+        self_closing: Marker that ends both the name and the call, if there are no parameters.
+        attribute_end: Text that ends the name if attributes follow it.
+        unescape: Decodes the escapes in a value.
     """
 
     block: tuple[str, str] | None
@@ -113,8 +121,8 @@ class TagParser(BlockParser):
     def _arguments(
         self, source: Source, at: int, name: str, offered: Offered | None
     ) -> Steps[tuple[dict[str, Any], int, int]]:
-        """Return the arguments after the name, the end of the call's inner text, and the end of the
-        call.
+        """Return the arguments after the name, the end of the text inside the call, and the end of
+        the call.
         """
         shape = self.shape
         schemas = offered.parameters(name) if offered is not None else {}
@@ -171,8 +179,9 @@ class TagParser(BlockParser):
     def _kind(
         self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
     ) -> Steps[tuple[int, Any]]:
-        """Return the position after the optional type at `at`, and the schema for the value:
-        `schema`, or one with the type that was read if `schema` does not set a single type.
+        """Return the position after the optional type at `at`, and the schema for the value. This
+        is `schema`, or, if `schema` does not allow exactly one type, a schema with the type that
+        was read.
         """
         start = yield from source.skip(at)
         if not (yield from source.starts(start, marks[0])):

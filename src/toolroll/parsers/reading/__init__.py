@@ -1,1 +1,3 @@
-"""Reads values out of a reply: JSON, Python literals, and what a schema makes of them."""
+"""Read the values in a reply: JSON, Python literals, and bare text that a JSON schema gives a
+type.
+"""

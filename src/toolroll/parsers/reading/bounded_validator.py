@@ -2,7 +2,7 @@
 
 Invariants: regular expressions of a schema are never evaluated, because Python's `re` may take
 exponential time; nothing is fetched for a `$ref`; a check ends after `MOST_STEPS` steps. If these
-limits prevent a check, it raises `NotChecked`.
+limits prevent a check, `NotChecked` is raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_STEPS = 50_000
 or 1000 characters of an error, and takes about 5 us.
 """
 MOST_OBJECTS = 2000
-"""Maximum number of objects in a schema. Validating the schema takes 150 us for each."""
+"""Maximum number of objects in a schema. Validating the schema takes 150 us per object."""
 
 _Errors = Iterator[ValidationError]
 Keyword = Callable[[Any, Any, Any, Any], _Errors | None]
@@ -53,7 +53,9 @@ class BoundedValidator:
         self._validator = (_WITHOUT_NAMES if named else _BOUNDED)(given, registry=_NOTHING_REMOTE)
 
     def first_problem(self, value: Any) -> ValidationError | None:
-        """Return the most relevant error of `value`, or None. Raises `NotChecked`."""
+        """Return the most relevant error of `value`, or None. Raises `NotChecked` if `value` cannot
+        be checked.
+        """
         with _bounded():
             worst: ValidationError | None = best_match(self._validator.iter_errors(value))
             return worst
@@ -72,7 +74,7 @@ def _objects(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _refuse(objects: list[Mapping[str, Any]]) -> None:
-    """Raise `NotChecked` if checks against a schema of these `objects` are not bounded."""
+    """Raise `NotChecked` if checks against a schema with these `objects` may take too long."""
     if len(objects) > MOST_OBJECTS:
         raise NotChecked(f"the schema has {len(objects)} objects, more than {MOST_OBJECTS}")
     for item in objects:
@@ -87,7 +89,9 @@ def _refuse(objects: list[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Allow `MOST_STEPS` steps. Raises `NotChecked` for more, or if the schema does not apply."""
+    """Allow `MOST_STEPS` steps. Raises `NotChecked` for more, or if the schema cannot be
+    applied.
+    """
     token = _LEFT.set([MOST_STEPS])
     try:
         yield
@@ -103,7 +107,7 @@ def _counted(check: Keyword) -> Keyword:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors:
         _spend(1 + (_length(value) + _length(instance)) // 16)
         for error in check(validator, value, instance, schema) or ():
-            _spend(len(error.message) // 1000)  # most quote the instance
+            _spend(len(error.message) // 1000)  # most messages quote the value
             yield error
 
     return counted
@@ -140,6 +144,6 @@ _WITHOUT_NAMES = extend(  # type: ignore[no-untyped-call]
     _BOUNDED,
     dict.fromkeys(_BY_PATTERN, _ignored),
 )
-"""For schemas with `patternProperties`: their patterns would decide which other names are allowed,
-but patterns are never evaluated.
+"""For schemas with `patternProperties`. Their patterns would decide which other names are allowed.
+But patterns are never evaluated, so `additionalProperties` and `unevaluatedProperties` are ignored.
 """

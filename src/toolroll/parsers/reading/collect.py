@@ -1,7 +1,7 @@
-"""`Collector`: build a reply, and the steps of a stream, from what a reader finds.
+"""`Collector`: build a reply, and the deltas of its stream, from what a parser reads.
 
-Invariant: the steps of one kind, joined, equal the reply's field of that kind. So trailing white
-space, which is stripped from the fields, is held back until text follows it.
+Invariant: the joined deltas of one kind equal the reply's field of that kind. Trailing white space
+is stripped from the fields, so it is held back until other text follows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class _Trimmed:
         self.parts: list[str] = []
 
     def add(self, text: str) -> str:
-        """Add `text`, and return the text that is certain now, including text held back before."""
+        """Add `text`. Return the text that is certain now, including text that was held back
+        before.
+        """
         body = text.rstrip(self._chars)
         if not body:
             self._held.append(text)
@@ -79,7 +81,7 @@ class Collector:
         self._deltas.append(Delta("tool_call", call=done))
 
     def begin_verbatim(self, at: int) -> None:
-        """Take all text from `at` on as content, and ignore calls there."""
+        """Treat all text from `at` on as content, and ignore calls there."""
         if self._verbatim_at is None:
             self._verbatim_at = at
 
@@ -94,7 +96,7 @@ class Collector:
             self._deltas.append(Delta(kind, text))
 
     def drain(self) -> list[Delta]:
-        """Return the steps since the previous `drain`."""
+        """Return the deltas since the previous `drain`."""
         found, self._deltas = self._deltas, []
         return found
 

@@ -1,6 +1,7 @@
-"""Read JSON in a text that arrives in pieces: find the end of a value, decode it, make it a call.
+"""Read JSON in a text that arrives in pieces: find the end of a value, decode it, and convert it to
+a call.
 
-Invariants: a value ends where it ends for `json.JSONDecoder.raw_decode`. Text that this function
+Invariants: a value ends where it ends for `json.JSONDecoder.raw_decode`. Text that `raw_decode`
 rejects is rejected here too, and so are NaN, Infinity and numbers beyond a double, which JSON
 cannot represent. A scan stops at the first wrong character, so scans that fail are short.
 """
@@ -30,7 +31,9 @@ _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """The end of a value; or, with a `problem`, the position of the first wrong character."""
+    """The end of a value. If there is a `problem`, `stop` is the position of the first wrong
+    character.
+    """
 
     stop: int
     problem: str | None = None
@@ -47,7 +50,8 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
         known = _whole(source.text, at)
         if known is not None:
             return Scanned(known)
-        # its error counts the lines of all text before: once per reply, to stay linear
+        # raw_decode counts all lines before an error. It may fail only once per reply, so that the
+        # total time stays linear.
         source.set_absent(_DECODER, at)
     stack: list[str] = []
     expect = "value"
@@ -104,8 +108,9 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
 
 
 def _whole(text: str, at: int) -> int | None:
-    """Return the end of the value at `at` from the standard library's decoder in C. Return None if
-    that decoder rejects the value: then it must be scanned by characters.
+    """Return the end of the value at `at`, found by the standard library's decoder in C. Return
+    None if the decoder rejects the value, or if it is nested too deep; then it must be scanned
+    character by character.
     """
     try:
         stop = int(_DECODER.raw_decode(text, at)[1])
@@ -208,7 +213,9 @@ def _deeper(value: Any, depth: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The keys for the parts of a call object. Of several keys, the first that exists counts."""
+    """The keys for the parts of a call object. If an object has several keys for a part, the first
+    one in the tuple counts.
+    """
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -216,7 +223,9 @@ class Names:
 
 
 def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCall:
-    """Return the call of the decoded object `value`; the tools are not checked."""
+    """Return the call that the decoded object `value` represents. It is not checked against
+    tools.
+    """
     if not isinstance(value, dict):
         return ToolCall(
             "", None, raw, CallStatus.INVALID_JSON, "the tool call must be a JSON object", span=span
@@ -262,7 +271,7 @@ def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -
 
 
 def name_in(raw: str, key: str = "name") -> str:
-    """Return the name in an unreadable call, for the error message; "" if it has none."""
+    """Return the tool's name in an unreadable call, for the error message; "" if there is none."""
     _, found, rest = raw[:2000].partition(f'"{key}"')
     parts = rest.split('"', 2)
     return (

@@ -1,8 +1,7 @@
 """A fast check that tool arguments fit a simple JSON schema.
 
-Invariant: if the check passes, a JSON-schema validator (draft 2020-12) finds no error. Everything
-else, in the schema or in the arguments, is left to the validator, which also writes the error
-message.
+Invariant: if the check passes, a JSON-schema validator (draft 2020-12) finds no error. If it does
+not pass, or if the schema is not simple, the validator decides. It also writes the error message.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _TYPES: dict[str, Fits] = {
 
 
 def plain_fits(schema: Any) -> Fits | None:
-    """Return a function that is True for values that certainly fit `schema`; None if `schema` is
-    not simple.
+    """Return a function that returns True for values that certainly fit `schema`; None if `schema`
+    is not simple.
     """
     if not isinstance(schema, Mapping) or not schema.keys() <= _KNOWN:
         return None

@@ -50,7 +50,7 @@ _CONSTANTS: dict[str, Any] = {
 
 
 class Unreadable(Exception):
-    """The text at `at` is not a Python value. `incomplete`: the text ended there."""
+    """The text at `at` is not a Python value. `incomplete`: True if the text ended there."""
 
     def __init__(self, at: int, problem: str, *, incomplete: bool = False) -> None:
         super().__init__(problem)
@@ -241,7 +241,9 @@ def _next(source: Source, at: int, end: str) -> Steps[int]:
 
 
 def python_value(text: str) -> tuple[bool, Any]:
-    """Return whether all of `text` is a Python literal, and its value if so."""
+    """Return (True, value) if all of `text` is a Python literal, else False and an undefined
+    value.
+    """
     source = Source()
     source.feed(text, None)
     source.closed = True

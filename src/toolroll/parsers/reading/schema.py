@@ -42,7 +42,9 @@ class ToolSchemas:
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """Return `call`, with the status unknown_tool or bad_arguments if that applies."""
+        """Return `call`. Its status becomes unknown_tool or bad_arguments if the tools require
+        that.
+        """
         functions = offered.functions
         function = functions.get(call.name)
         if function is None:

@@ -1,12 +1,14 @@
-"""`Source`: the text of a reply as it arrives, with the positions of its tokens, for readers that
-are generators.
+"""`Source`: the text of a reply as it arrives, with the positions of its tokens. Its readers are
+generators: a reader yields when it needs more text, and continues when more text has arrived or the
+text is closed.
 
-A reader yields if it needs more text, and continues when there is more or the text is closed.
-Invariants: the result of a reader never depends on where the text was split into pieces. If a
-marker is one control token of the vocabulary, only that token counts as the marker. The time is
-linear in the text, even for small pieces: failed searches are not repeated, and waiting searches
-continue where they stopped. No reader keeps a match object across a yield, because a match object
-would keep the old text alive.
+Invariants:
+
+- The result of a reader never depends on where the text was split into pieces.
+- If a marker is one control token of the vocabulary, only that token counts as the marker.
+- The time is linear in the text, even for small pieces: failed searches are not repeated, and
+  waiting searches continue where they stopped.
+- No reader keeps a match object across a yield, because a match object keeps the old text alive.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class Source:
-    """A growing text. `control`: the texts that the vocabulary holds as single control tokens."""
+    """A growing text. `control`: the texts that are single control tokens in the vocabulary."""
 
     def __init__(self, control: Collection[str] = ()) -> None:
         self.text = ""
@@ -56,15 +58,15 @@ class Source:
                 "offsets are missing for this piece of the text: give them for all pieces or for "
                 "none"
             )
-        # CPython extends a string in place if a local variable holds its only reference. Else each
-        # piece would copy the whole.
+        # CPython extends a string in place only if a local variable holds its only reference.
+        # Otherwise, each piece would copy the whole text.
         whole = self.text
         self.text = ""
         whole += text
         self.text = whole
 
     def exact(self, marker: str) -> bool:
-        """Return True if `marker` is recognized by its control token, not only by its text."""
+        """Return True if only the control token of `marker` counts, and not the same text."""
         return self._starts is not None and marker in self._control
 
     def is_control_token(self, marker: str, at: int) -> bool:
@@ -102,10 +104,10 @@ class Source:
     def until(
         self, start: int, markers: tuple[str, ...], put: Put | None = None
     ) -> Steps[tuple[int, str]]:
-        """Return the position and text of the next of `markers` at or after `start`; the end of the
-        text and "" for none.
+        """Return the position and the text of the next of `markers` at or after `start`. If there
+        is none, return the end of the text and "".
 
-        `put` is called with the text before it, as soon as that is certain.
+        `put` is called with the text before the marker, as soon as that text is certain.
         """
         if self.is_absent(markers, start):
             return self._ended(start, put)
@@ -115,8 +117,8 @@ class Source:
             match = pattern.search(self.text, at)
             while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
-            # A marker may be part of a longer one whose end has not arrived: it counts only once
-            # that is excluded.
+            # A marker may be the start of a longer marker whose end has not arrived. It counts only
+            # when that is excluded.
             certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
             if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
@@ -139,8 +141,8 @@ class Source:
     def _certain(
         self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]
     ) -> int:
-        """Return the start of an incomplete marker at the end of the text; the end of the text if
-        there is none.
+        """Return the start of an incomplete marker at the end of the text, or the end of the text
+        if there is none.
         """
         first = max(at, len(self.text) - longest + 1)
         end = self.text[first:]
@@ -172,8 +174,8 @@ class Source:
             yield
 
     def skip(self, at: int) -> Steps[int]:
-        """Return the position of the first character at or after `at` that is not white space; the
-        end of the text for none.
+        """Return the position of the first character at or after `at` that is not white space, or
+        the end of the text if there is none.
         """
         while True:
             if at < len(self.text) and not self.text[at].isspace():
@@ -203,7 +205,7 @@ class Source:
         self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()
     ) -> Steps[int]:
         """Return the position of the first `close` that is followed by one of `followers`, after
-        optional white space; -1 for none before the next of `stops`.
+        optional white space. Return -1 if there is none before the next of `stops`.
 
         The follower is required because a value may contain the format's own tags. If `close` is
         recognized by its control token, no follower is required.
@@ -231,7 +233,7 @@ class Source:
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return the end of the match of `pattern` at `at`; `at` for none."""
+    """Return the end of the match of `pattern` at `at`, or `at` if there is no match."""
     match = pattern.match(text, at)
     return match.end() if match is not None else at
 

@@ -138,7 +138,12 @@ class DrivenEpisode:
     async def _next(self) -> list[int] | None:
         assert self._playing is not None
         asked = asyncio.ensure_future(self._engine.requests.get())
-        await asyncio.wait([asked, self._playing], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait([asked, self._playing], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            asked.cancel()
+            await self.aclose()
+            raise
         if asked.done():
             self._waiting = True
             ids: list[int] = asked.result().input_ids.tolist()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -32,6 +32,8 @@ from toolroll.rollout.types import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class EpisodeSettings(ModelSettings):
@@ -218,6 +220,21 @@ class EpisodePlayer:
                 f"sample's prompt is {index}"
             )
         return factory, tasks[index]
+
+
+async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run `episodes` concurrently, and return their results in order.
+
+    The first error, or a cancellation, cancels the others. It is raised after all have ended, so
+    that their environments are closed.
+    """
+    tasks = [asyncio.ensure_future(episode) for episode in episodes]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def task_index(prompt: Any) -> int:

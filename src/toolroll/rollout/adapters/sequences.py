@@ -4,7 +4,7 @@
 - An aborted episode has no reward, and none of its tokens is trained (I9).
 - A response has at least one token: trainers fail for an empty one. If nothing was sampled, the
   response is the prompt's last token, with mask 0.
-- Tokens that were not sampled have the logprob 0.0.
+- Tokens that were not sampled have the logprob 0.0. A trained token without a logprob is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 
@@ -48,7 +49,8 @@ def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[Tr
     """Return the sequences of an episode: one, or several if it forked.
 
     `filler` is a token id for an episode that ended before its first prompt. Raise `UsageError`
-    for tokens that were made from text: they are not what an engine sampled.
+    for tokens that were made from text: they are not what an engine sampled. Raise `TokenError` for
+    a trained token without a logprob.
     """
     if any(trajectory.source != "engine" for trajectory in result.trajectories):
         raise UsageError(
@@ -70,6 +72,8 @@ def _sequence(trajectory: Trajectory | None, status: Status, filler: int) -> Tra
         return TrainingSequence([filler], [filler], [0], [0.0], None)
     cut = min(trajectory.prompt_length, len(trajectory) - 1)
     ids, mask = trajectory.input_ids.tolist(), trajectory.loss_mask[cut:]
+    if status is not Status.ABORTED:
+        check_trained_logprobs(trajectory.logprobs[cut:], mask)
     logprobs = np.nan_to_num(trajectory.logprobs[cut:], nan=0.0)
     return TrainingSequence(
         ids[:cut],

@@ -1,6 +1,4 @@
-"""The command line: `toolroll run`, `serve`, `envs`, `tasks`, `check-template`, `engine`,
-`demo`.
-"""
+"""The command line: the command `toolroll` and its subcommands."""
 
 from toolroll.rollout.cli.app import main
 

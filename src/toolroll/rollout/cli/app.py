@@ -5,8 +5,9 @@ A command imports what it needs when it runs, so that `toolroll --help` is fast.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from importlib.metadata import version
 from inspect import Parameter
 from pathlib import Path
@@ -79,7 +80,8 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
     settings = load_config(
         config, {"env": env, **given_values(RunConfig, options, old_names=OLD_NAMES)}
     )
-    _show([_outcome(settings)], settings.out)
+    outcome = _outcome(settings)
+    _show({outcome.summary.env: outcome}, settings.out)
 
 
 _ENV = typer.Argument(help=RunConfig.model_fields["env"].description, show_default=False)
@@ -162,7 +164,7 @@ def check_template(
         Path | None, typer.Option(help="a Jinja file that replaces the tokenizer's template")
     ] = None,
     chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON: the template's switches")
+        str | None, typer.Option(help="JSON: variables of the chat template")
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
@@ -187,7 +189,8 @@ def view(
         Path | None, typer.Option(help="the page; default: view.html in the folder")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="instead of the run's own: folder, name or `embedded`")
+        str | None,
+        typer.Option(help="a tokenizer (folder, name or `embedded`); default: the run's own"),
     ] = None,
     tokens: Annotated[
         int, typer.Option(min=0, help="include the tokens of this many episodes")
@@ -236,36 +239,54 @@ def export(
 
 @app.command()
 def engine(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="folder of a small Llama model, which is sampled with numpy; default: `desk-1m`, "
+            "the one in the package, unless replies are scripted"
+        ),
+    ] = None,
     tokenizer: Annotated[
-        str, typer.Option(help="folder or name; `embedded` for the one in the package")
-    ] = "embedded",
+        str | None,
+        typer.Option(
+            help="of scripted replies: folder or name; `embedded` is the one in the package"
+        ),
+    ] = None,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option()] = 30000,
     script: Annotated[
         Path | None,
         typer.Option(
-            help='JSON: {"desk/TASK#SAMPLE": ["reply", ...]}; default: the number of tokens read'
+            help='scripted replies, as JSON: {"desk/TASK#SAMPLE": ["reply", ...]}; with '
+            "--tokenizer alone, each reply is the number of tokens in the prompt",
         ),
     ] = None,
-    context_length: Annotated[int, typer.Option()] = 32768,
-    latency: Annotated[float, typer.Option(help="seconds for each request")] = 0.0,
+    context_length: Annotated[
+        int | None, typer.Option(help="default: the model's, or 32768")
+    ] = None,
+    latency: Annotated[
+        float, typer.Option(help="of scripted replies: seconds for each request")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="of the samples")] = 0,
 ) -> None:
-    """Serve the embedded engine: SGLang's /generate without weights, for experiments.
+    """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
 
     Example: toolroll engine --port 30000
     """
-    from toolroll.rollout.testing.serve import serve
+    _one_blas_thread()
+    from toolroll.rollout.testing.serve import EngineSettings, serve
 
-    _run(
-        serve(
-            tokenizer,
-            host=host,
-            port=port,
-            script_file=script,
-            context_length=context_length,
-            latency=latency,
-        )
+    settings = EngineSettings(
+        host=host,
+        port=port,
+        context_length=context_length,
+        seed=seed,
+        model=model,
+        tokenizer=tokenizer,
+        script_file=script,
+        latency=latency,
     )
+    _run(serve(settings))
 
 
 @app.command()
@@ -274,14 +295,25 @@ def demo(
     samples: Annotated[int, typer.Option(help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Play BFCL multi-turn and the desk against the embedded engine, whose replies are scripted:
-    no weights are needed.
+    """Play desk with the model in this package, and BFCL multi-turn with its reference actions,
+    against the embedded engine. No GPU and no torch are needed.
 
     Example: toolroll demo --out out/demo
     """
+    _one_blas_thread()
     from toolroll.rollout.cli.demo import run_demo
 
     _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
+
+
+def _one_blas_thread() -> None:
+    """Let OpenBLAS use one thread, unless the environment says otherwise. Call it before numpy is
+    imported.
+
+    The matrices of a small model are too small for more, and if another program uses a core, the
+    threads wait for each other.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _outcome(settings: RunConfig) -> Outcome:
@@ -295,14 +327,18 @@ def _outcome(settings: RunConfig) -> Outcome:
         raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
 
 
-def _show(outcomes: list[Outcome], out: Path | None, *, resumes: bool = True) -> None:
-    """Print the table, the remarks and the files. `resumes`: the same command can continue the run.
+def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = True) -> None:
+    """Print the results: a table, remarks, and the names of the files.
+
+    `results`: by column title. `resumes`: True if the same command can continue the run.
 
     Exit with 128 + the signal that ended the run early, or with 1 if nothing was graded.
     """
-    from toolroll.rollout.cli.display import remarks, results_table
+    from toolroll.rollout.cli.display import remarks, results_tables
 
-    console.print(results_table({outcome.summary.env: outcome.report for outcome in outcomes}))
+    for table in results_tables({title: outcome.report for title, outcome in results.items()}):
+        console.print(table)
+    outcomes = list(results.values())
     for outcome in outcomes:
         for line in remarks(outcome.summary.env, outcome.report):
             console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -20,8 +20,8 @@ _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold 
 
 
 def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
-    """Return the report on the tokenizer `model` with the chat template in the file `template`. If
-    that is None, use the tokenizer's own template.
+    """Return the report on the tokenizer `model` with the chat template in the file `template`, or
+    with the tokenizer's own template if that is None.
     """
     if Path(model).suffix in (".jinja", ".jinja2"):
         raise UsageError(
@@ -47,17 +47,17 @@ def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
     facts = {
         "stop tokens": stops,
         "generation prompt": repr(found.generation_prompt),
-        "opens a thought": "yes" if found.opens_reasoning else "no",
+        "opens reasoning": "yes" if found.opens_reasoning else "no",
         "arguments": {"dict": "as an object", "text": "as JSON text"}.get(
             found.arguments, found.arguments
         ),
-        "reads the clock": "yes: one time serves a whole session" if found.dated else "no",
+        "shows the date": "yes: the same date during a whole session" if found.dated else "no",
         "tools change": found.tools_change,
         "fingerprint": found.fingerprint,
     }
     for name, value in facts.items():
         console.print(f"[bold]{name}:[/] {escape(value)}", highlight=False)
-    table = Table("what is appended", "then", "with preserve")
+    table = Table("appended messages", "outcome", "with preserve")
     for probe in found.probes:
         style = _STYLES[probe.outcome]
         kept = {True: "append", False: "fork", None: ""}[probe.preserved]
@@ -67,8 +67,8 @@ def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
         console.print(f"- {escape(line)}", highlight=False)
     if found.exact:
         console.print(
-            "[green]Tool calling is exact: each tool result is appended to what was served and "
-            "sampled.[/]"
+            "[green]Tool calling is exact: each tool result is appended to the tokens that were "
+            "served and sampled.[/]"
         )
     else:
         console.print("[red]Tool calling cannot be exact in one sequence with this template.[/]")

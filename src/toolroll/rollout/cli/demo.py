@@ -1,12 +1,18 @@
-"""`toolroll demo`: play real benchmarks against the embedded engine with scripted replies."""
+"""`toolroll demo`: play two environments against the embedded engine. On desk, it samples the
+package's model; on BFCL, its replies are scripted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from toolroll.rollout.cli.run_command import Outcome, play
+from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME
@@ -14,59 +20,98 @@ from toolroll.rollout.runs.registry import choose_tasks, find_environment
 from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, make_folder
 from toolroll.rollout.runs.setup import Plan, rollout_args, served_agents
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, load_engine
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
-from toolroll.rollout.types import EnvironmentOptions
+from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
 
-ENVIRONMENTS = ("bfcl/multi_turn_base", "desk")
+SCRIPTED = "bfcl/multi_turn_base"
+SAMPLED = "desk"
+HELD_OUT = 100
+"""How many of desk's held-out tasks are played."""
+
 MISTAKES = 0.3
 """The share of episodes with a mistake of the scripted engine. Mistakes make the rewards differ."""
 
 
-async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> list[Outcome]:
-    """Play every installed demo environment. Replace the episodes of an earlier demo in `out`."""
+async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> dict[str, Outcome]:
+    """Play the demo's environments. Replace the episodes of an earlier demo in `out`.
+
+    Return the results by column title. Those of desk's held-out tasks are in a
+    folder beside `out`.
+    """
     console.print(
-        f"The engine is scripted: it plays each task's reference actions, with a mistake in "
-        f"{MISTAKES:.0%} of the episodes. "
-        "Everything else is real.",
+        f"On {SAMPLED}, the engine samples {DESK_MODEL}, the model in this package. On {SCRIPTED}, "
+        f"it replies with the reference actions, with a mistake in {MISTAKES:.0%} of the episodes.",
         highlight=False,
+        soft_wrap=True,
     )
-    make_folder(out)
-    for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
-        (out / name).unlink(missing_ok=True)
-    tokenizer = load_embedded_tokenizer()
-    results = []
-    for name in ENVIRONMENTS:
-        factory = find_environment(name)
-        command = factory.missing()
-        if command is not None:
-            console.print(f"{name} is skipped; to install it: {command}", highlight=False)
-            continue
-        tasks = choose_tasks(factory, None, None)
-        lines = play_references(factory, tasks, samples=samples, mistakes=MISTAKES, seed=seed)
-        async with EmbeddedEngine(
-            tokenizer, reference_policy(lines), context_length=131072
-        ) as engine:
-            config = RunConfig(
-                env=name,
-                engine=engine.url,
-                model="embedded",
-                parser="hermes",
-                samples=samples,
-                max_steps=60,
-                seed=seed,
-                out=out,
-            )
-            async with Model.from_args(rollout_args(config), tokenizer=tokenizer) as served:
-                plan = Plan(
-                    config,
-                    factory,
-                    tasks,
-                    served_agents(config, served),
-                    EnvironmentOptions(),
-                    config.identity,
-                )
-                results.append(await play(plan, console))
-        if results[-1].stopped is not None:
+    results: dict[str, Outcome] = {}
+    for title, config, tasks in _parts(console, out, samples=samples, seed=seed):
+        results[title] = await _played(console, config, tasks)
+        if results[title].stopped is not None:
             break
     return results
+
+
+def _parts(
+    console: Console, out: Path, *, samples: int, seed: int
+) -> list[tuple[str, RunConfig, Sequence[Task]]]:
+    """Return the title, the settings and the tasks of each part."""
+    parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
+    beside = out.with_name(f"{out.name}-held-out")  # a folder has one split of an environment
+    for title, env, model, split, folder in (
+        (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
+        (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),
+        (f"{SCRIPTED}\n(references)", SCRIPTED, "embedded", None, out),
+    ):
+        factory = find_environment(env)
+        command = factory.missing()
+        if command is not None:
+            console.print(f"{env} is skipped; to install it: {command}", highlight=False)
+            continue
+        _emptied(folder)
+        config = RunConfig(
+            env=env,
+            split=split,
+            engine="http://127.0.0.1",
+            model=model,
+            parser="hermes",
+            samples=samples,
+            max_steps=60 if model == "embedded" else 16,
+            seed=seed,
+            out=folder,
+        )
+        tasks = choose_tasks(factory, split, None)
+        parts.append((title, config, tasks[:HELD_OUT] if split == "held-out" else tasks))
+    return parts
+
+
+def _emptied(folder: Path) -> None:
+    """Make the folder, or remove the episodes of an earlier demo from it."""
+    make_folder(folder)
+    for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
+        (folder / name).unlink(missing_ok=True)
+
+
+async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) -> Outcome:
+    factory = find_environment(config.env)
+    options = EnvironmentOptions(settings={"policy": "brief"} if config.env == SAMPLED else {})
+    async with _engine(config, factory, tasks) as engine:
+        config = config.model_copy(update={"engine": engine.url})
+        async with Model.from_args(rollout_args(config), tokenizer=engine.tokenizer) as served:
+            agents = served_agents(config, served)
+            return await play(
+                Plan(config, factory, tasks, agents, options, config.identity), console
+            )
+
+
+def _engine(
+    config: RunConfig, factory: EnvironmentFactory, tasks: Sequence[Task]
+) -> AbstractAsyncContextManager[Any]:
+    if config.env == SAMPLED:
+        return load_engine(desk_model_path(), seed=config.seed, keep_log=False)
+    lines = play_references(
+        factory, tasks, samples=config.samples, mistakes=MISTAKES, seed=config.seed
+    )
+    policy = reference_policy(lines)
+    return EmbeddedEngine(load_embedded_tokenizer(), policy, context_length=131072)

@@ -25,15 +25,15 @@ from toolroll.rollout.adapters.frameworks import Framework
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import EnvironmentFactory, Episode
 
-_BAR_FROM = 140  # columns: below, the bar would push the counts and times out of the line
-_TIMES = 2 * len("0:00:00") + 4  # and the blanks between the parts
-_LINES = 20  # without a terminal: one line for each twentieth of the run
+_BAR_FROM = 140  # columns: in a narrower terminal, the bar leaves no room for counts and times
+_TIMES = 2 * len("0:00:00") + 4  # columns of both times, with the blanks around them
+_LINES = 20  # without a terminal, print one line for each twentieth of the run
 
 
 class RunDisplay:
-    """Shows the episodes of one environment as they finish. A context manager.
+    """Shows the progress of one environment's run. A context manager.
 
-    `summary` holds the episodes of earlier runs. Add each new episode to it before `show`.
+    `summary` holds the episodes of earlier runs. Add each new episode to it before you call `show`.
     """
 
     def __init__(self, console: Console, summary: Summary, total: int) -> None:
@@ -73,7 +73,7 @@ class RunDisplay:
         self._progress.stop()
 
     def show(self, episode: Episode) -> None:
-        """Show one finished episode."""
+        """Update the progress with one finished episode."""
         self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
         self._shown += 1
         state = self._state()
@@ -109,8 +109,19 @@ class RunDisplay:
         return f"{reward}{''.join(speeds)}{errors}{left}"
 
 
+def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """Return the tables at the end of a run, with two columns each: more do not fit in 80."""
+    names = list(reports)
+    return [
+        results_table({name: reports[name] for name in names[at : at + 2]})
+        for at in range(0, len(names), 2)
+    ]
+
+
 def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the table at the end of a run: one column per environment, to fit in 80 characters."""
+    """Return the table at the end of a run, with one column for each environment. It fits in 80
+    columns.
+    """
     table = Table(title="toolroll", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in reports:
@@ -183,7 +194,7 @@ def _invalid(found: Mapping[str, Any]) -> str:
 
 
 def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table: reasons why episodes ended, invalid calls, and warnings."""
+    """Return the lines below the table: why episodes ended, invalid calls by kind, and warnings."""
     ends = ", ".join(
         f"{reason} {count}"
         for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1])

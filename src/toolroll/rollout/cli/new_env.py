@@ -1,5 +1,5 @@
-"""`toolroll new-env NAME`: write a small working environment, as one file or as a package. The user
-then edits it into a real one.
+"""`toolroll new-env NAME`: write a small working environment, as one file or as a package, for the
+user to edit.
 
 Invariant: the files as written pass their own test and mypy --strict.
 """
@@ -17,7 +17,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import environment_names
 
 FILE = '''\
-"""@NAME@: a user wants a room at a temperature.
+"""@NAME@: a user asks to heat a room, and a tool sets its temperature.
 
 Play it: toolroll run @FILE@:env --model MODEL
 """
@@ -102,7 +102,7 @@ where = ["src"]
 """
 
 ENVIRONMENT = '''\
-"""@NAME@: a user wants some rooms at some temperatures; the tool sets them."""
+"""@NAME@: a user asks to heat some rooms, and a tool sets their temperatures."""
 
 from collections.abc import Sequence
 
@@ -172,7 +172,7 @@ class @CLASS@(Environment):
 
 
 class @CLASS@Factory:
-    """The benchmark by name."""
+    """Name the environment, list its tasks, and make new instances."""
 
     name = "@NAME@"
     description = "Set rooms to temperatures."
@@ -306,7 +306,7 @@ def _check_free(name: str, package: str) -> None:
         or find_spec(package) is not None
     ):
         raise UsageError(
-            f"{package!r} is the name of something else in Python: choose another name"
+            f"{package!r} is a Python keyword or an existing module: choose another name"
         )
     if name in environment_names():
         raise UsageError(f"an environment named {name!r} already exists (toolroll envs lists them)")

@@ -1,7 +1,7 @@
-"""Options of a command, made from the fields of a pydantic model.
+"""Make options of a command from the fields of a pydantic model.
 
-A field gives the option its name, help (its description), type, choices (`Literal`), default and,
-as `json_schema_extra={"panel": ...}`, its panel in `--help`. Only the model checks values: an
+A field determines the option's name, help (its description), type, choices (`Literal`), default,
+and its panel in `--help` (`json_schema_extra={"panel": ...}`). Only the model checks values, so an
 option and a line of a YAML file give the same error.
 """
 
@@ -47,7 +47,7 @@ def given_values(
     *,
     old_names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the given settings of `model` in `values`. Options that take JSON are decoded.
+    """Return the settings of `model` that `values` contains. Options that take JSON are decoded.
 
     Raise `UsageError` if an option that takes JSON holds something else.
     """

@@ -1,4 +1,6 @@
-"""`toolroll run`: open the model, start or continue a run, show its progress, store the results."""
+"""`toolroll run`: open the model, start or continue a run, show its progress, and store the
+results.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +63,7 @@ async def run(config: RunConfig, console: Console) -> Outcome:
 
 async def play(plan: Plan, console: Console) -> Outcome:
     """Play the episodes of `plan` that are not in the folder `config.out` yet, and show progress.
+
     SIGINT and SIGTERM end the run early.
     """
     env, out = plan.factory.name, plan.config.out
@@ -160,8 +163,8 @@ async def _play(
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:
-    """Return the tasks in the result: those of `plan`, and those that earlier runs in the folder
-    played.
+    """Return the tasks in the result: those of `plan`, and those that earlier runs stored in the
+    folder.
     """
     names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
     return [
@@ -236,17 +239,19 @@ async def _check_engine(served: Model) -> None:
     health = await served.engine.health()
     if not health.ok:
         raise UsageError(health.why)
-    await served.engine.model_info()  # raises for an address that is not an engine's
+    await served.engine.model_info()  # raises an error if this is not an engine's address
 
 
 async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:
-    """Raise `UsageError` if the engine serves another model; print its other warnings."""
+    """Raise `UsageError` if the engine serves another model. Print the warnings of the check."""
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         console.print(f"WARNING: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 async def _check_template(served: Model, console: Console) -> None:
-    """Print what the chat template does to the tokens if tool calling is not exact with it."""
+    """If tool calling is not exact with the chat template, print what the template does to the
+    tokens.
+    """
     found = await served.run_in_thread(certify, served.template)
     if found.exact:
         return

@@ -35,9 +35,14 @@ _FLAGS = {
 _REQUESTS = "Requests"
 _LIMITS = "Sessions and limits"
 _EngineTimeout = Annotated[
-    float, typer.Option(help="seconds to wait for an engine that does not answer at all")
+    float,
+    typer.Option(
+        help="seconds to wait for an engine that does not answer at all; 0: fail after the retries"
+    ),
 ]
-_NoGc = Annotated[bool, typer.Option("--no-gc", help="leave Python's garbage collector as it is")]
+_NoGc = Annotated[
+    bool, typer.Option("--no-gc", help="do not change the settings of Python's garbage collector")
+]
 _Mismatch = Annotated[
     bool,
     typer.Option(
@@ -118,7 +123,7 @@ def serve(
         str,
         typer.Option(
             metavar="[refuse|drop]",
-            help="what to do if a request offers tools of the provider's servers (web_search)",
+            help="what to do if a request offers tools that run at the provider (web_search)",
             rich_help_panel=_REQUESTS,
         ),
     ] = "refuse",
@@ -153,15 +158,15 @@ def serve(
     max_text: Annotated[
         int,
         typer.Option(
-            help="bytes of one text in it: a message, a tool result, a prompt",
+            help="bytes of one text in a request: a message, a tool result, a prompt",
             rich_help_panel=_LIMITS,
         ),
     ] = 2**20,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="folder for the sessions: finished ones in episodes.jsonl, and the others for the "
-            "next start"
+            help="folder for the sessions: finished ones are in episodes.jsonl, and the others are "
+            "restored at the next start"
         ),
     ] = None,
     engine_timeout: _EngineTimeout = 0.0,
@@ -251,7 +256,7 @@ def _valid(kind: Any, **values: Any) -> Any:
 
 
 def _message(name: str, words: str) -> str:
-    """Return the error `words`, preceded by the name of its option."""
+    """Return the error `words`, preceded by the option that sets the setting `name`."""
     if not name:
         return words
     return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run gracefully: running episodes are aborted at the engine and not
+"""End a run gracefully at SIGINT or SIGTERM: running episodes are aborted at the engine and not
 recorded, and finished episodes are kept.
 """
 
@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StoppedError(Exception):
-    """The run was ended by the signal `number`."""
+    """The signal `number` ended the run."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

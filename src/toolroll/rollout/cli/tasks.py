@@ -1,7 +1,10 @@
-"""`toolroll tasks`: write a benchmark's tasks as JSON lines, for a trainer's prompt data.
+"""`toolroll tasks`: write an environment's tasks as JSON lines, for a trainer's prompt data.
 
-Invariants: `index` is the task's position in its split. `metadata` names the environment and the
-split. The file is written completely or not at all.
+Invariants:
+
+- `index` is the task's position in its split.
+- `metadata` names the environment and the split.
+- The file is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -26,11 +29,10 @@ def task_lines(
     wanted: str | None,
     env_args: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """Return one line for each task of `env` in `split` (default: the first split) that `wanted`
-    ("0-9", "3,5") names.
+    """Return one line for each task of `env` in `split` (default: the first split).
 
-    Raise `UsageError` for an unknown environment, split or task, or if a package that the
-    environment needs is not installed.
+    `wanted` selects tasks, as in "0-9" or "3,5"; None selects all. Raise `UsageError` for an
+    unknown environment, split or task, or if a package that the environment needs is not installed.
     """
     factory = load_environment(env, env_args)
     chosen = split or factory.splits[0]
@@ -41,7 +43,7 @@ def task_lines(
 
 
 def task_row(env: str, split: str, task: Task) -> dict[str, Any]:
-    """Return one task as a row: `index`, and `metadata` with the benchmark's own data, the
+    """Return one task as a row: `index`, and `metadata` with the task's own data, the
     environment, the split and the task's id.
     """
     return {

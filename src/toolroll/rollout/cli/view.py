@@ -1,4 +1,4 @@
-"""`toolroll view`: write the page of a run."""
+"""`toolroll view`: write a page that shows a run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def view(
     Args:
         folder: The folder of a run.
         out: The file to write; by default `view.html` in `folder`.
-        tokenizer: The tokenizer for all environments; by default, each environment's own, which
-            `run.json` names.
+        tokenizer: The tokenizer for all environments. By default, `run.json` names one for each
+            environment.
         tokens: The number of episodes to include with tokens.
 
     Raises:

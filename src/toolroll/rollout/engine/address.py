@@ -1,4 +1,6 @@
-"""Addresses of servers: a user and password in one are sent, and shown nowhere."""
+"""Separate the user and password from the address of a server. They are sent as a header, and never
+appear in a message.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,15 @@
 """`Engine`: the client of SGLang's `/generate`, directly or through a router.
 
-Invariants: an id outside the vocabulary and a prompt that leaves no room are never sent (the first
-crashes the engine, the second opens a router's circuit breaker); each attempt has a new rid of
-fixed length (the engine aborts by prefix, and refuses duplicates); only failures that may pass are
-retried, within a deadline; a request that may still be running is aborted at the engine before its
-next attempt, and if its call is cancelled; no answer disables a check.
+Invariants:
+
+- A prompt with an id outside the vocabulary is never sent, because it would crash the engine.
+- A prompt that leaves no room for an answer is never sent, because ten such requests open a
+  router's circuit breaker.
+- Each attempt has a new request id (`rid`) of fixed length. SGLang refuses a duplicate `rid`, and
+  an abort ends every request whose `rid` starts with the given one.
+- A failure is retried only if another attempt may succeed, and only until the deadline.
+- A request that may still be running is aborted at the engine before the next attempt, and if the
+  caller is cancelled.
 """
 
 from __future__ import annotations
@@ -67,7 +72,7 @@ class _Deadline:
 
 
 class _ProgressGuard:
-    """Forwards progress, and records whether there was any."""
+    """Calls `progress`, and records whether any id was sampled."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -79,8 +84,8 @@ class _ProgressGuard:
 
 
 class Engine(EngineClient):
-    """One engine or router. An async context manager; its calls share keep-alive connections
-    without a limit.
+    """A client of one engine or router, used as an async context manager. Its calls share a pool of
+    keep-alive connections, without a limit on their number.
     """
 
     def __init__(
@@ -102,7 +107,8 @@ class Engine(EngineClient):
         )
         self._closings = 0
         self._in_flight: set[str] = set()
-        # Ids of rows beyond the tokenizer's: a random or early policy samples them.
+        # Sampled ids that the tokenizer does not have. A model has more embedding rows than its
+        # tokenizer has tokens, and an untrained policy may sample the others.
         self._padding_sampled: set[int] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -135,15 +141,21 @@ class Engine(EngineClient):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn. `progress` is called with all ids sampled so far; a stream that breaks
-        after its first token is not retried.
+        """Sample one turn, and return it.
 
-        If the engine aborts, return a `Completion` with finish_reason "abort" and the ids sampled
-        until then. Raise `ContextOverflowError`, `TokenError` (an id outside the vocabulary),
-        `UsageError` (an unknown sampling parameter, a session id that is not one line of text),
-        `CompletionError` (a contradictory answer), `EngineUnreachableError` (no answer for
-        `engine_timeout` seconds, if that is set), or `EngineError` (any other failure, after the
-        retries).
+        With `progress`, the answer is streamed, and `progress` is called with all ids sampled so
+        far. A stream that breaks after its first token is not retried. If the engine aborts the
+        request, the `Completion` has finish_reason "abort" and the ids sampled until then.
+
+        Raises:
+            ContextOverflowError: The prompt leaves no room for an answer.
+            TokenError: The prompt is empty, or has an id outside the vocabulary.
+            UsageError: A sampling parameter is unknown, the session id is not one line of text, or
+                the engine serves another model than before.
+            CompletionError: The answer contradicts itself.
+            EngineUnreachableError: `engine_timeout` is set, and the engine has not answered for
+                that many seconds.
+            EngineError: Any other failure, after the retries.
         """
         info = await self._check(request)
         began, outages = perf_counter(), 0
@@ -220,14 +232,15 @@ class Engine(EngineClient):
         return completion
 
     async def _check(self, request: GenerateRequest) -> ModelInfo:
-        """Return the model info. Raise if `request` must not be sent."""
+        """Return the model info. Raise an error if `request` must not be sent."""
         info = await self._control_plane.model_info()
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty")
         known = np.iinfo(np.int32).max if info.vocab_size is None else info.vocab_size
         highest = request.highest_id
-        # as unsigned numbers, negative ids are the highest: one pass over the prompt
+        # Negative ids are very high if they are read as unsigned numbers. So one maximum finds
+        # ids that are negative and ids that are too high.
         if highest is None:
             highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= known:
@@ -253,7 +266,7 @@ class Engine(EngineClient):
         return info
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
-        """Return the JSON body, with the ids spliced in as JSON if the session has them so."""
+        """Return the JSON body. If the request has its ids as JSON text, that text is inserted."""
         rest = orjson.dumps(
             {
                 "sampling_params": dict(request.sampling_params),
@@ -293,7 +306,8 @@ class Engine(EngineClient):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
             if running and self._closings == closings:
-                with not_counted():  # else it would keep sampling beside the retry
+                # Without the abort, the engine would sample the request and its retry.
+                with not_counted():
                     await self.abort(rid)
         except (asyncio.CancelledError, UsageError):
             self._abort_later(rid)
@@ -326,14 +340,17 @@ class Engine(EngineClient):
         return await self._checked(answer)
 
     async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
-        """Return what is in `answer`, after checking which model gave it."""
+        """Return the JSON of `answer`, or its failure.
+
+        Raise `UsageError` if the JSON comes from another model than before.
+        """
         found = _read(answer)
         if not isinstance(found, Failure):
             await self._control_plane.check_model(answer.connections)
         return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
-        """Return the seconds until the next attempt, None if this was the last one."""
+        """Return the seconds until the next attempt, or None if this was the last one."""
         if attempt >= self.config.attempts:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
@@ -343,9 +360,9 @@ class Engine(EngineClient):
         )
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload` as it is, once, and return the JSON of the answer.
+        """Post `payload` unchanged and without retries, and return the JSON of the answer.
 
-        Raise `EngineError` if its status is not 200.
+        Raise `EngineError` if there is no answer, or its status is not 200.
         """
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
@@ -358,7 +375,7 @@ class Engine(EngineClient):
         return dict(found)
 
     async def get(self, url: str) -> Any:
-        """Return the JSON at `url`, None if there is none."""
+        """Return the JSON at `url`, or None if the request fails or the answer is not JSON."""
         return (await self._control_plane.ask(url))[0]
 
     # --- aborts -----------------------------------------------------------------------------------
@@ -387,12 +404,13 @@ class Engine(EngineClient):
         return await self._control_plane.workers()
 
     async def behind_router(self) -> bool:
-        """Return True if a router is in between, which drops some parameters without notice."""
+        """Return True if requests go through a router. Routers silently drop some parameters."""
         return await self.workers() != [self.url]
 
     async def model_info(self) -> ModelInfo:
-        """Return context length, vocabulary and weight version: the engine's, else the
-        configuration's.
+        """Return context length, vocabulary size and weight version.
+
+        Values that the configuration sets have priority over those that the engine reports.
         """
         return await self._control_plane.model_info()
 
@@ -402,7 +420,7 @@ class Engine(EngineClient):
 
 
 def _read(answer: Answer) -> Mapping[str, Any] | Failure:
-    """Return the JSON of a 200, the failure of any other status."""
+    """Return the JSON of an answer with status 200, or the failure for any other status."""
     if answer.status != 200:
         return from_response(answer.status, answer.body, retry_after=answer.retry_after)
     return _decoded(answer.body)

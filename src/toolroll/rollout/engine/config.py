@@ -12,26 +12,26 @@ from toolroll.rollout.engine.address import split_credentials
 
 
 class EngineConfig(BaseModel):
-    """Address, time limits (seconds) and retries.
+    """The address of an engine or router, with time limits (in seconds) and retries.
 
-    A user and password in `url` become `authorization`: `url` is shown in errors, they are not.
-    `context_length` and `vocab_size` are used if the engine does not report its own.
+    A user and password in `url` are moved to `authorization`, because error messages show `url`.
+    `context_length` and `vocab_size` have priority over the values that the engine reports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: str
     authorization: SecretStr | None = Field(
-        default=None, description="header of every request to `url`"
+        default=None, description="the Authorization header, sent with every request to `url`"
     )
     connect_timeout: float = Field(default=10.0, gt=0)
     attempt_timeout: float = Field(
-        default=1800.0, gt=0, description="one /generate; routers use 1800 s too"
+        default=1800.0, gt=0, description="limit of one attempt; routers use 1800 s too"
     )
-    deadline: float = Field(default=3600.0, gt=0, description="one generate with all its attempts")
+    deadline: float = Field(default=3600.0, gt=0, description="limit of all attempts together")
     attempts: int = Field(default=6, ge=1)
     backoff: float = Field(
-        default=0.25, ge=0, description="before the second attempt; then it doubles"
+        default=0.25, ge=0, description="pause before the second attempt; it doubles each time"
     )
     backoff_limit: float = Field(default=10.0, ge=0)
     abort_timeout: float = Field(default=5.0, gt=0)
@@ -39,8 +39,8 @@ class EngineConfig(BaseModel):
         default=0.0,
         ge=0,
         description=(
-            "how long to wait for an engine that does not answer at all; 0: fail after `attempts`, "
-            "since only the caller knows whether the engine will be restarted"
+            "how long to wait for an engine that does not answer at all; 0: do not wait, but fail "
+            "after `attempts`, because only the caller knows whether the engine will be restarted"
         ),
     )
     context_length: int | None = Field(default=None, ge=1)
@@ -50,7 +50,9 @@ class EngineConfig(BaseModel):
     )
     use_http2: bool = False
     return_routed_experts: bool = Field(
-        default=False, description="MoE; the server needs --enable-return-routed-experts"
+        default=False,
+        description="return the experts of each token of an MoE model; SGLang needs "
+        "--enable-return-routed-experts",
     )
 
     @model_validator(mode="before")
@@ -76,7 +78,7 @@ class EngineConfig(BaseModel):
             raise ValueError(f"the engine's address {value!r} is not valid: {error}") from error
         if url.endswith("/v1"):
             raise ValueError(
-                f"{value!r} is an OpenAI-compatible address; the engine's own ends before /v1: "
+                f"{value!r} is an OpenAI-compatible address; give the engine's own, without /v1: "
                 f"{url.removesuffix('/v1')}"
             )
         if not host:
@@ -86,8 +88,8 @@ class EngineConfig(BaseModel):
     def model_post_init(self, context: Any, /) -> None:
         if self.use_http2:
             warnings.warn(
-                "use_http2 has no effect: SGLang's HTTP/1.1 with one shared connection pool is "
-                "faster",
+                "use_http2 has no effect: HTTP/1.1 with one shared connection pool is faster with "
+                "SGLang",
                 UserWarning,
                 stacklevel=3,
             )

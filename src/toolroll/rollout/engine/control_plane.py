@@ -1,10 +1,12 @@
-"""`ControlPlane`: the calls to an engine that sample nothing: its workers, its model, its health,
-aborts.
+"""`ControlPlane`: requests to an engine that sample nothing: workers, model info, health, aborts.
 
-Invariants: a question that failed is asked again next time; an answer over a new connection is
-accepted only after the engine was asked for its model again, and an answer of another model is
-refused. An engine that does not report its model is not checked. Behind a router, the first worker
-is asked.
+Invariants:
+
+- Model info and workers are cached only if the engine answered. Otherwise the next call asks again.
+- A new connection may lead to a restarted engine. So before an answer over a new connection is
+  accepted, the engine is asked which model it serves, and the answer of another model is refused.
+- An engine that does not report its model is not checked.
+- Behind a router, only the first worker is asked.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _MAY_PASS = (408, 425, 429)
 class ControlPlane:
     """The engine at `config.url`, or the router there and its workers.
 
-    `model_info`: of the served model; if None, the engine is asked for it.
+    `model_info`: the served model's limits and version; if None, the engine is asked for them.
     """
 
     def __init__(
@@ -47,11 +49,11 @@ class ControlPlane:
         self._info_so_far = ModelInfo()
         self._model = None if model_info is None else model_info.model_path
         self._tokenizer: str | None = None
-        self._other_model = ""  # the error message if its tokens are refused
+        self._other_model = ""  # the error message, if the engine serves another model now
         self._questions = self._last_answered = self._connections = 0
 
     def _lock(self, of: Literal["info", "model"]) -> asyncio.Lock:
-        """Return the lock for what is asked; a lock belongs to one event loop."""
+        """Return the lock for one kind of request, `of`. Each event loop has its own locks."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._locks = loop, {}
@@ -59,7 +61,7 @@ class ControlPlane:
 
     @property
     def routed(self) -> bool:
-        """True if a router is known to be in between."""
+        """True if `workers` has found a router."""
         return self._workers is not None and self._workers != [self._config.url]
 
     async def workers(self) -> list[str]:
@@ -79,9 +81,9 @@ class ControlPlane:
         return self._workers
 
     async def model_info(self) -> ModelInfo:
-        """Return context length, vocabulary and weight version.
+        """Return context length, vocabulary size and weight version.
 
-        A value that the engine does not report is the configuration's.
+        Values that the configuration sets have priority over those that the engine reports.
         """
         if self._model_info is None:
             asked = self._info_asked
@@ -94,7 +96,7 @@ class ControlPlane:
         return self._info_so_far if self._model_info is None else self._model_info
 
     async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
-        """Return the model info, and True if all requests for it were answered."""
+        """Return the model info, and False if a later request may return more of it."""
         worker = (await self.workers())[0]
         all_told = self._workers is not None
         info, told = await self._ask_model()
@@ -124,11 +126,11 @@ class ControlPlane:
         return health
 
     async def check_model(self, connections: int) -> None:
-        """Ask the engine for its model, if a connection was made since it was last asked.
+        """Ask the engine which model it serves, if connections were opened since it was last asked.
 
-        `connections`: the number of connections that were made when the request was sent.
-
-        All concurrent callers share one request. Raise `UsageError` if the model has changed.
+        `connections`: the number of connections that had been opened when the caller's request was
+        sent. Concurrent callers share one request for the model. Raise `UsageError` if the model
+        has changed.
         """
         questions = self._questions
         if self._connections < connections:
@@ -139,9 +141,9 @@ class ControlPlane:
             raise UsageError(self._other_model)
 
     async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
-        """Return the `/model_info`, and False if a later request may succeed.
+        """Return the answer to `/model_info`, and False if a later request may succeed.
 
-        Raise as `check_model` does.
+        Raise `UsageError` if the model has changed.
         """
         self._questions += 1
         question = self._questions
@@ -156,9 +158,10 @@ class ControlPlane:
         return info, told
 
     def _compare(self, info: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if `info` is not of the model that was served before.
+        """Raise `UsageError` if `info` describes another model than the one before.
 
-        Another path with the same tokenizer is a weight update from disk.
+        If the path differs but the tokenizer is the same, the weights were updated from disk. That
+        is allowed.
         """
         path, tokenizer = read_model_info(info, {}, {}).model_path, info.get("tokenizer_path")
         if path is None:
@@ -193,9 +196,8 @@ class ControlPlane:
                 )
 
     async def ask(self, url: str) -> tuple[Any, bool]:
-        """Return the JSON at `url`, None if there is none.
-
-        The second value is False if a later request may succeed.
+        """Return the JSON at `url` (None if there is none), and False if a later request may
+        succeed.
         """
         return _read(url, await self._get(url))
 
@@ -208,7 +210,9 @@ class ControlPlane:
 
 
 def _check_kind(url: str, models: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if the `/v1/models` at `url` are those of `toolroll serve`."""
+    """Raise `UsageError` if `url` belongs to `toolroll serve`. `models`: the answer to
+    `/v1/models`.
+    """
     cards = models.get("data")
     if isinstance(cards, list) and any(
         isinstance(card, dict) and card.get("owned_by") == "toolroll" for card in cards
@@ -220,7 +224,7 @@ def _check_kind(url: str, models: Mapping[str, Any]) -> None:
 
 
 def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
-    """Return what `ControlPlane.ask` does."""
+    """Return what `ControlPlane.ask` returns for `answer`."""
     if answer is None:
         return None, False
     if answer.status != 200:

@@ -1,8 +1,9 @@
-"""Every failure of the engine or its router, classified in one place.
+"""Classify every failure of the engine or its router.
 
-SGLang 0.5.23 has four shapes of error bodies, the routers two of their own (seen on the wire): the
-status decides, the message only separates a context overflow from other 400s. Only attempts that
-may succeed are retried.
+SGLang 0.5.23 has four shapes of error bodies, and the routers have two more (seen in their
+answers). So the status decides. The body is used to recognize three cases: a prompt that is too
+long, a router's broken connection to a worker, and a router without workers. Only attempts that may
+succeed are retried.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from toolroll.rollout.errors import capped
 
 _MESSAGE = 1500
 _READ = 1 << 20
-"""Bytes of an error's body that are read."""
+"""Number of bytes of an error's body that are read."""
 NO_ANSWER = "no answer from the engine: "
 _NO_WORKERS = "no_available_workers"
-"""In a router's answer if all its workers are down."""
+"""A router's answer contains this if all its workers are down."""
 _UPSTREAM = re.compile("call_upstream_(request_error|connection_failed)")
-"""In a router's answer if the worker's connection broke: a retry may reach another worker."""
+"""A router's answer contains this if the connection to the worker broke: a retry may reach another
+worker.
+"""
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
     r"longer than the model's context length|exceeds the model's maximum context length|exceeds "
@@ -38,12 +41,14 @@ _OVERFLOW = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One failed attempt: `status` is None if no answer came.
+    """One failed attempt.
 
-    `retry`: another attempt may succeed; a `server_fault` (500) is retried once, since it repeats
-    if the request itself is the cause. `foreign`: the answer belongs to another request. `lost`:
-    there was no connection, or it broke; the engine may be down. `down`: a router reports that.
-    `running`: the engine may still be working on the request, which must be aborted there.
+    `status`: the HTTP status, or None if no answer came. `retry`: another attempt may succeed.
+    `server_fault`: status 500. It is retried once: if the request itself is the cause, it recurs.
+    `overflow`: the prompt is too long. `retry_after`: the seconds that the server asks to wait.
+    `foreign`: the answer belongs to another request. `lost`: there was no connection, or it broke,
+    so the engine may be down. `down`: a router reports that its workers are down. `running`: the
+    engine may still be working on the request, so it must be aborted there.
     """
 
     message: str
@@ -60,7 +65,7 @@ class Failure:
 
 
 def from_response(status: int, body: bytes, *, retry_after: str | None = None) -> Failure:
-    """Return the failure in an HTTP answer that is not 200."""
+    """Return the failure for an HTTP answer with a status other than 200."""
     text = body[:_READ].decode("utf-8", "replace")
     message = message_of(text)
     upstream = status == 500 and _UPSTREAM.search(text) is not None
@@ -79,7 +84,7 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
 
 
 def from_exception(error: Exception) -> Failure:
-    """Return the failure if no whole answer came: refused, reset, timed out."""
+    """Return the failure for a request without a complete answer: refused, reset or timed out."""
     unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return Failure(
         message=f"{NO_ANSWER}{capped(reason(error), _MESSAGE)}",
@@ -91,13 +96,13 @@ def from_exception(error: Exception) -> Failure:
 
 
 def broken_stream() -> Failure:
-    """Return the failure of a stream that ends without its last event."""
+    """Return the failure for a stream that ends without its last event."""
     words = "the engine's stream broke off"
     return Failure(message=words, status=None, retry=True, lost=True, running=True)
 
 
 def reason(error: Exception) -> str:
-    """Return why no answer came, in the operating system's terms if it gave the reason."""
+    """Return the reason why no answer came, in the operating system's words if it gave one."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return "no connection in time"
     if isinstance(error, TimeoutError):
@@ -116,9 +121,10 @@ def reason(error: Exception) -> str:
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
-    """Return the failure if `answer` is for another request than `rid`; None if it has no id.
+    """Return a failure if `answer` belongs to another request than `rid`, else None.
 
-    A retry may succeed: some proxies give one request's answer to the next one.
+    An answer without an id counts as the request's own. A retry may succeed, because some proxies
+    return one request's answer to the next request.
     """
     meta = answer.get("meta_info")
     found = meta.get("id") if isinstance(meta, Mapping) else None
@@ -130,7 +136,7 @@ def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
 
 def message_of(text: str) -> str:
     """Return the message in an error body of any shape: {"error": {"message"}}, {"error": "..."},
-    {"message"}, plain text.
+    {"message"}, or plain text.
     """
     try:
         data: Any = orjson.loads(text)

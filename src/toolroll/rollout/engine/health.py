@@ -1,4 +1,4 @@
-"""The health of an engine: can it answer, and if not, why."""
+"""Check whether a server can answer, and if not, why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _DOWN = frozenset({502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`why`: the reason if not `ok`. `down`: no answer, or the engine reports that it is down."""
+    """The result of a check. `why`: the reason if `ok` is False. `down`: the server does not
+    answer, or answers that it is down.
+    """
 
     ok: bool
     why: str = ""
@@ -25,7 +27,7 @@ class Health:
 async def check_endpoint(base_url: str, authorization: str | None = None) -> Health:
     """Check that a server answers at `base_url`, the address of an OpenAI-compatible server.
 
-    Any answer will do: not all servers list their models.
+    Any status except 502, 503 and 504 is ok: not all servers list their models.
     """
     headers = {"Authorization": authorization} if authorization else {}
     limits = aiohttp.ClientTimeout(total=_TIMEOUT)
@@ -43,7 +45,7 @@ async def check_endpoint(base_url: str, authorization: str | None = None) -> Hea
 
 
 async def check_health(transport: Transport, url: str) -> Health:
-    """Ask `/health`."""
+    """Check `/health` of the engine or router at `url`."""
     try:
         answer = await transport.get(f"{url}/health", seconds=_TIMEOUT)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -63,7 +65,7 @@ async def check_health(transport: Transport, url: str) -> Health:
     words = message_of(text)[:300]
     if "no_available_workers" in text or "circuits" in text:
         words += (
-            " (a router whose workers are all unhealthy, or whose circuit breaker is open: "
+            " (all workers of this router are unhealthy, or its circuit breaker is open: "
             "--disable-circuit-breaker)"
         )
     why = f"{url}/health answers {answer.status}: {words or 'without a message'}"

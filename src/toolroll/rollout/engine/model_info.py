@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 _PADDING = 4096
-"""Maximum number of rows of a model beyond its tokenizer's last token. Published models have up to
-2,100.
+"""Maximum number of embedding rows that a model has beyond its tokenizer's tokens. Published models
+have up to 2,100.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """`context_length`: prompt and answer together, in tokens; None if it is unknown.
+    """The limits and the version of a served model. Unknown values are None.
 
-    `vocab_size`: the tokenizer's; an id at or above it crashes the engine (SGLang 0.5.23 does not
-    check), unless the engine sampled it: models have more rows than tokenizers have tokens.
-    `max_input_length`: the longest prompt that the engine's token pool takes.
+    `context_length`: the maximum length of prompt and answer together, in tokens. `vocab_size`: the
+    number of ids of the tokenizer. An id at or above it crashes the engine (SGLang 0.5.23 does not
+    check), unless the engine itself sampled it: models have more embedding rows than their
+    tokenizer has tokens. `max_input_length`: the longest prompt that fits into the engine's KV
+    cache, in tokens.
     """
 
     context_length: int | None = None
@@ -32,13 +34,15 @@ class ModelInfo:
 
     @property
     def sampled_limit(self) -> int | None:
-        """The first id that is assumed to be beyond the model's rows."""
+        """The lowest id that the model cannot sample, assuming `_PADDING` rows after the
+        tokenizer's.
+        """
         return None if self.vocab_size is None else self.vocab_size + _PADDING
 
     @property
     def prompt_limit(self) -> int | None:
-        """The first prompt length that the engine refuses: it needs room for at least one token of
-        answer.
+        """The smallest prompt length that the engine refuses, because there is no room for one
+        token of answer.
         """
         context, prompt = self.context_length, self.max_input_length
         if prompt is None:
@@ -49,11 +53,11 @@ class ModelInfo:
 def read_model_info(
     model_info: Mapping[str, Any], server_info: Mapping[str, Any], models: Mapping[str, Any]
 ) -> ModelInfo:
-    """Return the info in SGLang's `/model_info`, `/server_info` and `/v1/models`; what is missing
-    there is None.
+    """Return the info from SGLang's `/model_info`, `/server_info` and `/v1/models`. Missing values
+    are None.
 
-    `/server_info` has `context_length` only if it was set on the command line; `/v1/models`
-    always has `max_model_len`.
+    `/server_info` has `context_length` only if it was set on the command line; `/v1/models` always
+    has `max_model_len`.
     """
     cards = models.get("data")
     card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], Mapping) else {}

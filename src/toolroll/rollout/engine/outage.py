@@ -1,8 +1,12 @@
-"""`Outage`: wait for a server that does not answer, once for all requests that failed.
+"""`Outage`: wait until a server answers again, once for all requests that failed.
 
-Invariants: one probe at a time, regardless of the number of waiting requests; time in an outage
-does not count as an attempt or against a deadline or an episode's time limit; after `timeout`
-seconds every waiting request fails at once, and later ones fail after a single probe.
+Invariants:
+
+- Only one probe runs at a time, regardless of the number of waiting requests.
+- The time of an outage does not count against a request's deadline or an episode's time limit, and
+  the failed request does not count as an attempt.
+- After `timeout` seconds all waiting requests fail at once. Later requests fail after a single
+  probe.
 """
 
 from __future__ import annotations
@@ -49,8 +53,8 @@ class Outage:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.ended = 0
-        """Number of outages that have ended, by an answer or a timeout. A request remembers it when
-        it is sent.
+        """Number of outages that have ended, by an answer or a timeout. If it has changed since a
+        request was sent, that request failed in an outage that is over.
         """
         self._server = server
         self._probe = probe
@@ -67,11 +71,15 @@ class Outage:
             self._waited = 0.0
 
     async def over(self, ended: int, why: str, *, down: bool = False) -> bool:
-        """Wait until the server answers. Return False if it already does, or if waiting is off.
+        """Wait for the end of an outage. Return True if the server answers again.
 
-        `ended`: the value of `self.ended` when the request that failed with `why` was sent. `down`:
-        the failure itself shows that the server is down. Raises `EngineUnreachableError` if the
-        server does not answer in time.
+        Return False if there is no outage (the server answers the first probe), or if waiting is
+        off. Raise `EngineUnreachableError` if the server does not answer in time.
+
+        Args:
+            ended: The value of `self.ended` when the failed request was sent.
+            why: Why the request failed.
+            down: True if the failure itself shows that the server is down.
         """
         if not self._timeout:
             return False
@@ -94,7 +102,7 @@ class Outage:
         return state is _State.BACK
 
     async def aclose(self) -> None:
-        """Stop waiting."""
+        """Stop waiting: `over` returns False to all waiting requests."""
         if self._probing is not None and not self._probing.done():
             self._probing.cancel()
             await asyncio.wait([self._probing])
@@ -110,7 +118,8 @@ class Outage:
                 self._timeout,
             )
         while self._waited < self._timeout:
-            # The pause grows over several outages: a router may answer, but have no worker.
+            # The pause keeps growing until a request is answered: a router may answer the probe,
+            # but have no worker.
             pause = min(
                 max(_FIRST_PAUSE, self._waited), _LONGEST_PAUSE, self._timeout - self._waited
             )

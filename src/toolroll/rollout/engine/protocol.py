@@ -13,10 +13,10 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 
 class EngineClient(Protocol):
-    """An engine that samples token ids. `Engine` is the one for SGLang.
+    """An engine that samples token ids. `Engine` is the implementation for SGLang.
 
-    Inherit from it to wrap another engine. The methods that are not abstract have a default for an
-    engine without HTTP routes.
+    Subclass it to use another engine. Methods that are not abstract have a default for an engine
+    without HTTP routes.
     """
 
     @property
@@ -28,18 +28,20 @@ class EngineClient(Protocol):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn. `progress` is called with all ids sampled so far, at least once."""
+        """Sample one turn, and return it. `progress` is called with all ids sampled so far, at
+        least once.
+        """
 
     @abstractmethod
     async def model_info(self) -> ModelInfo:
-        """Return context length, vocabulary and weight version."""
+        """Return context length, vocabulary size and weight version."""
 
     @abstractmethod
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload` as it is, and return the JSON of the answer."""
+        """Post `payload` unchanged, and return the JSON of the answer."""
 
     async def get(self, url: str) -> Any:
-        """Return the JSON at `url`, None if there is none."""
+        """Return the JSON at `url`, or None if there is none."""
         return None
 
     async def workers(self) -> list[str]:
@@ -47,7 +49,7 @@ class EngineClient(Protocol):
         return []
 
     async def behind_router(self) -> bool:
-        """Return True if a router is in between, which drops some parameters without notice."""
+        """Return True if requests go through a router. Routers silently drop some parameters."""
         return False
 
     async def health(self) -> Health:

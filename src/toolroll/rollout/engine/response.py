@@ -1,10 +1,14 @@
 """Convert SGLang's answer to `/generate` to a checked `Completion`.
 
-Invariants: every id is one that the model can sample, and there are at most max_new_tokens;
-ids and logprobs are aligned one to one; their number equals the engine's count; every logprob is
-finite and at most zero (up to rounding); finish_reason is a known one, and a matched stop token is
-the last id; the weight versions cover the sampled tokens. Anything else raises
-`CompletionError`: nothing is corrected.
+Invariants:
+
+- Every id is one that the model can sample, and there are at most `max_new_tokens`.
+- The number of ids equals the engine's count, and there is one logprob for each id.
+- Every logprob is finite and at most zero, up to rounding.
+- The finish reason is a known one, and a matched stop token is the last id.
+- The weight versions cover all sampled tokens.
+
+An answer that violates one of them raises `CompletionError`. Nothing is corrected.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ from toolroll.rollout.engine.errors import foreign
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, LogprobArray, WeightVersion
 
-_OBJECT = (dict, Mapping)  # a dict is recognized without calling the abstract class
+_OBJECT = (dict, Mapping)  # dict comes first: the check against Mapping is slow
 _ABOVE_ZERO = 1e-3  # bf16 rounding of a log-softmax may end slightly above 0
-_LEAST = -1e6  # no token of a lower logprob is ever sampled; float32 would still hold it
+_LEAST = -1e6  # a token with a lower logprob is never sampled
 _FINISHES = ("stop", "length", "abort")
 _ANY_ID = int(np.iinfo(np.int32).max)
 
@@ -41,8 +45,9 @@ def parse_completion(
 ) -> Completion:
     """Return the completion in `body`, the JSON object that answers `request`.
 
-    `vocab_size`: the number of ids that the model can sample; None if unknown. Raises
-    `CompletionError` if the body is not a valid answer.
+    `latency`, `attempts` and `rid` are copied to the completion. `vocab_size`: the number of ids
+    that the model can sample; None if unknown. Raise `CompletionError` if `body` is not a valid
+    answer.
     """
     try:
         return _parsed(
@@ -102,9 +107,10 @@ def _parsed(
 
 
 def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -> IdArray:
-    """Return `given` as an array.
+    """Return `given`, the engine's `output_ids`, as an array, int32 [n].
 
-    Raise `CompletionError` if it is not a list of ids that can answer `request`.
+    Raise `CompletionError` if it is not a list of ids, is longer than `max_new_tokens`, or has an
+    id that the model cannot sample.
     """
     ids = _ids(given)
     if not len(ids):
@@ -134,7 +140,7 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
 def _finish(
     meta: Mapping[str, Any], request: GenerateRequest, ids: IdArray
 ) -> tuple[str, int | str | None]:
-    """Return the finish reason, and the stop token or stop string."""
+    """Return the finish reason, and the stop token or stop string that ended the turn."""
     finish = meta.get("finish_reason")
     if not isinstance(finish, _OBJECT) or "type" not in finish:
         raise CompletionError(f"the engine's answer has no finish_reason: {finish!r}")
@@ -233,7 +239,7 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
 def _ids(given: Any) -> IdArray:
     """Return `given`, a list of integers, as an array.
 
-    `struct` packs it in half of the time that numpy or an `array` takes.
+    `struct` packs the list in half of the time that numpy or an `array` takes.
     """
     try:
         ids = np.empty(len(given), dtype=np.intc)
@@ -252,8 +258,8 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         return np.zeros(0, dtype=np.float32)
     values = np.empty(count, dtype=np.float64)
     try:
-        # One pass over items of three, as SGLang's are. If an item is malformed or has another
-        # id, too few are left to pack.
+        # SGLang's items are [logprob, id, text]. Other items, and items with another id, make
+        # this loop or `pack_into` raise an error; then the slow path checks them one by one.
         found = [
             value
             for (value, index, _), output_id in zip(items, output_ids, strict=True)
@@ -269,10 +275,12 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
 
 
 def check_logprobs(values: np.ndarray[Any, np.dtype[np.float64]]) -> LogprobArray:
-    """Return `values` as float32. Raise `CompletionError` for one that no sampled token has."""
+    """Return `values` as float32. Raise `CompletionError` if one cannot be the logprob of a sampled
+    token.
+    """
     if not len(values):
         return np.zeros(0, dtype=np.float32)
-    # A NaN is both the highest and the lowest.
+    # argmax and argmin return the index of a NaN if there is one.
     top, least = float(values[values.argmax()]), float(values[values.argmin()])
     if math.isnan(top) or top > _ABOVE_ZERO:
         raise CompletionError(f"a logprob is NaN or above zero (largest: {top})")
@@ -286,9 +294,9 @@ def check_logprobs(values: np.ndarray[Any, np.dtype[np.float64]]) -> LogprobArra
 def _logprobs_one_by_one(
     items: Sequence[Sequence[Any]], output_ids: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the logprobs of items with two or more entries.
+    """Return the logprobs of items with two or more entries, float64 [n].
 
-    Raise `CompletionError` for an item that is malformed or of another token.
+    Raise `CompletionError` for an item that is malformed, or that belongs to another token.
     """
     try:
         values = np.frombuffer(array("d", [item[0] for item in items]), dtype=np.float64)
@@ -306,7 +314,9 @@ def _logprobs_one_by_one(
 
 
 def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersion, ...]:
-    """Return the engine's spans, or one span of `weight_version` if an older engine sends none."""
+    """Return the engine's spans of weight versions. An older engine sends none: then return one
+    span with its `weight_version`.
+    """
     spans = meta.get("weight_versions")
     if not spans:
         version = meta.get("weight_version")

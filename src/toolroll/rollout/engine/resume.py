@@ -1,9 +1,9 @@
-"""Resume turns that the engine aborted (for example for a weight update): prompt and partial output
-are sent again.
+"""Resume turns that the engine aborted, for example for a weight update: send the prompt again,
+with the tokens sampled so far.
 
-Invariants: weight versions are kept per token, so a trainer sees which weights sampled which
-tokens; a grammar restarts with each request, so a turn with one is not resumed after its first
-token.
+Each token keeps the version of the weights that sampled it. A turn that is constrained by a grammar
+(`json_schema`, `regex` ...) is resumed only if it has no token yet, because the grammar starts
+again with each request.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ async def generate_resumed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     progress: Progress | None = None,
 ) -> Completion:
-    """Return `engine.generate(...)`, resumed after an abort at most `max_resumes` times.
+    """Sample a turn, and resume it at most `max_resumes` times if the engine aborts it.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
-    grammar prevents a resume. `max_new_tokens` and `min_new_tokens` count over all parts.
+    grammar prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all parts together.
     """
     whole = await engine.generate(request, progress=progress)
     limit = int(request.sampling_params.get("max_new_tokens", 0))
@@ -67,7 +67,7 @@ def _constrained(params: Mapping[str, Any]) -> bool:
 
 
 def _rest(params: Mapping[str, Any], left: int, sampled: int) -> dict[str, Any]:
-    """Return `params` for the `left` tokens of a turn after `sampled` ones."""
+    """Return `params` for the rest of a turn: at most `left` tokens, after `sampled` ones."""
     least = params.get("min_new_tokens")
     return {**params, "max_new_tokens": left} | (
         {"min_new_tokens": max(least - sampled, 0)} if least else {}

@@ -1,7 +1,7 @@
-"""Check the names of sampling parameters, and clamp them to the context.
+"""Check the names of sampling parameters, and limit `max_new_tokens` to the room in the context.
 
-SGLang answers an unknown name with a 400, but its routers drop it silently. So names are checked
-here.
+SGLang answers an unknown name with status 400, but its routers drop it silently. So names are
+checked here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import ContextOverflowError, UsageError
 
-# SGLang 0.5.23's own list, as its 400 for an unknown field prints it.
+# The list that SGLang 0.5.23 prints in its error message for an unknown name.
 KNOWN = frozenset(
     (
         "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p "
@@ -61,10 +61,10 @@ def effective_params(
 ) -> dict[str, Any]:
     """Return `sampling_params` as they are sent for a prompt of `prompt_length` tokens.
 
-    `max_new_tokens` is always set, to at most the room left in the context (SGLang answers 400, it
-    does not clamp). Raise `ContextOverflowError` if there is no room for a single token: such a
-    prompt must not be sent, since ten of those 400s open the circuit breaker of router 0.3.2 for
-    all its clients.
+    `max_new_tokens` is always set, and at most the room left in the context: SGLang does not lower
+    it, but answers 400. Raise `ContextOverflowError` if there is no room for a single token. Such a
+    prompt must not be sent: ten of these 400s open the circuit breaker of router 0.3.2 for all its
+    clients.
     """
     limit = info.prompt_limit
     if limit is not None and prompt_length >= limit:

@@ -1,11 +1,14 @@
 """Read the event stream of `/generate` with `stream: true`: report progress, and return the last
 event as the answer.
 
-Invariants: events are cumulative (SGLang 0.5.23), so the last one is the whole answer and is
-checked like any other, and only the ids of earlier events are read (reading their logprobs would
-make a stream quadratic); the ids that are reported are checked, belong to this request, and never
-change; an event with an error is a failure; a stream that ends without its last event is a broken
-connection.
+Invariants:
+
+- Events are cumulative (SGLang 0.5.23). So the last one is the whole answer, and is checked like
+  any other answer. Of earlier events only the ids are read: reading their logprobs too would take
+  quadratic time.
+- Reported ids are checked, belong to this request, and never change.
+- An event with an error is a failure. A stream that ends without its last event is a broken
+  connection.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ Progress = Callable[[Sequence[int]], None]
 """Called with all ids sampled so far, whenever there are more."""
 
 _DONE = b"[DONE]"
-# Neither matches inside a JSON string: the quotes would be escaped there.
+# Neither pattern matches inside a JSON string, because quotes are escaped there.
 _IDS = re.compile(rb'"output_ids"\s*:\s*(\[[\d,\s]*\])')
 _UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
 
 
 class EventReader:
-    """Reads one stream: the answer to the request `rid`.
+    """Reads the stream that answers the request `rid`.
 
     `check` raises `CompletionError` for ids that cannot be an answer.
     """
@@ -57,7 +60,7 @@ class EventReader:
             ]
             fresh = [item for item in data if item != _DONE]
             if fresh:
-                # cumulative: the last one contains all before it
+                # events are cumulative: the last one contains all ids of the others
                 found = self._take(fresh[-1])
                 if isinstance(found, Failure):
                     return found
@@ -69,7 +72,7 @@ class EventReader:
         return last
 
     def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:
-        """Report the progress of one event. Return it if it is the last one, else None."""
+        """Report the progress of one event. Return the event if it is the last one, else None."""
         own = self._own in data or b'"id"' not in data
         unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
         if unfinished is not None:
@@ -127,8 +130,10 @@ def _ended(event: Mapping[str, Any]) -> bool:
 
 
 def _failure(event: Mapping[str, Any]) -> Failure | None:
-    """Return the failure in an event: `{"error": {..., "code": 400}}`, or an abort with a status
-    code, both in an answer with status 200.
+    """Return the failure that an event reports, or None.
+
+    SGLang sends failures with status 200 in two forms: `{"error": {..., "code": 400}}`, or an abort
+    with a status code.
     """
     if "error" in event:
         error = event["error"]

@@ -1,8 +1,11 @@
 """`Transport`: one aiohttp session for all requests to an engine or its router.
 
-Invariants: nothing is sent twice (aiohttp repeats idempotent methods only, and a redirect of a POST
-is an answer like any other); the number of connections is not limited, and the only time limits are
-those of each request; the credentials of the engine's address go to that address only.
+Invariants:
+
+- No request is sent twice: aiohttp repeats only idempotent methods, and a redirect of a POST is not
+  followed.
+- The number of connections is not limited. The only time limits are those of each request.
+- Credentials in the engine's address are sent to that address only.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from yarl import URL
 from toolroll.rollout.engine.config import EngineConfig
 
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError)
-"""Exceptions of a request without a complete answer."""
+"""The exceptions for a request that got no complete answer."""
 
 _KEEP_ALIVE = 60.0
 _DNS_CACHE = 10
@@ -33,9 +36,9 @@ _HEAD_LINE = 8190
 
 
 class Answer(NamedTuple):
-    """A whole answer of any status.
+    """A complete answer with any status.
 
-    `connections`: the number of connections made when its request was sent, including its own.
+    `connections`: the number of connections that had been opened when the request was sent.
     """
 
     status: int
@@ -49,8 +52,8 @@ class _Response(aiohttp.ClientResponse):
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that refuses a connection with unsolicited data, which aiohttp would take for the
-    answer.
+    """A request that refuses a connection on which unsolicited data has arrived. aiohttp would read
+    that data as the answer.
     """
 
     connections = 0
@@ -65,7 +68,9 @@ class _Request(aiohttp.ClientRequest):
 
 
 class _Connector(aiohttp.TCPConnector):
-    """A connector that numbers its connections. A `TraceConfig` would cost 15 us per request."""
+    """A connector that counts the connections that it opens. A `TraceConfig` could count them too,
+    but costs 15 us per request.
+    """
 
     def __init__(self, numbers: Iterator[int], **options: Any) -> None:
         super().__init__(**options)
@@ -83,8 +88,8 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Transport:
-    """The HTTP session of an engine. It opens with the first request, and again in another event
-    loop or after `close`.
+    """The HTTP session of an engine. It is opened by the first request, by the first one in another
+    event loop, and by the first one after `close`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -96,14 +101,14 @@ class Transport:
         self._attempt = self._limits(config.attempt_timeout)
 
     async def generate(self, body: bytes, session_id: str, *, seconds: float) -> Answer:
-        """Post `body` to `/generate`. Raise one of `NETWORK_ERRORS`."""
+        """Post `body` to `/generate`, with a limit of `seconds`. Raise one of `NETWORK_ERRORS`."""
         async with await self.generating(body, session_id, seconds=seconds) as response:
             return await whole(response)
 
     async def generating(
         self, body: bytes, session_id: str, *, seconds: float
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Return the context in which the answer to `body` is read as it arrives."""
+        """Return a context manager that posts `body`. Its answer can be read as it arrives."""
         limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
         headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.url)}
         session = await self._opened()
@@ -112,7 +117,7 @@ class Transport:
         )
 
     async def post(self, url: str, body: bytes, *, seconds: float) -> Answer:
-        """Post JSON to any address. Raise one of `NETWORK_ERRORS`."""
+        """Post JSON to any address, with a limit of `seconds`. Raise one of `NETWORK_ERRORS`."""
         limits, headers = self._limits(seconds), self._authorized(url)
         session = await self._opened()
         async with session.post(
@@ -121,7 +126,7 @@ class Transport:
             return await whole(response)
 
     async def get(self, url: str, *, seconds: float) -> Answer:
-        """Get any address. Raise one of `NETWORK_ERRORS`."""
+        """Get any address, with a limit of `seconds`. Raise one of `NETWORK_ERRORS`."""
         limits, headers = self._limits(seconds), self._authorized(url)
         session = await self._opened()
         async with session.get(url, headers=headers, timeout=limits) as response:
@@ -169,12 +174,14 @@ class Transport:
 
 
 async def whole(response: aiohttp.ClientResponse) -> Answer:
-    """Read the answer to its end."""
+    """Read the body of `response` to its end, and return the answer."""
     body = await response.read()
     retry_after = response.headers.get("Retry-After")
     return Answer(response.status, body, retry_after, connections_at(response))
 
 
 def connections_at(response: aiohttp.ClientResponse) -> int:
-    """Return the number of connections made when the request of `response` was sent."""
+    """Return the number of connections that had been opened when the request of `response` was
+    sent.
+    """
     return response.connections if isinstance(response, _Response) else 0

@@ -1,1 +1,1 @@
-"""Engine, chat template and parser as one model, and the conversations with it."""
+"""A served model (engine, chat template and parser), and the conversations with it."""

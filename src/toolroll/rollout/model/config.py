@@ -1,8 +1,8 @@
 """`RolloutArgs`: the address of the engine and the settings of its model.
 
-It has the names of the published example (`sglang_router_ip`, `sglang_router_port`, `use_http2`,
-`hf_checkpoint`) and ours. It is read from any Namespace or mapping; other attributes of a Namespace
-(a trainer's own) are ignored.
+Some fields have the names of the published example (`sglang_router_ip`, `sglang_router_port`,
+`use_http2`, `hf_checkpoint`). `read_args` reads them from a mapping or a Namespace. Attributes of a
+Namespace that are not fields (a trainer's own options) are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolroll.rollout.runtime.complaints import complaints
 
 
 class ModelSettings(BaseModel):
-    """The settings that every way to open a model shares."""
+    """The settings of a served model that `RolloutArgs` and the adapters share."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class ModelSettings(BaseModel):
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
-        description="of all text that one reset or step returns; more is a failure of the "
+        description="limit of all text that one reset or step returns; more is a failure of the "
         "environment",
     )
     engine_timeout: float = Field(
@@ -57,7 +57,7 @@ class ModelSettings(BaseModel):
     max_resumes: int = Field(
         default=0,
         ge=0,
-        description="how often a turn is resumed that the engine aborted, for a weight update; 0: "
+        description="how often to resume a turn that the engine aborted (for a weight update); 0: "
         "the episode is aborted, as trainers expect (`toolroll run` resumes 3 times)",
     )
     pace_gc: bool = Field(
@@ -70,7 +70,9 @@ class ModelSettings(BaseModel):
 
 
 class RolloutArgs(ModelSettings):
-    """Settings of one served model. The defaults are the published ones where those exist."""
+    """The settings of one served model. Defaults are those of the published example if it has the
+    setting.
+    """
 
     sglang_router_ip: str = "127.0.0.1"
     sglang_router_port: int = Field(default=30000, ge=1, le=65535)
@@ -83,9 +85,9 @@ class RolloutArgs(ModelSettings):
         default_factory=dict, description="variables of the chat template"
     )
     return_routed_experts: bool = Field(
-        default=False, description="MoE: carry the experts that the engine chose for each token"
+        default=False, description="return the experts of each token of an MoE model"
     )
-    concurrency: int = Field(default=64, ge=1, description="episodes at once")
+    concurrency: int = Field(default=64, ge=1, description="episodes at the same time")
 
     @property
     def url(self) -> str:
@@ -96,8 +98,9 @@ class RolloutArgs(ModelSettings):
 def read_args(value: Any) -> RolloutArgs:
     """Return `value` as `RolloutArgs`.
 
-    `value` is None, a mapping, a Namespace or any object with such attributes, or `RolloutArgs`. A
-    mapping may have only known keys; other attributes of a Namespace are ignored.
+    `value` is None, a mapping, a Namespace (or any object with such attributes), or `RolloutArgs`.
+    All keys of a mapping must be fields of `RolloutArgs`. Other attributes of a Namespace are
+    ignored. Raise `UsageError` if a value is invalid.
     """
     if isinstance(value, RolloutArgs):
         return value
@@ -111,7 +114,9 @@ def read_args(value: Any) -> RolloutArgs:
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a trainer's Namespace that are ours; None means "not set" there."""
+    """Return the attributes of a trainer's Namespace that are fields of `RolloutArgs`. There, None
+    means "not set".
+    """
     return {
         name: attributes[name]
         for name in RolloutArgs.model_fields

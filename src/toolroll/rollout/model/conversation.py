@@ -1,13 +1,17 @@
-"""`Conversation`: one episode's conversation with a served model, message by message and token by
-token.
+"""`Conversation`: one episode's conversation with a served model, as messages and as tokens.
 
-Invariants: every prompt is the session's own ids, never text (I3); each environment message
-becomes a delta once (I4); if the template rewrites history, or the tool list changes, the session
-forks and the reason is kept (I5); slow work is not done on the event loop (I8).
+Invariants:
+
+- A prompt is sent as the session's own ids, never as text.
+- Each message of the environment is added to a sequence once, as part of a delta.
+- If the template rewrites what was served, or shows changed tools in it, the session forks, and the
+  reason is kept. With `history="preserve"`, a rewrite is only counted, and what was served is kept.
+- Rendering, encoding and parsing of long texts run in a thread.
 
 Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code with
-the code that made it. Ids that a hook returns are compared with the template's own too. A mismatch
-excludes the episode's samples from training (`mismatches`).
+the code that made the sequence. Ids that a hook returns are compared with the template's ids. If
+they differ, or if a check fails, `mismatches` counts it, and the episode's samples are excluded
+from training.
 """
 
 from __future__ import annotations
@@ -36,9 +40,9 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
 T = TypeVar("T")
 
 LONG = 100_000
-"""A conversation with more characters is rendered and encoded in a thread."""
+"""A conversation with more characters than this is rendered and encoded in a thread."""
 LONG_REPLY = 4096
-"""A reply with more tokens is parsed in a thread."""
+"""A reply with more tokens than this is parsed in a thread."""
 
 VerifyPolicy = Literal["off", "sample", "always"]
 """When sequences are checked: never, once at the end of the episode, or also after every turn."""
@@ -51,10 +55,10 @@ GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 class Conversation:
     """The conversation that starts with `messages` and `tools`.
 
-    `messages` grows with the conversation; lone surrogates, which tokenizers reject, are replaced.
-    `session` holds the tokens. `prompt_hook` and `delta_hook` (published hooks of the agent mixin)
-    replace the ids of the first prompt and of the deltas. Their ids are served, and a difference
-    from the template's ids is counted as a mismatch.
+    `messages` grows with the conversation. Lone surrogates in it are replaced, because tokenizers
+    reject them. `session` holds the tokens. `prompt_hook` and `delta_hook` (published hooks of the
+    agent mixin) replace the ids of the first prompt and of the deltas. The ids that they return are
+    served; if they differ from the template's, this is counted as a mismatch.
     """
 
     def __init__(
@@ -91,17 +95,18 @@ class Conversation:
         self._new_tools: list[Tool] | None = None
         self._cursor: Cursor | None = None
         self._last: SampledText | None = None  # what was sampled after the cursor's prompt
-        self._observed = False  # the session holds the next prompt: its request may be sent again
+        self._observed = False  # the session has the next prompt (also after a failed request)
         self._turns: list[TurnSpan] = []  # of the current sequence
         self._forked = self._preserved = False
-        self._finished: list[ServedSequence] = []  # sequences that a fork left
+        self._finished: list[ServedSequence] = []  # the sequences before each fork
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side -------------------------------------------------------------------
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Add messages of the environment, and `tools` if the tool list changed. They become tokens
-        with the next `reply`.
+        """Add messages of the environment, and `tools` if the tool list changed.
+
+        The next call of `reply` encodes them.
         """
         new = [replace_surrogates(dict(message)) for message in messages]
         self.messages += new
@@ -114,11 +119,11 @@ class Conversation:
     # --- the model's side -------------------------------------------------------------------------
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
-        """Sample the next turn.
+        """Sample the next turn, and add it to `messages`.
 
-        Raises `ContextOverflowError` if the prompt leaves no room (nothing is sent then),
-        `TemplateError` if the template refuses the conversation, and `EngineError` if the engine
-        fails.
+        Raises `ContextOverflowError` if the prompt leaves no room for an answer (nothing is sent
+        then), `TemplateError` if the template refuses the conversation, and `EngineError` if the
+        engine fails.
         """
         large = self._size + self._tools_size > LONG
         if not self._observed:
@@ -232,7 +237,9 @@ class Conversation:
     # --- verification -----------------------------------------------------------------------------
 
     def _sequence(self) -> ServedSequence:
-        """Return the current sequence, up to its last sampled turn, in the verifier's form."""
+        """Return the current sequence, up to its last sampled turn, in the form that the verifier
+        checks.
+        """
         return ServedSequence(
             self._path.input_ids,
             tuple(self._turns),
@@ -244,7 +251,7 @@ class Conversation:
 
     @property
     def _is_checked(self) -> bool:
-        """False if hooks replaced tokens: then the samples are already excluded."""
+        """False if checks are off, or if a mismatch has already excluded the samples."""
         return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
 
     async def _check(self, sequence: ServedSequence) -> None:
@@ -257,7 +264,7 @@ class Conversation:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Check the sequences of the episode, and wait for the result. Call it once, at the end."""
+        """Check the episode's sequences, and wait for the results. Call it once, at the end."""
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:
@@ -268,7 +275,7 @@ class Conversation:
                 self.session.exclude(f"verification: {kind}")
 
     def cancel_checks(self) -> None:
-        """Cancel the running checks: the episode is cancelled, and its tokens are not used."""
+        """Cancel the running checks of a cancelled episode, whose tokens are not used."""
         for check in self._checks:
             check.cancel()
 

@@ -1,4 +1,6 @@
-"""The embedded tokenizer: a small byte-level BPE of our own, with a chat template of our own."""
+"""The embedded tokenizer: a small byte-level BPE tokenizer with its own chat template, both part of
+this package.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,12 @@ in Qwen's tokenizer.
 
 
 def embedded_tokenizer_path() -> Path:
-    """Return the folder, for `AutoTokenizer.from_pretrained`."""
+    """Return the folder of the embedded tokenizer, for `AutoTokenizer.from_pretrained`."""
     return FOLDER
 
 
 def load_embedded_tokenizer() -> Any:
-    """Return the embedded tokenizer, a `PreTrainedTokenizerFast` of `transformers`, with its chat
-    template.
-    """
+    """Return the embedded tokenizer with its chat template, as a `PreTrainedTokenizerFast`."""
     transformers: Any = import_transformers()
     settings = json.loads((FOLDER / "tokenizer_config.json").read_text(encoding="utf-8"))
     del settings["tokenizer_class"]

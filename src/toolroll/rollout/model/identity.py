@@ -1,6 +1,7 @@
-"""Check that an engine serves the model of a tokenizer, by encoding one text with both.
+"""Check that an engine serves the model that a tokenizer belongs to, by encoding the same text with
+both.
 
-Text is sent, never ids: an id outside the vocabulary of another model would crash its engine.
+The engine receives text, never ids: an id outside the vocabulary of another model would crash it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _GENERATED = {
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """The names of the model at `url`, and its ids for the probe text (None if unknown)."""
+    """What a server reported: the names of the model at `url`, and its ids for the probe text (None
+    if unknown).
+    """
 
     url: str
     names: tuple[str, ...]
@@ -49,7 +52,9 @@ class _Answered:
 
 
 def probe_text(tokenizer: Any, chat_template: str) -> str:
-    """Return a text that tokenizers encode differently: scripts, digits, spaces, control tokens."""
+    """Return a text that different tokenizers encode differently: several scripts, digits, spaces,
+    and control tokens of `tokenizer`.
+    """
     added = sorted(
         tokenizer.get_added_vocab(), key=lambda token: (token != tokenizer.eos_token, token)
     )
@@ -60,16 +65,17 @@ def probe_text(tokenizer: Any, chat_template: str) -> str:
 async def check_identity(
     engine: EngineClient, template: ChatTemplate, *, name: str, allow_mismatch: bool = False
 ) -> list[str]:
-    """Return warnings, each in one line.
+    """Check that `engine` serves a model with the tokenizer of `template`. Return warnings of one
+    line.
 
-    Raises `UsageError` if `engine` serves a model with another tokenizer. Every worker is asked for
-    the ids of a text (`/tokenize`). If none answers, the ids of one short generation are compared.
+    Every worker is asked for the ids of a text (`/tokenize`). If none answers, the ids of one short
+    generation are compared. Raises `UsageError` if the tokenizers differ.
 
     Args:
         engine: The engine to check.
         template: The chat template with the tokenizer.
         name: The name or folder that the tokenizer was loaded from.
-        allow_mismatch: Return another tokenizer as a warning too.
+        allow_mismatch: If the tokenizers differ, return a warning instead of raising an error.
     """
     tokenizer = template.tokenizer
     text = probe_text(tokenizer, template.renderer.source)
@@ -148,14 +154,17 @@ async def _posted(
         async with asyncio.timeout(_SECONDS):
             return await engine.post(url, payload)
     except (EngineError, TimeoutError):
-        # the path does not exist, or the engine cannot be reached: the caller reports it
+        # The path does not exist, or the engine does not answer: the caller reports it.
         return None
 
 
 def _compare_generated(
     tokenizer: Any, text: str, answer: Mapping[str, Any], engine: _Answered, name: str
 ) -> list[str]:
-    """Return the difference of the prompt ids, or else of the sampled text, as a list."""
+    """Return a message about the first difference, or an empty list.
+
+    Compare the ids of the prompt. If the answer has none, compare the text of the sampled ids.
+    """
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
     theirs = (
@@ -189,7 +198,9 @@ def _is_comparable(answer: Mapping[str, Any]) -> bool:
 
 
 def _settled(text: str) -> str:
-    """Return `text` without incomplete characters and outer spaces, which depend on the decoder."""
+    """Return `text` without incomplete characters and without spaces at its ends: these depend on
+    the decoder.
+    """
     return text.replace("\ufffd", "").strip()
 
 

@@ -1,7 +1,7 @@
 """`Model`: a served model, with its engine, chat template, parser, and threads for blocking work.
 
-There is one per process and model, shared by all episodes. It is created from `rollout_args` in any
-form (a Namespace, a mapping, `RolloutArgs`).
+All episodes of a process share one `Model`. It is created from `rollout_args` in any form (a
+Namespace, a mapping, `RolloutArgs`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from toolroll.rollout.engine import (
 )
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.identity import check_identity
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.optional import import_transformers
@@ -38,11 +39,11 @@ T = TypeVar("T")
 
 
 class Model:
-    """A served model. An async context manager; or call `aclose` at the end.
+    """A served model. Use it as an async context manager, or call `aclose` at the end.
 
-    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed before
-    the partial turn is returned. `threads`: the number of blocking calls of environments and users
-    that run at once, one per concurrent episode.
+    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed; after
+    that, the partial turn is returned. `threads`: the maximum number of concurrent blocking calls
+    of environments and user simulators, usually the number of concurrent episodes.
     """
 
     def __init__(
@@ -73,10 +74,11 @@ class Model:
         tokenizer: Any = None,
         engine: Callable[[EngineConfig], EngineClient] = Engine,
     ) -> Model:
-        """Open the engine at the address in `args`, with the tokenizer in `args` (or `tokenizer`).
+        """Open the engine at the address in `args`, with `tokenizer`, or by default the tokenizer
+        in `args`.
 
-        `engine` makes the client. `tool_call_parser="auto"` selects the parser that reads what the
-        chat template writes. Raises `UnknownParserError` if no parser does.
+        `engine` creates the client. `tool_call_parser="auto"` selects the parser that reads what
+        the chat template writes. Raises `UnknownParserError` if there is none.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser
@@ -117,8 +119,8 @@ class Model:
         return self.engine.url
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post a whole payload and return the engine's JSON (the published `_call_llm`). `generate`
-        is faster.
+        """Post `payload` unchanged, and return the engine's JSON (for the published hook
+        `_call_llm`). `generate` is faster.
         """
         return await self.engine.post(url, payload)
 
@@ -139,7 +141,7 @@ class Model:
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn, resumed up to `max_resumes` times if the engine aborts it.
+        """Sample one turn, and resume it up to `max_resumes` times if the engine aborts it.
 
         `progress` is called with all ids sampled so far.
         """
@@ -148,10 +150,11 @@ class Model:
         )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
-        """Return warnings, also one if the parser does not read what the chat template writes.
-        Raise `UsageError` if the engine serves a model with another tokenizer.
+        """Check that the engine serves a model with this tokenizer, and that the parser reads what
+        the chat template writes. Return warnings.
 
-        `allow_mismatch`: return that as a warning too.
+        Raise `UsageError` if the tokenizers differ. With `allow_mismatch`, return a warning
+        instead.
         """
         found = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
@@ -186,7 +189,7 @@ class Model:
             self.release()
 
     def release(self) -> None:
-        """Close everything except the engine, if another owner closes that."""
+        """Release everything except the engine, which another owner closes."""
         self._closing.close()
 
     async def __aenter__(self) -> Model:
@@ -197,8 +200,10 @@ class Model:
 
 
 def load_tokenizer(name: str | None) -> Any:
-    """Return the tokenizer `name`: a folder, a model name of a hub, or `embedded` for the small one
-    in this package.
+    """Return the tokenizer `name`: a folder, a model name on a hub, `embedded` for the small
+    tokenizer in this package, or `desk-1m` for that of the package's model.
+
+    Raise `UsageError` if it cannot be loaded.
     """
     if not name:
         raise UsageError(
@@ -209,15 +214,18 @@ def load_tokenizer(name: str | None) -> Any:
         from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 
         return load_embedded_tokenizer()
-    # a path, not a hub name: do not ask a hub
+    if name == DESK_MODEL:
+        name = str(desk_model_path())
+    # This is a path, not a name on a hub: fail without asking a hub.
     if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise UsageError(
             f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
         )
-    # a hub that cannot be reached is asked again for half a minute
-    if difflib.get_close_matches(name, ["embedded"], cutoff=0.8) and not Path(name).exists():
+    # Catch a misspelled name here: transformers retries an unreachable hub for 30 s.
+    close = difflib.get_close_matches(name, ["embedded", DESK_MODEL], cutoff=0.8)
+    if close and not Path(name).exists():
         raise UsageError(
-            f"no tokenizer can be loaded from {name!r} (--model): did you mean 'embedded'?"
+            f"no tokenizer can be loaded from {name!r} (--model): did you mean {close[0]!r}?"
         )
     transformers: Any = import_transformers()
     try:
@@ -231,9 +239,9 @@ def load_tokenizer(name: str | None) -> Any:
 
 
 def check_syntax(template: ChatTemplate, given: str | None) -> None:
-    """Raise `UsageError` with the line number if `template` is not valid Jinja.
+    """Raise `UsageError` with the line number if the source of `template` is not valid Jinja.
 
-    `given`: the file or Jinja text, as in `read_template`; None for the tokenizer's own.
+    `given`: the file or Jinja text, as in `read_template`; None for the tokenizer's own template.
     """
     try:
         template.renderer.render([{"role": "user", "content": "Hello."}], None, generate=True)
@@ -254,7 +262,10 @@ def check_syntax(template: ChatTemplate, given: str | None) -> None:
 
 
 def read_template(value: str | None) -> str | None:
-    """Return a chat template that is given as the path of a file, or as Jinja text."""
+    """Return the chat template that `value` gives as the path of a file, or as Jinja text.
+
+    Raise `UsageError` if it is neither.
+    """
     if value is None or "{%" in value or "{{" in value:
         return value
     path = Path(value)

@@ -1,6 +1,6 @@
-"""Parse a completion as a turn of the conversation: its text, its calls, and its message.
+"""Parse a completion into a turn of the conversation: its text, its tool calls, and its message.
 
-All code that talks to a served model uses this, so that the same tokens always become the same
+All code that samples from a served model uses this, so that the same tokens always become the same
 message.
 """
 
@@ -24,12 +24,12 @@ ParseHook = Callable[[str], ParsedReply]
 
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
-    """One turn of the model: the parsed reply, and the message for the conversation, with every
-    attempted call in its `tool_calls`.
+    """One turn of the model: the parsed reply, and the message for the conversation. The
+    `tool_calls` of the message include invalid calls.
 
     `counts`: prompt_tokens, completion_tokens, cached_tokens and engine_retries, if known.
-    `seconds`: the duration. `text`: the text without the stop token. `node`: the session's node.
-    The last two are empty for turns without tokens.
+    `seconds`: the time to get the turn. `text`: the text without the stop token. `node`: the turn's
+    node in the session. The last two are empty for an agent without tokens.
     """
 
     parsed: ParsedReply
@@ -43,11 +43,11 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """One parsed completion, prefill included.
+    """One parsed completion, with its prefill.
 
     `sampled`: the text in the form that the template needs for the next delta. `text`: the text
-    without the stop token or stop string. `message`: the message in OpenAI's format, with every
-    attempted call.
+    without the stop token or stop string. `message`: the message in OpenAI's format; its
+    `tool_calls` include invalid calls.
     """
 
     sampled: SampledText
@@ -79,11 +79,12 @@ def parse_turn(
         sampling_params: The parameters that were sent.
         tools: The tools that were offered. None: there are no tools, and text that looks like a
             call is text.
-        seed: Seeds the ids of the calls.
-        parse: Reads the text instead of the parser (a published hook).
-        stop_strings: The text ends before the first of these.
-        streamed: Parse the text like a stream (see `parse_options`).
-        prefill: Text of the turn that was given, before the sampled text.
+        seed: The ids of the calls are derived from it.
+        parse: Parses the text instead of the model's parser (a published hook).
+        stop_strings: The requested stop strings. If one of them ended the turn, the text ends
+            before it.
+        streamed: Parse the text as a stream would be parsed (see `parse_options`).
+        prefill: The start of the turn, given by the client; the sampled text continues it.
         prefill_ids: The ids of `prefill`.
     """
     ids = completion.output_ids
@@ -113,7 +114,7 @@ def parse_turn(
 
 
 def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) -> str:
-    """Return `text` up to the stop string that ended it, if one of `stop_strings` did."""
+    """Return `text` up to the stop string at which the engine stopped, if `stop_strings` has it."""
     matched = completion.matched
     if isinstance(matched, str) and matched in stop_strings:
         return text.partition(matched)[0]
@@ -121,7 +122,7 @@ def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) 
 
 
 def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
-    """Return the requested stop tokens, and the one that the engine reports."""
+    """Return the requested stop tokens, and the one at which the engine stopped."""
     matched = [completion.matched] if isinstance(completion.matched, int) else []
     return [*(sampling_params.get("stop_token_ids") or ()), *matched]
 
@@ -129,11 +130,12 @@ def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list
 def parse_options(
     served: Model, template: ChatTemplate, tools: Sequence[Tool] | None, *, streamed: bool
 ) -> dict[str, Any]:
-    """Return keyword arguments for `parse` and `stream`.
+    """Return the keyword arguments for the parser's `parse` and `stream`.
 
-    If a whole reply closes reasoning that nothing opened, the text up to there is reasoning. A
-    stream cannot wait for that. With `streamed`, only a tag in the prompt or in the reply opens
-    reasoning, so that the result is the same for the whole reply and for its pieces.
+    If a whole reply closes reasoning that nothing opened, all text before the closing tag is
+    reasoning. A stream cannot wait for a closing tag. So with `streamed`, reasoning starts only at
+    an opening tag, in the prompt or in the reply. The result is then the same for the whole reply
+    and for its pieces.
     """
     reasoning = served.parser.reasoning
     opened = reasoning is not None and template.opens_reasoning(reasoning)

@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class Callback:
-    """Override one method or both; each may be a coroutine function.
+    """Override one method or both. Each may be a coroutine function.
 
-    The event loop that plays the episodes runs them: a callback that blocks delays every episode.
+    Callbacks run in the event loop that plays the episodes, so a callback that blocks delays every
+    episode.
 
         class PrintReward(Callback):
             def on_episode(self, episode: Episode, summary: Summary) -> None:
@@ -32,20 +33,20 @@ class Callback:
     """
 
     def on_episode(self, episode: Episode, summary: Summary) -> Awaitable[None] | None:
-        """Handle one finished episode, aborted ones included.
+        """Handle one finished episode, which may be an aborted one.
 
-        `summary` covers the episodes of this `Runner.run`, this one included.
+        `summary` covers the episodes of this `Runner.run` so far, including this one.
         """
 
     def on_summary(self, summary: Summary) -> Awaitable[None] | None:
-        """Handle the end of a run, also if an error or a cancellation ended it."""
+        """Handle the end of a run, even if an error or a cancellation ended it."""
 
 
 class Callbacks:
     """The callbacks of one run, with their summary.
 
-    One call runs at a time, in the order in which episodes were stored, so that the summary matches
-    the episode.
+    Callbacks are called for one episode at a time, in the order in which episodes were stored. So
+    the summary always matches the episode.
     """
 
     def __init__(self, callbacks: Sequence[Callback], env: str) -> None:
@@ -74,7 +75,7 @@ async def _guarded(callback: Callback, call: Callable[[], Awaitable[None] | None
             made = call()
             if inspect.isawaitable(made):
                 await made
-    except Exception:  # the callback's border: it must not end the run
+    except Exception:  # the border to a user's code: a callback must not end the run
         logger.exception(
             "%s failed; the run continues and no episode is lost", type(callback).__name__
         )

@@ -1,5 +1,5 @@
-"""The settings of `toolroll run`, from the command line, a YAML file, or the defaults, in this
-order.
+"""The settings of `toolroll run`. The command line has priority over a YAML file, and the file over
+the defaults.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class RunConfig(BaseModel):
     )
     parser: str = Field(
         default="auto",
-        description="How the model writes tool calls, as SGLang's --tool-call-parser names it; "
-        "auto: inferred from its chat template.",
+        description="The model's format of tool calls, with the names of SGLang's "
+        "--tool-call-parser; auto: inferred from its chat template.",
         json_schema_extra=_MODEL,
     )
     chat_template: str | None = Field(
@@ -99,7 +99,7 @@ class RunConfig(BaseModel):
     max_steps: int = Field(
         default=30,
         ge=1,
-        description="Turns of the model in one episode.",
+        description="Limit of the model's turns in one episode.",
         json_schema_extra=_PLAYED,
     )
     seed: int = Field(
@@ -114,7 +114,7 @@ class RunConfig(BaseModel):
     )
     allow_unequal: bool = Field(
         default=False,
-        description="Give pass@k even if tasks have unequal numbers of samples.",
+        description="Compute pass@k even if tasks have unequal numbers of samples.",
         json_schema_extra=_PLAYED,
     )
     agent: str = Field(
@@ -136,7 +136,7 @@ class RunConfig(BaseModel):
     )
     on_length: Literal["stop", "continue"] = Field(
         default="stop",
-        description="After a turn that --max-new-tokens cut.",
+        description="What to do after a turn that was cut by --max-new-tokens.",
         json_schema_extra=_AGENT,
     )
     history: Literal["fork", "preserve"] = Field(
@@ -147,8 +147,8 @@ class RunConfig(BaseModel):
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",
-        description="When sequences are checked by transformers: never, when an episode has "
-        "ended, or also after every turn.",
+        description="When to check sequences with transformers: never, at the end of an episode, "
+        "or also after every turn.",
         json_schema_extra=_AGENT,
     )
     temperature: float = Field(
@@ -161,7 +161,7 @@ class RunConfig(BaseModel):
     presence_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
     repetition_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
     max_new_tokens: int = Field(
-        default=1024, ge=1, description="Tokens in one turn.", json_schema_extra=_SAMPLING
+        default=1024, ge=1, description="Limit of tokens in one turn.", json_schema_extra=_SAMPLING
     )
     stop: list[str] | None = Field(
         default=None,
@@ -178,7 +178,8 @@ class RunConfig(BaseModel):
     )
     user_url: str | None = Field(
         default=None,
-        description="Its OpenAI-compatible address; default: the engine's /v1.",
+        description="OpenAI-compatible address of the user's model; default: that of the baseline, "
+        "or the engine's /v1.",
         json_schema_extra=_USER,
     )
     user_strategy: Literal["llm", "react", "verify", "reflection"] = Field(
@@ -188,17 +189,17 @@ class RunConfig(BaseModel):
     )
     user_api_key_env: str | None = Field(
         default=None,
-        description="The environment variable that holds its key.",
+        description="The environment variable that holds the API key of the user's model.",
         json_schema_extra=_USER,
     )
     baseline_url: str | None = Field(
         default=None,
-        description="Play a model at this OpenAI-compatible address, without tokens.",
+        description="Play the model at this OpenAI-compatible address, without recording tokens.",
         json_schema_extra=_BASELINE,
     )
     api_key_env: str | None = Field(
         default=None,
-        description="The environment variable that holds its key.",
+        description="The environment variable that holds the API key of the baseline.",
         json_schema_extra=_BASELINE,
     )
     concurrency: int = Field(
@@ -207,19 +208,19 @@ class RunConfig(BaseModel):
     processes: int = Field(
         default=1,
         ge=1,
-        description="Processes of this machine; each plays its share of --concurrency.",
+        description="Number of processes on this machine; each plays its share of --concurrency.",
         json_schema_extra=_EXECUTION,
     )
     ray: str | None = Field(
         default=None,
-        description="Spread the episodes over the Ray cluster at this address; `local` starts one "
-        "here.",
+        description="Distribute the episodes over the Ray cluster at this address; `local` starts "
+        "a cluster on this machine.",
         json_schema_extra=_EXECUTION,
     )
     ray_workers: int = Field(
         default=4,
         ge=1,
-        description="Processes on the cluster; each plays its share of --concurrency.",
+        description="Number of processes on the cluster; each plays its share of --concurrency.",
         json_schema_extra=_EXECUTION,
     )
     gc: bool = Field(
@@ -242,7 +243,7 @@ class RunConfig(BaseModel):
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
-        description="Bytes of text in one reset or step; more is a failure.",
+        description="Limit of text in one reset or step, in bytes; more is a failure.",
         json_schema_extra=_FAILURES,
     )
     reruns: int = Field(
@@ -264,7 +265,7 @@ class RunConfig(BaseModel):
     )
     sync: Literal["always", "end"] = Field(
         default="end",
-        description="When episodes are forced to the disk: each one, or at the end.",
+        description="When to sync episodes to disk: after each one, or at the end of the run.",
         json_schema_extra=_FILES,
     )
 
@@ -272,8 +273,8 @@ class RunConfig(BaseModel):
     def _one_spread(self) -> RunConfig:
         if self.ray is not None and self.processes > 1:
             raise ValueError(
-                "--processes is for this machine and --ray for a cluster, with its own "
-                "--ray-workers: give one of them"
+                "give either --processes (on this machine) or --ray (on a cluster, with "
+                "--ray-workers), not both"
             )
         return self
 
@@ -304,8 +305,8 @@ class RunConfig(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the episodes. A continued run must have the same ones as its
-        folder.
+        """The settings that determine the episodes. A run can be continued only with the same
+        values.
         """
         return {
             name: value for name, value in self.model_dump(mode="json").items() if name not in FREE
@@ -337,8 +338,8 @@ of failures, and the display.
 
 
 def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
-    """Return the settings in `path`, overridden by those `given` on the command line (None: not
-    given).
+    """Return the settings in the file `path`, overridden by those `given` on the command line (None
+    means "not given").
     """
     data: dict[str, Any] = {}
     if path is not None:

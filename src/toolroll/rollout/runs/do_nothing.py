@@ -1,7 +1,7 @@
 """The do-nothing baseline: the score of an agent that says goodbye and calls no tool.
 
-On some benchmarks it solves many tasks (tau-bench airline: 19 of 50), and training finds that
-policy, so it is reported next to each result.
+Such an agent solves many tasks of some benchmarks (tau-bench airline: 19 of 50), and training may
+converge to it. So its score is reported next to each result.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ async def play_floor(
     pace_gc: bool = True,
     limits: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """Play one do-nothing episode of each task, without an engine. `limits`: the agent's
-    settings.
+    """Play one do-nothing episode of each task, without an engine, and return their summary.
+    `limits`: the agent's settings.
     """
     summary = Summary(factory.name)
     settings = RunSettings(

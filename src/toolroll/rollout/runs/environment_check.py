@@ -58,7 +58,7 @@ class _FailedError(Exception):
 
 
 class _NotApplicableError(Exception):
-    """There is nothing to check."""
+    """A check does not apply to this environment."""
 
 
 async def check(
@@ -88,7 +88,7 @@ class _Checks:
         self.tasks = tasks
         self.options = EnvironmentOptions()
         self.played: list[list[EnvironmentPlayer]] = []
-        """For each of two episodes, its repetitions."""
+        """For each of two episodes, one player for each time that it was played."""
         self.results: list[CheckResult] = []
         self.close_error = ""
 
@@ -122,7 +122,7 @@ class _Checks:
             self._add(name, "not applicable", str(error))
         except (_FailedError, BrokenError, UsageError) as error:
             self._add(name, "failed", message_of(error))
-        except Exception as error:  # noqa: BLE001 - the border to foreign factories
+        except Exception as error:  # noqa: BLE001 - a third-party factory may raise anything
             self._add(name, "failed", error_line(error))
 
     def _add(self, name: str, status: CheckStatus, detail: str) -> None:
@@ -145,7 +145,7 @@ class _Checks:
             raise _FailedError(f"{len(doubled)} ids are not unique, such as {doubled[0]!r}")
         for place, task in enumerate(first):
             if task.index != place:
-                raise _FailedError(f"task {task.id} has index {task.index}, its place is {place}")
+                raise _FailedError(f"task {task.id} has index {task.index}, expected {place}")
             try:
                 orjson.dumps(dict(task.data))
             except TypeError as error:
@@ -153,8 +153,8 @@ class _Checks:
         return f"{len(first)} in the split {split}"
 
     async def _episode(self) -> str:
-        """Play an episode step by step, then with the loop of real episodes, which validates the
-        results.
+        """Play one episode step by step. Then play one with the loop that real episodes use,
+        because it validates the results.
         """
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
@@ -208,9 +208,9 @@ class _Checks:
         for (task, _), player, alone in zip(pair, players, self.played, strict=True):
             where = _difference(alone[0], player)
             if where:
-                raise _FailedError(f"task {task.id} is different beside another episode: {where}")
+                raise _FailedError(f"task {task.id} changes if another episode runs: {where}")
             alone.append(player)
-        return "stepped in turns, each as it is alone"
+        return "stepped alternately; each is the same as when it runs alone"
 
     async def _references(self) -> str:
         given = [(task, self.factory.reference(task)) for task in self.tasks]
@@ -224,7 +224,7 @@ class _Checks:
                 wrong.append(f"{task.id}: {shown(player.reward)}")
         if wrong and self.options.user is not None:
             raise _NotApplicableError(
-                f"{len(wrong)} of {len(known)} need a user who answers; here the user leaves"
+                f"{len(wrong)} of {len(known)} need a user who answers; this check has none"
             )
         if wrong:
             some = ", ".join(wrong[:3])
@@ -259,13 +259,14 @@ class _Checks:
         if max(longest) > _MOST_ON_LOOP:
             raise _FailedError(
                 f"a call of {type(env).__name__} blocks the event loop for {max(longest):.2f} s: "
-                f"make it a plain method of an environment with blocking = True, or await"
+                f"make it a plain method of an environment with blocking = True, or await what "
+                f"it waits for"
             )
         return f"blocked for at most {1e3 * max(longest):.1f} ms"
 
     async def _close(self) -> str:
-        """Close an environment after an episode, and one without a reset: `close` is also called if
-        reset fails.
+        """Close one environment after an episode, and one before `reset`, because `close` is also
+        called if `reset` fails.
         """
         if self.close_error:
             raise _FailedError(self.close_error)
@@ -293,7 +294,9 @@ class _Checks:
         return EnvironmentPlayer(self.factory.make(self.options), self.time_limit)
 
     async def _find_options(self) -> None:
-        """Set a user who leaves at once, if the environment needs a user."""
+        """Add a simulated user to the options if the environment needs one. That user leaves at
+        once.
+        """
         player = None
         try:
             player = self._player()
@@ -318,14 +321,16 @@ class _Checks:
         return player
 
     async def _end(self, player: EnvironmentPlayer) -> None:
-        """Close the environment, and ignore errors, which only the check of `close` reports."""
+        """Close the environment. An error is kept for the check of `close`."""
         try:
             await player.close()
         except BrokenError as error:
             self.close_error = str(error)
 
     def _actions(self, player: EnvironmentPlayer, task: Task) -> list[Action]:
-        """Return the reference actions, or one call of each tool, and then a farewell."""
+        """Return the reference actions and a farewell. Without a reference, return one call of each
+        tool and a farewell.
+        """
         known = self.factory.reference(task)
         if known is not None:
             return [*known, _FAREWELL]
@@ -360,7 +365,7 @@ def _checked_tool(tool: Tool) -> str:
 
 
 def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer) -> str:
-    """Return a message about the first difference of two transcripts, or ""."""
+    """Return a message about the first difference between two transcripts, or ""."""
     for at, (first, second) in enumerate(zip(one.transcript, other.transcript, strict=False)):
         if first != second:
             names = [name for name in first if first[name] != second.get(name)] or ["error"]

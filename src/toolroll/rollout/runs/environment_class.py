@@ -1,4 +1,4 @@
-"""`EnvironmentClass`: make an `EnvironmentFactory` of an `Environment` class."""
+"""`EnvironmentClass`: make an `EnvironmentFactory` from an `Environment` class."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ SPLIT = "test"
 
 
 class EnvironmentClass:
-    """The factory of `kind`, whose constructor gets `arguments`.
+    """The factory of the class `kind`. It passes `arguments` to the constructor.
 
     `kind.tasks` is optional: a list of `Task`s or of dicts (their `data`), or a static or class
     method that returns such a list. Without it there is one task without data, whose episodes
     differ only in their seed. `kind.reference(task)` is optional: a static or class method that
-    returns the actions that solve a task. A constructor with a parameter `options` gets the
+    returns the actions that solve a task. If the constructor has a parameter `options`, it gets the
     `EnvironmentOptions` of the run.
 
-    Raises `UsageError` if the constructor does not take `arguments`.
+    Raises `UsageError` if the constructor does not accept `arguments`.
     """
 
     splits: tuple[str, ...] = (SPLIT,)
@@ -43,7 +43,7 @@ class EnvironmentClass:
         self._checked(self._arguments)
 
     def missing(self) -> str | None:
-        """Return None: the class was imported."""
+        """Return None: if the class could be imported, nothing is missing."""
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -66,7 +66,7 @@ class EnvironmentClass:
         return self.kind(**arguments)
 
     def reference(self, task: Task) -> Sequence[Action] | None:
-        """Return the actions that solve `task`, None if the class has no `reference`."""
+        """Return the actions that solve `task`, or None if the class has no `reference`."""
         found: Any = getattr(self.kind, "reference", None)
         actions: Sequence[Action] | None = None if found is None else found(task)
         return actions

@@ -34,11 +34,11 @@ def absolute_target(name: str) -> str:
 
 
 def load_target(target: str) -> tuple[Any, str]:
-    """Return the object that `target` names, and a name for it: `FILE:NAME` without folders.
+    """Return the object that `target` names, and a short name for it: `FILE:NAME` without folders.
 
-    The file's folder, or the working directory for a module, is appended to `sys.path`, so that a
+    The file's folder (for a module: the working directory) is appended to `sys.path`, so that a
     file may import its neighbors. Raise `UsageError` if there is no such file, module or name, or
-    if executing it raises.
+    if executing the file raises an error.
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
@@ -54,9 +54,10 @@ def load_target(target: str) -> tuple[Any, str]:
 
 
 def error_line(error: BaseException, path: Path | None = None) -> str:
-    """Return one line: the file, its line, and what was raised there.
+    """Return one line with the file, the line number and the error that was raised there.
 
-    The line is the innermost one of `path`, or the innermost of all.
+    The line is the innermost one in `path`. If there is none, it is the innermost one of the
+    traceback.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
@@ -76,7 +77,7 @@ def _load_file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # for a .py file there is a loader
+    assert spec is not None and spec.loader is not None  # a .py file always has a loader
     module = importlib.util.module_from_spec(spec)
     _append_to_path(path.parent)
     sys.modules[name] = module  # dataclasses and pydantic look up their own module
@@ -105,16 +106,16 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the file of a module that cannot be imported."""
+    """Return the file of a module whose import failed, or None if unknown."""
     try:
         spec = importlib.util.find_spec(module)
-    except (Exception, SystemExit):  # noqa: BLE001 - the border to a package that fails
+    except (Exception, SystemExit):  # noqa: BLE001 - importing a package may raise anything
         return None
     return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 def _append_to_path(folder: Path) -> None:
-    """Append `folder` at the end, so that its files do not hide installed packages."""
+    """Append `folder` to the end of `sys.path`. So its files do not hide installed packages."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

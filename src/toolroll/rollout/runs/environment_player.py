@@ -1,7 +1,7 @@
-"""`EnvironmentPlayer`: step one environment by hand, and record its results and their duration.
+"""`EnvironmentPlayer`: reset and step one environment, and record its results and their duration.
 
-For checks of environments: it needs neither an engine nor an agent. It runs each blocking call in a
-separate thread, because environments must support that.
+It is for checks of environments, and needs neither an engine nor an agent. Each blocking call runs
+in a separate thread, because environments must support that.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class EnvironmentPlayer:
         self.transcript.append(plain({"messages": found.messages, "tools": found.tools}))
 
     async def step(self, action: Action) -> Entry:
-        """Execute `action`; an `ActionError` is an entry too. Raise `BrokenError`."""
+        """Execute `action`, and return its transcript entry. An `ActionError` is such an entry too.
+
+        Raise `BrokenError` for any other error, or if the result is not valid.
+        """
         calls = tuple(
             call.with_id(f"call_{len(self.transcript)}_{at}")
             for at, call in enumerate(action.tool_calls)
@@ -79,7 +82,7 @@ class EnvironmentPlayer:
         return entry
 
     async def close(self) -> None:
-        """Close the environment. Raise `BrokenError`."""
+        """Close the environment. Raise `BrokenError` if that fails."""
         try:
             await self._call("close")
         except (ActionError, UsageError) as error:
@@ -91,7 +94,9 @@ class EnvironmentPlayer:
         if found.reward is not None:
             reward = finite(found.reward)
             if reward is None:
-                raise BrokenError(f"step returned the reward {shown(found.reward)}")
+                raise BrokenError(
+                    f"step returned the reward {shown(found.reward)}, which is not a finite number"
+                )
             self._rewards.append(reward)
         self.done = bool(found.done)
         self.tools = self.tools if found.tools is None else found.tools
@@ -139,11 +144,12 @@ class EnvironmentPlayer:
             self.on_loop[-1] = max(self.on_loop[-1], watched.longest)
 
     def _in_another_thread(self, function: Any, *args: Any) -> Any:
-        """Call `function` in a thread that is not the one of the last call.
+        """Call `function` in a thread whose ident differs from that of the last call's thread.
 
-        A new thread may get the ident of one that has ended, and objects of one thread (SQLite's
-        connections, for example) compare idents. A thread that starts while this one runs has
-        another ident.
+        Objects that belong to one thread, such as SQLite's connections, compare idents. But a new
+        thread may get the ident of one that has ended, and such an object would then work in the
+        wrong thread. In that case, start a second thread: while this one runs, it has another
+        ident.
         """
         ident = threading.get_ident()
         if ident != self._last_thread:

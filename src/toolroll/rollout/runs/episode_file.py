@@ -82,12 +82,12 @@ def to_line(episode: Episode) -> bytes:
     }
     try:
         return orjson.dumps(record, option=_OPTIONS, default=as_text)
-    except TypeError:  # a lone surrogate, an integer too long, a key that is not text, deep nesting
+    except TypeError:  # a lone surrogate, a huge integer, a key that is not text, deep nesting
         return orjson.dumps(to_jsonable(record), option=_OPTIONS, default=as_text)
 
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-"""OPT_NON_STR_KEYS would write 1 and "1" as one key."""
+"""Without OPT_NON_STR_KEYS: it would write the keys 1 and "1" as the same key."""
 
 
 def from_line(line: bytes) -> Episode:
@@ -129,8 +129,8 @@ def from_line(line: bytes) -> Episode:
 class EpisodeStore:
     """`episodes.jsonl` in `folder`, opened for appending. A context manager.
 
-    `sync`: call fsync after each line, or at the end. `file`: used instead of the opened file.
-    After a disk error nothing more is written: a line after a torn one could not be read.
+    `sync`: call fsync after each line, or only at the end. `file`: an open file to use instead.
+    After a disk error nothing more is written, because a line after a torn one could not be read.
     """
 
     def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:
@@ -144,8 +144,8 @@ class EpisodeStore:
             sync_folder(folder)
 
     def append(self, episode: Episode) -> None:
-        """Write one episode and flush it to the operating system: it survives a kill of this
-        process.
+        """Write one episode and flush it to the operating system, so that it survives a kill of
+        this process.
 
         Raise `UsageError` if that fails.
         """
@@ -163,7 +163,10 @@ class EpisodeStore:
             raise
 
     def close(self) -> None:
-        """Flush to the disk and close. Raise `UsageError` if that fails and `append` did not."""
+        """Flush to the disk and close.
+
+        Raise `UsageError` if that fails, unless `append` has already raised one.
+        """
         try:
             with writing(self.path, _RESUME):
                 try:
@@ -212,10 +215,10 @@ def _after_last_newline(file: Any, size: int) -> int:
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:
-    """Return the episodes of a file, or of the folder that holds it.
+    """Yield the episodes of a file, or of the folder that holds it.
 
-    Ignore a torn last line and repeated lines. Raise `UsageError` with the line's number for any
-    other bad line.
+    Skip a torn last line and repeated lines. Raise `UsageError` with the line number for any other
+    invalid line.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file

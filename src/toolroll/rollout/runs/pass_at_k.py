@@ -1,8 +1,11 @@
 """Unbiased estimates of pass@k and pass^k, each with a 95 % interval.
 
-Invariants: an estimate averages over all C(n, k) choices of k of the n samples of each task;
-intervals come from resampling tasks, because samples of one task are not independent draws from the
-benchmark; the same rewards give the same interval.
+Invariants:
+
+- An estimate averages over all C(n, k) choices of k of the n samples of each task.
+- Intervals are bootstrapped over tasks, because samples of one task are not independent draws from
+  the benchmark.
+- The same rewards always give the same interval.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ _SEED = 20311
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks; [low, high] is its 95 % interval. With one task, both equal the value."""
+    """A mean over tasks, with its 95 % interval [low, high]. With one task, both ends equal the
+    value.
+    """
 
     value: float
     low: float
@@ -35,8 +40,8 @@ class Estimate:
 
 
 class UnequalSamplesError(UsageError):
-    """Raised if tasks have different numbers of graded samples, because pass@k and pass^k would
-    weight them differently.
+    """Raised if tasks have different numbers of graded samples: pass@k and pass^k would give these
+    tasks different weights.
     """
 
 
@@ -60,18 +65,20 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
 
 
 def pass_hat_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """pass^k: the chance that k samples of a task all pass, averaged over tasks: mean of C(c, k) /
-    C(n, k).
+    """Return pass^k: the chance that k samples of a task all pass, averaged over tasks.
 
-    `rewards[task]` are the task's graded rewards; tasks with fewer than k of them raise
-    `ValueError`.
+    If c of a task's n samples pass, it is C(c, k) / C(n, k). `rewards[task]` are the task's graded
+    rewards. Raise `ValueError` if a task has fewer than k of them.
     """
     return _mean(_by_task(rewards, k, _all_pass))
 
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """pass@k: the chance that at least one of k samples passes, averaged over tasks: mean of 1 -
-    C(n - c, k) / C(n, k).
+    """Return pass@k: the chance that at least one of k samples of a task passes, averaged over
+    tasks.
+
+    If c of a task's n samples pass, it is 1 - C(n - c, k) / C(n, k). Arguments and errors as in
+    `pass_hat_k`.
     """
     return _mean(_by_task(rewards, k, _any_passes))
 
@@ -79,11 +86,11 @@ def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
 def pass_estimates(
     rewards: Mapping[str, Sequence[float]], *, allow_unequal: bool = False
 ) -> dict[str, dict[int, Estimate]]:
-    """`{"pass@k": {k: Estimate}, "pass^k": {k: Estimate}}` for every k up to the fewest samples of
-    a task.
+    """Return `{"pass@k": {k: Estimate}, "pass^k": {k: Estimate}}` for every k from 1 to the
+    smallest number of graded samples of a task.
 
     Raise `UnequalSamplesError` if tasks have different numbers of graded samples, unless
-    `allow_unequal`, and `ValueError` if no task is graded.
+    `allow_unequal`. Raise `ValueError` if no task is graded.
     """
     tasks = [list(found) for found in rewards.values() if len(found)]
     if not tasks:

@@ -1,10 +1,12 @@
 """`ProcessRunner`: distribute the episodes of a run over processes of this machine.
 
 Each process has its own event loop, engine client, template and environments. It sends finished
-episodes to the parent process, and only the parent writes files. Invariants: as in
-`play_on_workers`; a process that died is restarted; if the parent ends for any reason, the
-processes abort their requests at the engine and end after their blocking calls (unless they are
-killed with SIGKILL).
+episodes to the parent process, and only the parent writes files. The invariants are those of
+`worker_pool`, and these:
+
+- A process that died is restarted.
+- If the parent ends for any reason, the processes abort their requests at the engine, and exit
+  after their blocking calls. Only SIGKILL prevents this.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Task
 
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
-"""Called in the worker with its concurrency and an exit stack; returns its runner and tasks. It is
-pickled: a module-level function, or a `functools.partial` of one."""
+"""Called in the worker process with its number of concurrent episodes and an exit stack. It returns
+the runner and the tasks. It is pickled, so it must be a module-level function, or a
+`functools.partial` of one.
+"""
 
 _GRACE, _LATE = 10.0, 1.0
-_LIMIT = 1 << 22  # bytes read ahead: an episode has some hundred thousand
+_LIMIT = 1 << 22  # bytes read ahead: an episode has several hundred thousand
 _LENGTH = struct.Struct("!Q")
 _QUIET = (signal.SIGINT, signal.SIGTERM)
 
@@ -61,7 +65,10 @@ class ProcessRunner:
         *,
         done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
-        """Play as `Runner.run` does. Raise `RolloutError` if processes keep dying."""
+        """Play every (task, sample) that is not in `done`, as `Runner.run` does.
+
+        Raise `RolloutError` if processes keep dying.
+        """
         todo = remaining(tasks, self._samples, done)
         players = [_Process(self._open, share) for share in self._shares[: len(todo)]]
         try:
@@ -71,8 +78,8 @@ class ProcessRunner:
 
 
 class _Process:
-    """A worker process, as its parent sees it: started for its first episode, and restarted if it
-    died.
+    """The parent's side of a worker process. The process is started for its first episode, and
+    restarted if it died.
     """
 
     def __init__(self, open_: Open, share: int) -> None:
@@ -99,7 +106,7 @@ class _Process:
             self._waiting.pop(key, None)
 
     async def close(self) -> None:
-        """End the process. It cancels its episodes, and has some time to abort their requests."""
+        """End the process. It cancels its episodes, and gets some time to abort their requests."""
         if self._life is not None:
             # if the process could not be started, `play` has raised the error
             with contextlib.suppress(Exception):
@@ -107,8 +114,9 @@ class _Process:
             await self._life
 
     async def _live(self, started: asyncio.Future[asyncio.StreamWriter]) -> None:
-        """Run one process from its start to its end. Wait for the process, not for its socket: what
-        it has forked may keep the socket open.
+        """Run one process from its start to its end.
+
+        Wait for the process, not for its socket: a child that it forked may keep the socket open.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -137,7 +145,7 @@ class _Process:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)
-        # if another thread already reaped it, `close()` believes it is still running
+        # If another thread has reaped it, `close` raises an error: it seems to be still running.
         with contextlib.suppress(ValueError):
             process.close()
 
@@ -154,8 +162,8 @@ class _Process:
 
 
 def _ending(process: Any) -> asyncio.Future[None]:
-    """Return a future that is done when the process has ended. It waits in a separate thread, not
-    in a shared pool.
+    """Return a future that is done when the process has ended. A separate thread waits for the
+    process, so that no thread of a shared pool is blocked.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
@@ -170,13 +178,16 @@ def _ending(process: Any) -> asyncio.Future[None]:
 
 
 def _start(open_: Open, share: int, channel: socket.socket) -> Any:
-    """Start a process that ignores signals. A terminal or a scheduler sends its signals to all
-    processes of a run, and only the first process must handle them.
+    """Start a process that ignores SIGINT and SIGTERM.
+
+    A terminal or a scheduler sends these signals to all processes of a run, but only the first
+    process must handle them.
     """
     process = multiprocessing.get_context("spawn").Process(
         target=_main, args=(open_, share, channel), name="toolroll"
     )
-    resource_tracker.ensure_running()  # as a side effect it unblocks these signals (Python 3.11)
+    # Start it now: as a side effect, it unblocks these signals (Python 3.11).
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
     try:
         process.start()
@@ -186,8 +197,10 @@ def _start(open_: Open, share: int, channel: socket.socket) -> Any:
 
 
 def _main(open_: Open, share: int, channel: socket.socket) -> None:
-    """Run the worker process. Its own children must get signals as usual: they must not inherit a
-    mask or an ignored signal.
+    """Run the worker process.
+
+    SIGINT and SIGTERM get an empty handler instead of being ignored or blocked. Child processes
+    would inherit that, but they must get signals as usual.
     """
     for number in _QUIET:
         signal.signal(number, lambda *_: None)
@@ -235,7 +248,7 @@ async def _answer(
         outcome = UsageError(str(error))
     except RunStoppedError as error:
         outcome = RunStoppedError(str(error), plain(error.failure))
-    except Exception as error:  # noqa: BLE001 - the process's border: its parent ends the run
+    except Exception as error:  # noqa: BLE001 - it is raised in the parent, which ends the run
         outcome = RolloutError(
             str(error) if isinstance(error, RolloutError) else f"a worker failed: {error!r}"
         )
@@ -243,8 +256,8 @@ async def _answer(
 
 
 def _plain(episode: Episode) -> Episode:
-    """Return the episode with the environment's values in the form of the episode file, because
-    foreign objects may be impossible to pickle or unpickle.
+    """Return the episode with the environment's values converted to JSON types, because third-party
+    objects may be impossible to pickle or unpickle.
     """
     result = episode.result
     sent = replace(
@@ -265,11 +278,11 @@ def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
         data = pickle.dumps(
             (message[0], RolloutError(f"the episode cannot be sent from its process: {error!r}"))
         )
-    if not writer.is_closing():  # else the parent is gone, and the reader reports that
+    if not writer.is_closing():  # otherwise the parent has ended, which `_receive` reports
         writer.write(_LENGTH.pack(len(data)) + data)
 
 
 async def _receive(reader: asyncio.StreamReader) -> Any:
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    # from our own process, over a socket pair
+    # unpickling is safe: the data comes from our own process, over a socket pair
     return pickle.loads(await reader.readexactly(length))

@@ -1,6 +1,7 @@
 """`provenance`: the software, model and command that produced a run.
 
-Invariants: it contains no keys and no passwords of addresses; collecting it never makes a run fail.
+Invariants: it contains no keys, and no passwords in addresses. Collecting it never makes a run
+fail.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ async def provenance(
     factory: EnvironmentFactory | None = None,
     command: Sequence[str] | None = None,
 ) -> Provenance:
-    """Return versions, model and command of a run as plain JSON; unknown values are null.
+    """Return the versions, model and command of a run as plain JSON. Unknown values are null.
 
-    `served`: None if the agent has no model of ours. `factory`: None if `toolroll serve` records
-    sessions. `command`: the default is the command of this process.
+    `served`: None for an agent that does not use a `Model`. `factory`: None for `toolroll serve`,
+    which records sessions. `command`: by default the command of this process.
     """
     found: Provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -67,7 +68,7 @@ async def provenance(
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with `***` for the user and password of addresses, and for values of keys."""
+    """Return `text` with `***` instead of keys, and of the user and password in addresses."""
 
     def hidden(match: re.Match[str]) -> str:
         quote = match[2][0] if match[2][0] in "\"'" else ""
@@ -77,7 +78,9 @@ def without_secrets(text: str) -> str:
 
 
 def command_without_secrets(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without secrets, including the word after `--api-key`."""
+    """Return the words of a command without secrets. The word after an option such as `--api-key`
+    is a secret.
+    """
     return [
         "***" if _OPTION.fullmatch(before) else without_secrets(word)
         for before, word in zip(["", *words], words, strict=False)
@@ -85,7 +88,7 @@ def command_without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of an installed distribution, None if it is not installed."""
+    """Return the version of an installed distribution, or None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -95,7 +98,8 @@ def package_version(name: str) -> str | None:
 def commit() -> str | None:
     """Return toolroll's commit, with "-dirty" if tracked files differ from it.
 
-    None if it runs neither from a checkout nor from an installation by repository address.
+    Return None if toolroll runs neither from a checkout nor from an installation by repository
+    address.
     """
     root = Path(__file__).parents[4]
     if not (root / ".git").exists():
@@ -118,8 +122,10 @@ def _installed_commit() -> str | None:
 
 
 def benchmark_packages(factory: EnvironmentFactory) -> dict[str, str | None]:
-    """Return versions by name: the package that registers the environment, and `packages` of the
-    factory, the distributions that it reads.
+    """Return the versions of the environment's packages by name.
+
+    These are the package that registers the environment, and those that the factory names in
+    `packages` because it reads their data or code. toolroll itself is left out.
     """
     names = {
         entry.dist.name
@@ -145,8 +151,10 @@ def template_hashes(served: Model) -> dict[str, str]:
 
 
 def extended(history: Sequence[Provenance], now: Provenance) -> list[Provenance]:
-    """Return `history` with the entries of `now` that differ from it appended. The first entry is
-    complete. A later date alone is not a difference.
+    """Return `history` with one more entry, if `now` differs from it.
+
+    The first entry is complete. Each later entry has the date and the values that changed. A new
+    date alone is not a difference.
     """
     known: Mapping[str, Any] = {}
     for entry in history:

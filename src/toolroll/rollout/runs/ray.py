@@ -1,9 +1,11 @@
 """`RayRunner`: distribute the episodes of a run over a Ray cluster.
 
-Each worker is an actor with its own engine client, template and environments, and plays its share
-of the concurrency. It returns episodes as lines of the episode file, which only the driver writes.
-Invariants: as in `play_on_workers`; dead workers restart on the remaining nodes; a cancelled run
-cancels the running episodes and their requests at the engine.
+Each worker is a Ray actor with its own engine client, template and environments, and plays its
+share of the concurrent episodes. It returns episodes as lines of the episode file, which only the
+driver writes. The invariants are those of `worker_pool`, and these:
+
+- Dead workers restart on the remaining nodes.
+- If the run is cancelled, the running episodes and their requests at the engine are cancelled too.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _GRACE, _TURNS_OF_GRACE = 5.0, 50
 
 
 class Worker:
-    """The class of the actors. `settings`: from `worker_settings`."""
+    """The class of the Ray actors. `settings`: the result of `worker_settings`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
@@ -84,7 +86,10 @@ class RayRunner:
         *,
         done: Collection[EpisodeKey] = frozenset(),
     ) -> None:
-        """Play as `Runner.run` does. Raise `RolloutError` if workers keep dying."""
+        """Play every (task, sample) that is not in `done`, as `Runner.run` does.
+
+        Raise `RolloutError` if workers keep dying.
+        """
         todo = remaining(tasks, self._config.samples, done)
         if not todo:
             return
@@ -121,7 +126,7 @@ class RayRunner:
 
 
 class _Actor:
-    """A worker, as the driver sees it. Ray restarts it if it died."""
+    """The driver's side of a worker. Ray restarts the worker if it died."""
 
     def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
         self.share = share
@@ -146,7 +151,7 @@ class _Actor:
 
 
 def _cause(error: Any) -> Exception:
-    """Return the error raised in the worker, wrapped unless it is one of toolroll's."""
+    """Return the error that the worker raised. If it is not one of toolroll's errors, wrap it."""
     cause = error.cause
     return (
         cause

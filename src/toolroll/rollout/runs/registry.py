@@ -1,5 +1,5 @@
-"""Find environments by name (entry-point group `toolroll.environments`, which other packages can
-extend), in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
+"""Find environments by name (entry points `toolroll.environments`, which other packages can add),
+in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ def environment_names() -> list[str]:
 
 
 def load_environment(name: str, env_args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
-    """Return the environment `name`, ready to be played; arguments as in `find_environment`.
+    """Return the environment `name`, ready to be played. The arguments are those of
+    `find_environment`.
 
-    Raises `UsageError` also if a package that it needs is not installed.
+    Raises `UsageError` as `find_environment` does, and if a package that the environment needs is
+    not installed.
 
     Example:
         >>> load_environment("desk").tasks("test")[0].id
-        'hours'
+        'renew-one'
     """
     factory = find_environment(name, env_args)
     command = factory.missing()
@@ -45,10 +47,10 @@ def load_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
 def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
     """Return the environment `name`, even if packages that it needs are not installed.
 
-    `name` is an entry point's, `path/to/file.py:NAME` or `package.module:NAME`. NAME is an
-    `EnvironmentFactory` (`tool_environment` makes one), a class or function that makes one, or an
-    `Environment` class. `env_args` are the arguments of that class or function; a factory that is
-    an object gets them as `EnvironmentOptions.settings`.
+    `name` is the name of an entry point, `path/to/file.py:NAME` or `package.module:NAME`. NAME is
+    an `EnvironmentFactory` (`tool_environment` makes one), a class or function that makes one, or
+    an `Environment` class. `env_args` are the arguments of that class or function. If NAME is a
+    factory object, they become `EnvironmentOptions.settings`.
 
     Raise `UsageError` if there is no such environment, or if `env_args` do not fit.
     """
@@ -75,7 +77,7 @@ def _loaded(entry: EntryPoint, arguments: Mapping[str, Any]) -> EnvironmentFacto
 def _factory_of(
     found: Any, target: str, short: str, arguments: Mapping[str, Any]
 ) -> EnvironmentFactory:
-    """Return `found` as a factory; `short` is its name if it has none."""
+    """Return `found` as a factory. If it has no name, it gets the name `short`."""
     if isinstance(found, type) and issubclass(found, Environment):
         return EnvironmentClass(found, short, arguments)
     made: Any
@@ -88,9 +90,9 @@ def _factory_of(
     if not _is_factory(made):
         what = type(made).__name__
         raise UsageError(
-            f"{target} is not an environment: it is {'made as ' if made is not found else ''}an "
-            f"object of type {what}; name an Environment class, what tool_environment() returned, "
-            f"or an EnvironmentFactory (with {', '.join(_PARTS)})"
+            f"{target} is not an environment: it {'is' if made is found else 'makes'} an object of "
+            f"type {what}; name an Environment class, what tool_environment() returned, or an "
+            f"EnvironmentFactory (with {', '.join(_PARTS)})"
         )
     if not getattr(made, "name", ""):
         made.name = short
@@ -121,7 +123,7 @@ def _called(function: Any, target: str, arguments: Mapping[str, Any]) -> Any:
 
 
 class _Configured:
-    """A factory with settings for every environment that it makes."""
+    """A factory that passes `settings` to every environment that it makes."""
 
     def __init__(self, factory: EnvironmentFactory, settings: Mapping[str, Any]) -> None:
         self.name = factory.name
@@ -183,14 +185,14 @@ USERS = "toolroll.users"
 
 
 def agent_maker(name: str) -> Any:
-    """Return the function `(model, settings) -> Agent` of that name (entry-point group
+    """Return the function `(model, settings) -> Agent` with this name (entry points
     `toolroll.agents`). Raise `UsageError` for an unknown name.
     """
     return _by_name(AGENTS, name, "agent")
 
 
 def user_maker(name: str) -> Any:
-    """Return the factory of user simulators of that name (entry-point group `toolroll.users`).
+    """Return the factory of user simulators with this name (entry points `toolroll.users`).
 
     Raise `UsageError` for an unknown name.
     """

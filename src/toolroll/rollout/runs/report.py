@@ -1,7 +1,10 @@
-"""Write `summary.json`, with all numbers for a table in a paper, from a `Summary`.
+"""Write `summary.json` from a `Summary`: all numbers for a table in a paper.
 
-Invariants: excluded episodes are counted, with a warning; a number that cannot be computed without
-bias is null, and `warnings` gives the reason; the same episodes give the same numbers.
+Invariants:
+
+- Excluded episodes are counted, and reported in a warning.
+- A number that cannot be computed without bias is null, and `warnings` has the reason.
+- The same episodes always give the same numbers.
 """
 
 from __future__ import annotations
@@ -38,11 +41,11 @@ def report(
     allow_unequal: bool = False,
     provenance: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return one environment's part of `summary.json`. `floor`: the result of the do-nothing agent
-    on the same tasks.
+    """Return one environment's part of `summary.json`.
 
-    `seconds`: the wall time of the last run that added episodes. `expected`: number of episodes of
-    a finished run. `provenance`: as in `run.json`.
+    `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time of the
+    last run that added episodes. `expected`: the number of episodes of a finished run.
+    `provenance`: as in `run.json`.
     """
     warnings = _warnings(summary)
     if expected is not None and summary.episodes < expected:
@@ -78,7 +81,7 @@ def report(
 
 
 def usage(summary: Summary) -> dict[str, Any]:
-    """Return turns, tokens, calls and latencies."""
+    """Return the numbers of turns, tokens and calls, and the latencies in seconds."""
     totals = summary.totals
     attempts = int(totals["tool_calls"])
     return {
@@ -116,8 +119,8 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
-    """Return, for each tool, the executed calls, the errors and the error rate; null if the
-    environment does not report errors by tool.
+    """Return, for each tool, the number of executed calls, the number of errors, and the error
+    rate. Errors and rate are None if the environment does not report errors by tool.
     """
     calls, errors = summary.named("executed_calls"), summary.named("tool_errors")
     known = bool(errors) or not summary.totals["tool_errors"]
@@ -158,8 +161,8 @@ def _warnings(summary: Summary) -> list[str]:
     found = []
     if not summary.trainable:
         found.append(
-            "a baseline behind an OpenAI-compatible endpoint: no tokens are recorded, nothing here "
-            "can be trained on"
+            "this is a baseline at an OpenAI-compatible endpoint: no tokens are recorded, so "
+            "nothing can be trained on"
         )
     if summary.statuses["aborted"]:
         kinds = ", ".join(

@@ -1,9 +1,13 @@
 """`RunDirectory`: a run on disk, which can be killed at any moment and resumed.
 
-`episodes.jsonl` has one line for each finished (environment, task, sample), `run.json` the settings
-that determine the episodes. Invariants: one process at a time writes into a folder; no episode is
-lost or stored twice; an aborted episode is replaced by another attempt; settings that would give
-other episodes are refused, with the difference.
+`episodes.jsonl` has one line for each finished (environment, task, sample). `run.json` has the
+settings that determine the episodes.
+
+Invariants:
+
+- Only one process at a time writes into a folder.
+- No episode is lost or stored twice. An aborted episode is replaced by another attempt.
+- A run with settings that would give other episodes is refused. The error lists the differences.
 """
 
 from __future__ import annotations
@@ -36,15 +40,16 @@ SCHEMA_VERSION = 1
 
 
 class RunDirectory:
-    """One environment's part of the folder `path`. A context manager: call `append` inside it.
+    """One environment's part of the run in the folder `path`. A context manager: call `append`
+    inside it.
 
-    `settings`: plain data, everything that determines the episodes. `defaults`: values for settings
-    that a folder of an older version does not name. `provenance`: from
-    `toolroll.rollout.runs.provenance`; `run.json` keeps the first, and appends what differs in a
-    later run.
+    `settings`: everything that determines the episodes, as plain data. `defaults`: the values of
+    settings that a folder of an older version does not have. `provenance`: from
+    `toolroll.rollout.runs.provenance`. `run.json` keeps that of the first run, and appends what
+    differs in a later run.
 
-    Raises `UsageError` if the folder was written with other settings, or is being written by
-    another process.
+    Raises `UsageError` if the folder was written with other settings, or if another process is
+    writing into it.
     """
 
     def __init__(
@@ -60,11 +65,13 @@ class RunDirectory:
         self.path = path
         self.env = env
         self.summary = Summary(env)
-        """Covers the stored and the appended episodes."""
+        """Covers the episodes that were in the folder, and those that were appended."""
         self.dropped = 0
-        """Number of aborted episodes of an earlier run that were removed, to be retried."""
+        """Number of aborted episodes that were removed when the folder was opened, so that they are
+        retried.
+        """
         self.repaired = 0
-        """Number of bytes of a torn last line that were removed."""
+        """Number of bytes of a torn last line that were removed when the folder was opened."""
         self.provenance: list[Provenance] = []
         """The first run's provenance, then what differs in later runs that added to the folder."""
         self._now = _plain(provenance) if provenance else None
@@ -76,7 +83,7 @@ class RunDirectory:
 
     @property
     def done(self) -> frozenset[EpisodeKey]:
-        """Return the finished episodes."""
+        """The keys of the finished episodes."""
         return frozenset(self._done)
 
     def append(self, episode: Episode) -> None:
@@ -121,7 +128,7 @@ class RunDirectory:
             os.close(self._lock)
 
     def _agree(self) -> None:
-        """Compare the settings with those of the folder, or store them."""
+        """Compare the settings with those of the folder. If the folder has none, store them."""
         file = self.path / SETTINGS_NAME
         known = read_settings(self.path)
         if self.env in known:
@@ -167,7 +174,9 @@ class RunDirectory:
         return aborted
 
     def _drop_aborted(self) -> None:
-        """Rewrite the file without them; the old file remains until the new one is complete."""
+        """Rewrite the episode file without aborted episodes. The old file remains until the new one
+        is complete.
+        """
         file = self.path / FILE_NAME
         with file.open("rb") as lines, written_whole(file, "Nothing was changed") as out:
             for line in lines:
@@ -179,9 +188,9 @@ class RunDirectory:
 
 
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the settings in `run.json` by environment, {} if there is no such file.
+    """Return the settings in `run.json` by environment, or {} if there is no such file.
 
-    Raise `UsageError` for a file that cannot be read.
+    Raise `UsageError` if the file cannot be read.
     """
     return dict(_read_run_file(path).get("environments", {}))
 
@@ -208,7 +217,9 @@ def _read_run_file(path: Path) -> dict[str, Any]:
 
 
 def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return one line for each setting that differs: `name: there X, now Y`."""
+    """Return one line for each setting that differs: `name: there X, now Y`. X is the value in the
+    folder.
+    """
     names = sorted({*known, *given})
     return [
         f"{name}: there {_shown(known, name)}, now {_shown(given, name)}"
@@ -228,7 +239,9 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder that --out names. Raise `UsageError` if it cannot be made or written to."""
+    """Create the folder that --out names. Raise `UsageError` if it cannot be created or is not
+    writable.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -240,7 +253,7 @@ def make_folder(path: Path) -> None:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Raise `UsageError` if the folder `path` has files, but no run."""
+    """Raise `UsageError` if the folder `path` contains files, but not a run."""
     if any((path / name).exists() for name in (SETTINGS_NAME, FILE_NAME)):
         return
     names = sorted(found.name for found in path.iterdir() if not found.name.startswith("."))

@@ -1,9 +1,13 @@
 """`Runner`: play (task, sample) pairs of one environment concurrently, in one event loop.
 
-Invariants: a failing episode never affects another (I7); a cancelled run leaves no request at the
-engine and returns no unfinished episode; the seed of an episode depends on the run's seed, its task
-and its sample, not on the order of play; an episode that fails for infrastructure reasons is
-retried with the same seed and session, and only its last attempt is returned.
+Invariants:
+
+- A failing episode never affects another one.
+- A cancelled run leaves no request at the engine, and returns no unfinished episode.
+- The seed of an episode depends on the run's seed, its task and its sample, but not on the order of
+  play.
+- An episode that fails for infrastructure reasons is retried with the same seed and session. Only
+  its last attempt is returned.
 """
 
 from __future__ import annotations
@@ -62,7 +66,7 @@ _LONGEST_PAUSE = 30.0
 
 
 class RunStoppedError(RolloutError):
-    """Raised if too many episodes in a row failed for infrastructure reasons.
+    """Raised if too many attempts in a row have failed, or if a server no longer answers.
 
     Finished episodes are kept. `failure`: the last error, as in an episode's `info`.
     """
@@ -74,15 +78,15 @@ class RunStoppedError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Play `samples` episodes of each task, `concurrency` at once, with at most `max_num_steps`
-    turns each.
+    """Play `samples` episodes of each task, at most `concurrency` at the same time, each with at
+    most `max_num_steps` turns.
 
     `episode_timeout`: limit of one attempt at an episode, in seconds. `reruns`: maximum number of
-    retries of an episode that failed for infrastructure reasons, after a pause that starts at
-    `rerun_pause` seconds and doubles. `give_up_after`: stop the run after this many failed attempts
-    in a row, retries included. `sampling_seed`: send each episode's seed to the engine (SGLang uses
-    it with --enable-deterministic-inference). `pace_gc`: run Python's garbage collector rarely
-    during the run.
+    retries of an episode that failed for infrastructure reasons. Before a retry there is a pause,
+    which starts at `rerun_pause` seconds and doubles. `give_up_after`: stop the run after this many
+    failed attempts in a row, retries included. `sampling_seed`: send each episode's seed to the
+    engine (SGLang uses it with --enable-deterministic-inference). `pace_gc`: run Python's garbage
+    collector rarely during the run.
     """
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
@@ -121,14 +125,14 @@ def episode_seed(seed: int, task_id: str, sample: int) -> int:
 
 
 def session_id(env: str, task_id: str, sample: int) -> str:
-    """Return the routing key of one episode."""
+    """Return the session id of one episode, which is also its routing key."""
     return f"{env}/{task_id}#{sample}"
 
 
 class Runner:
-    """Play `factory`'s tasks; `make_agent()` returns the agent for one attempt at an episode.
+    """Plays the tasks of `factory`. `make_agent()` returns the agent for one attempt at an episode.
 
-    `callbacks` are called after each episode and at the end (docs/callbacks.md).
+    `callbacks` are called after each episode and at the end of the run (docs/callbacks.md).
 
         runner = Runner(load_environment("desk"), make_agent, RunSettings(samples=4))
         await runner.run(runner.factory.tasks("test"), episodes.append)
@@ -158,13 +162,13 @@ class Runner:
     ) -> None:
         """Play every (task, sample) that is not in `done`.
 
-        `on_episode` receives each finished episode, in the order of finishing, and stores it: an
-        exception in it ends the run. The callbacks follow.
+        `on_episode` is called with each episode as soon as it is finished, and stores it. An
+        exception in it ends the run. The callbacks are called after it.
 
-        Raise `UsageError` as soon as one episode shows that the settings cannot work, and
+        Raise `UsageError` as soon as one episode shows that the settings cannot work. Raise
         `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
-        not answered for its `engine_timeout`. The other episodes are then cancelled and their
-        requests aborted at the engine, as they are if this call is cancelled.
+        not answered for its `engine_timeout`. The other episodes are then cancelled, and their
+        requests aborted at the engine. This also happens if the caller is cancelled.
         """
         for task in tasks:
             _check_id(task)
@@ -200,8 +204,10 @@ class Runner:
             await take(await self.play(task, sample))
 
     async def play(self, task: Task, sample: int) -> Episode:
-        """Play one episode and return its first attempt without an infrastructure failure, else
-        its last attempt. `metrics["reruns"]` counts the retries.
+        """Play one episode. Return its first attempt without an infrastructure failure, or its last
+        attempt if there is none.
+
+        `metrics["reruns"]` counts the retries.
         """
         settings = self.settings
         pause = settings.rerun_pause
@@ -226,7 +232,8 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                with pausable(limit), guarded():  # cancelling the task does not cancel a worker
+                # A separate task: an episode that cancels its own task cancels nothing else.
+                with pausable(limit), guarded():
                     result = await asyncio.create_task(self._solve(task, sample, seed))
         except ForeignExitError:
             result = _failed(
@@ -273,7 +280,7 @@ class Runner:
             ) from error
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - the episode's border (I7)
+        except Exception as error:  # noqa: BLE001 - a failing episode must not end the run
             cause = (
                 error.__cause__
                 if isinstance(error, ForeignExitError) and error.__cause__
@@ -352,8 +359,8 @@ def check_all_played(left: Collection[EpisodeKey]) -> None:
         raise RolloutError(
             f"the run ended although {len(left)} episodes were not played, "
             f"the first one task {task_id}, sample {sample}: "
-            "the tasks that played them were cancelled. Finished episodes are kept; run again to "
-            "play the others."
+            "the asyncio tasks that played them were cancelled. Finished episodes are kept; run "
+            "again to play the others."
         )
 
 

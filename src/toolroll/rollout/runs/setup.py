@@ -1,7 +1,7 @@
 """`Plan`: the environment, tasks and model of a run, opened from its settings.
 
-There is one in the command's own process, and one in each worker of a run that is distributed over
-processes or a cluster.
+The process of the command has one. If the run is distributed over processes or a cluster, each
+worker has its own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
 
 MAX_RESUMES = 3
-"""Of a turn that the engine aborted for a weight update. A trainer wants such an episode aborted;
-an evaluation wants its result.
+"""How often to resume a turn that the engine aborted for a weight update. A trainer wants such an
+episode to be aborted; an evaluation wants its result.
 """
 
 
@@ -49,7 +49,7 @@ class Plan:
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open everything that a run needs. `stack` closes it."""
     factory = load_environment(config.env, config.env_args)
-    named_env = {"env": factory.name}  # not the path of its file: the folder may be moved
+    named_env = {"env": factory.name}  # without the path of its file, whose folder may be moved
     tasks = choose_tasks(factory, config.split, config.tasks)
     options = EnvironmentOptions()
     if config.user_model is not None:
@@ -131,8 +131,10 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
 
 
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
-    """Return the factory of user simulators, which call an OpenAI-compatible endpoint (default: the
-    engine itself, or the baseline's).
+    """Return the function that makes user simulators.
+
+    They call an OpenAI-compatible endpoint: `user_url`, by default the baseline's, or the engine's
+    own.
     """
     users = user_maker("openai")(
         base_url=config.user_url or config.baseline_url or f"{config.engine}/v1",

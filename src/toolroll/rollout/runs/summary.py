@@ -1,7 +1,7 @@
 """`Summary`: the result of a run, added up episode by episode.
 
-Invariants: an ABORTED episode (reward None) counts in no reward and in no pass rate, and is counted
-separately (I9).
+Invariants: an ABORTED episode (its reward is None) is counted separately, and is part of no mean
+reward and no pass rate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from toolroll.rollout.types import Episode, Status
 
 @dataclass(slots=True)
 class Summary:
-    """Sums over episodes, added one by one: a live display reads it during a run."""
+    """Sums over episodes. Episodes are added one by one, because a live display reads the sums
+    during a run.
+    """
 
     env: str = ""
     episodes: int = 0
@@ -31,7 +33,7 @@ class Summary:
     aborted: Counter[str] = field(default_factory=Counter)
     """Aborted episodes by task."""
     turn_seconds: list[float] = field(default_factory=list)
-    """The engine's latency of every turn."""
+    """The engine's latency of every turn, in seconds."""
     trainable: bool = True
 
     def add(self, episode: Episode) -> None:
@@ -42,7 +44,7 @@ class Summary:
         self.stop_reasons[result.stop_reason] += 1
         for name, value in result.metrics.items():
             self.totals[name] += value  # type: ignore[assignment]
-        # The history of a fork contains turns of the sequence before it: "context".
+        # A fork repeats turns of an earlier sequence as "context": do not count them twice.
         self.turn_seconds += [
             turn.latency
             for part in result.trajectories
@@ -75,12 +77,12 @@ class Summary:
 
     @property
     def mean_reward(self) -> float | None:
-        """Return the mean over the graded episodes, None if there are none."""
+        """Return the mean reward of the graded episodes, or None if there are none."""
         return self.reward / self.graded if self.graded else None
 
     @property
     def pass_rate(self) -> float | None:
-        """Return the share of graded episodes that passed."""
+        """Return the share of graded episodes that passed, or None if there are none."""
         return self.passed / self.graded if self.graded else None
 
     @property
@@ -90,7 +92,7 @@ class Summary:
         return self.totals["cached_tokens"] / prompts if prompts else 0.0
 
     def named(self, prefix: str) -> dict[str, int]:
-        """Return the totals of `prefix/NAME`, by name."""
+        """Return the totals whose names are `prefix/NAME`, by NAME."""
         return {
             name[len(prefix) + 1 :]: int(count)
             for name, count in self.totals.items()

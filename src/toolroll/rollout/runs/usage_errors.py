@@ -1,4 +1,4 @@
-"""Report mistakes on the command line that other modules find, in one line with the option."""
+"""Convert errors about settings to messages that name the command-line option."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Distribute episodes over worker processes, on this machine or a cluster.
 
-Invariants: an episode whose worker died is assigned again and stored once; workers that keep dying
-end the run.
+Invariants: an episode whose worker died is played again, and stored once. If workers keep dying,
+the run ends.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from toolroll.rollout.types import Episode, Task
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 10
-"""Give up the run after this many workers died while playing the same episode."""
-_PAUSE = 0.5  # seconds before an episode whose worker died is assigned again
+"""Give up the run after this many workers have died while playing the same episode."""
+_PAUSE = 0.5  # seconds before an episode whose worker died is played again
 
 
 class WorkerDiedError(RolloutError):
-    """Raised if a worker process ended without a result: killed, or out of memory."""
+    """Raised if a worker process ended without a result, for example because it was killed or ran
+    out of memory.
+    """
 
 
 class Worker(Protocol):
-    """One process that plays episodes, several at once."""
+    """One process that plays several episodes at the same time."""
 
     async def play(self, key: EpisodeKey) -> Episode:
-        """Play one episode. Raise `WorkerDiedError`; a later call may succeed."""
+        """Play one episode. Raise `WorkerDiedError` if the process dies. A retry may succeed."""
         ...
 
 
@@ -47,7 +49,9 @@ def remaining(
 
 
 def split_concurrency(concurrency: int, players: int) -> list[int]:
-    """Return the number of concurrent episodes of each worker, at least one."""
+    """Split `concurrency` evenly over at most `players` workers. Return each worker's number of
+    concurrent episodes, at least one.
+    """
     players = min(players, concurrency)
     return [concurrency // players + (number < concurrency % players) for number in range(players)]
 
@@ -93,7 +97,6 @@ async def _play(player: Worker, key: EpisodeKey) -> Episode:
         if attempt < ATTEMPTS:
             await asyncio.sleep(_PAUSE * attempt)
     raise RolloutError(
-        f"{ATTEMPTS} workers have died under task {key[0]}, sample {key[1]}: is there memory "
-        f"enough, and can a worker import what it "
-        "plays?"
+        f"{ATTEMPTS} workers died while playing task {key[0]}, sample {key[1]}: is there enough "
+        "memory, and can a worker import the environment and the agent?"
     )

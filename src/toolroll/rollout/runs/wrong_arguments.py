@@ -1,4 +1,4 @@
-"""Arguments of a tool, made from its schema: those that fit it, and those that do not."""
+"""Make arguments of a tool from its schema: valid ones, and invalid ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ _EXAMPLES: Mapping[str, Any] = {
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that fit the types of `schema`: the required ones."""
+    """Return values of the right types for the required arguments in `schema`."""
     found = _example({**schema, "type": "object"}, schema)
     return dict(found) if isinstance(found, Mapping) else {}
 
 
 def wrong_calls(tools: Sequence[Tool]) -> list[tuple[str, ToolCall]]:
-    """Return calls that a model may write by mistake, each with what is wrong in it: a name that
-    is unknown; for each tool no arguments, each argument of another type, and one too many.
+    """Return calls that a model may write by mistake, each with a description of the mistake.
+
+    One call has the name of an unknown tool. For each tool there are calls without arguments, with
+    a wrong type for each argument, and with an unknown argument.
     """
     calls = [("an unknown tool", ToolCall("no_such_tool", {}, ""))]
     for tool in tools:
@@ -66,7 +68,7 @@ def _example(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow a reference into `$defs`."""
+    """Return the schema that a reference into `$defs` names, or `schema` itself."""
     if not isinstance(schema, Mapping):
         return {}
     name = str(schema.get("$ref", "")).rpartition("/")[2]

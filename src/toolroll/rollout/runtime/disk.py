@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and errors of the disk as messages."""
+"""Write files completely or not at all, and convert disk errors to messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from toolroll.rollout.errors import UsageError
 
 @contextmanager
 def writing(path: Path, advice: str = "") -> Iterator[None]:
-    """Turn an `OSError` (a full disk, say) into a `UsageError` that names `path` and the cause."""
+    """Convert an `OSError` (a full disk, for example) to a `UsageError` that names `path` and the
+    cause.
+
+    `advice` is appended to the message.
+    """
     try:
         yield
     except OSError as error:
@@ -26,7 +30,7 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
 
 
 class _Draft(io.FileIO):
-    """A new file whose errors name `path`."""
+    """The temporary file `draft`. Its write errors name `path`, the file that it will replace."""
 
     def __init__(self, draft: Path, path: Path, advice: str) -> None:
         super().__init__(draft, "xb")
@@ -40,9 +44,10 @@ class _Draft(io.FileIO):
 
 @contextmanager
 def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` on success, synced to disk.
+    """Open a temporary file. On success it is synced to disk and replaces `path`.
 
-    If writing fails, `path` is unchanged. Other errors of the `with` body are raised as they are.
+    If writing fails, `path` is unchanged, and `UsageError` is raised. Other errors of the `with`
+    body are raised as they are.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -63,7 +68,7 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in `folder` to the disk: only then does a new file survive a power loss."""
+    """Sync the list of files in `folder` to disk. Only then can a new file survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

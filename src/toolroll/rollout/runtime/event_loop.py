@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in an event loop of its own."""
+    """Run `main` to its end in a new event loop, and return its result."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if find_spec("uvloop") is None:  # an extra
+    if find_spec("uvloop") is None:  # uvloop is an optional dependency
         return None
     import uvloop
 

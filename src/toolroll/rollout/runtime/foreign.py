@@ -1,8 +1,12 @@
-"""The border to code of others: environments, user simulators, agents and factories.
+"""Call third-party code: environments, user simulators, agents and factories.
 
-Invariants: what such code raises is its own failure and never ends a run; a cancellation of the
-running task always gets through, also if the code swallows it; so does a real Ctrl-C. A task of
-such code is waited for until it is cancelled, and then for at most `LEAVE_SECONDS`.
+Invariants:
+
+- Whatever such code raises, even `SystemExit`, is an error of that code and does not end the run.
+- If the running task is cancelled, `CancelledError` is raised even if such code swallows it.
+- A real Ctrl-C is raised as `KeyboardInterrupt`.
+- If the caller is cancelled, a task that runs such code gets `LEAVE_SECONDS` to end. Then it is
+  abandoned.
 """
 
 from __future__ import annotations
@@ -20,20 +24,23 @@ from toolroll.rollout.errors import RolloutError
 T = TypeVar("T")
 
 LEAVE_SECONDS = 5.0
-"""Seconds that a cancelled task of others may take to end."""
+"""Seconds that a cancelled task with third-party code may take to end."""
 
 
 class ForeignExitError(RolloutError):
-    """Code of others raised its cause, which is not an `Exception` (`SystemExit`, say)."""
+    """Third-party code raised an exception that is not an `Exception`, such as `SystemExit`. This
+    exception is the `__cause__`.
+    """
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Run code of others within it, in a coroutine or in a worker thread.
+    """Run third-party code in this context, in a coroutine or in a worker thread.
 
-    Raise `ForeignExitError` from any `BaseException` that is not an `Exception`. Raise
-    `CancelledError` if the running task is being cancelled: `CancelledError` without such a
-    request was raised by the code itself.
+    Convert a `BaseException` that is not an `Exception` to `ForeignExitError`, unless it comes from
+    outside of the code, as Ctrl-C does. If the running task was cancelled meanwhile, raise
+    `CancelledError`. A `CancelledError` without such a request was raised by the code itself, and
+    is converted too.
     """
     task = _running_task()
     requests = task.cancelling() if task is not None else 0
@@ -54,10 +61,10 @@ def guarded() -> Iterator[None]:
 
 
 async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function`, and await what it returned if that can be awaited.
+    """Call `function`, and await its result if that is awaitable.
 
-    Run it as a separate task, for `outcome`: code that cancels its task, and maybe continues after
-    that, then cancels nothing else.
+    Create a separate task for this coroutine, and pass the task to `outcome`. If the code cancels
+    its task, it then cancels nothing else.
     """
     task = _running_task()
     try:
@@ -70,10 +77,10 @@ async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def outcome(task: asyncio.Task[T]) -> T:
-    """Return the result of `task`, which runs code of others, or raise its error.
+    """Return the result of `task`, which runs third-party code, or raise its error.
 
-    If the caller is cancelled, so is `task`. If that does not end it, it keeps running by itself:
-    nothing waits for it, not even `asyncio.run`.
+    If the caller is cancelled, cancel `task` and wait for it for at most `LEAVE_SECONDS`. If it
+    still runs then, it is abandoned: nothing waits for it, not even `asyncio.run`.
     """
     try:
         await asyncio.wait([task])
@@ -90,7 +97,7 @@ async def outcome(task: asyncio.Task[T]) -> T:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Take the error of a task that nobody waits for, which asyncio would log."""
+    """Retrieve the error of an abandoned task. asyncio logs errors that nothing retrieves."""
     if not task.cancelled():
         task.exception()
 
@@ -100,12 +107,14 @@ def _exit_of(error: BaseException) -> ForeignExitError:
 
 
 def _ends_task(error: BaseException, task: asyncio.Task[object] | None) -> bool:
-    """Return whether `error` came from outside of the guarded code."""
+    """Return True if `error` was not raised by the guarded code itself, so that it must not be
+    converted.
+    """
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
-    if isinstance(error, GeneratorExit):  # a coroutine that is closed is not run by its task
+    if isinstance(error, GeneratorExit):  # the coroutine is closed from outside of its task
         return _running_task() is not task
-    if isinstance(error, KeyboardInterrupt):  # asyncio.run's handler cancels the main task instead
+    if isinstance(error, KeyboardInterrupt):  # asyncio.run turns Ctrl-C into a cancellation
         in_main = threading.current_thread() is threading.main_thread()
         return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return False

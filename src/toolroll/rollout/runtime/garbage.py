@@ -1,7 +1,7 @@
-"""Run Python's garbage collector less often while many episodes are in flight.
+"""Run Python's garbage collector less often while many episodes run.
 
-By default it visits all live objects again and again while a thousand episodes hold them. An
-episode is freed by reference counts, so collections may be rare.
+By default the collector visits all live objects again and again, although a thousand running
+episodes still refer to them. Reference counts free a finished episode, so collections may be rare.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ THRESHOLD = (50_000, 20, 100)
 
 
 class _Pace:
-    """The process's collector settings: changed by the first user, restored after the last."""
+    """The collector settings of the process. The first user changes them, and the last one restores
+    them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,7 +25,9 @@ class _Pace:
         self._before = gc.get_threshold()
 
     def begin(self) -> bool:
-        """Return False if the collector is off, or its objects are frozen by somebody else."""
+        """Change the settings for the first user. Return False if the collector is off, or if other
+        code has frozen its objects.
+        """
         with self._lock:
             if not self._users:
                 if not gc.isenabled() or gc.get_freeze_count():
@@ -49,10 +53,10 @@ _PACE = _Pace()
 
 @contextlib.contextmanager
 def paced_garbage(*, enabled: bool = True) -> Iterator[None]:
-    """Freeze the existing objects and collect less often, in the whole process, until the
-    last of these contexts ends, in whatever order.
+    """Freeze the existing objects and collect less often, in the whole process.
 
-    Do nothing if `enabled` is False, the collector is off, or somebody else has frozen objects.
+    If several of these contexts overlap, the settings are restored when the last one ends. Do
+    nothing if `enabled` is False, the collector is off, or other code has frozen objects.
     """
     if not enabled or not _PACE.begin():
         yield

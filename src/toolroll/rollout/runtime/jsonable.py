@@ -1,10 +1,13 @@
-"""`to_jsonable`: convert any value of an episode to one that JSON can write, so that no value can
-lose an episode.
+"""`to_jsonable`: convert any value to one that JSON can represent, so that every episode can be
+stored.
 
-Invariants: it never raises, whatever an environment returned; its result is written and read back
-as the same values. Arrays and JSON types are unchanged; surrogates are replaced; an integer that
-needs more than 64 bits becomes its digits; keys become text; a value that is nested too deep, or
-contains itself, becomes text.
+Invariants:
+
+- It never raises, whatever an environment returned.
+- If the result is written and read again, the values are the same.
+- Arrays and JSON types are unchanged. Lone surrogates in text are replaced. Keys become text.
+- An integer that needs more than 64 bits becomes its digits. A value that is nested too deeply, or
+  contains itself, becomes text.
 """
 
 from __future__ import annotations
@@ -26,9 +29,11 @@ from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.runtime.unicode import replace_surrogates
 
 _DEEPEST = 100
-"""orjson gives up at 254 levels."""
+"""Maximum nesting. orjson refuses more than 254 levels."""
 _BITS = 10_000
-"""Python writes longer integers in decimal digits only up to a limit."""
+"""Integers with more bits are written in hexadecimal, because Python limits the number of decimal
+digits.
+"""
 
 
 def to_jsonable(value: Any) -> Any:
@@ -37,7 +42,7 @@ def to_jsonable(value: Any) -> Any:
 
 
 def _storable(value: Any, around: tuple[int, ...]) -> Any:
-    """Convert `value`; `around` holds the ids of the containers that it is in."""
+    """Convert `value`. `around` holds the ids of the containers that it is in."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or isinstance(value, bool) or type(value) is float:
@@ -51,7 +56,7 @@ def _storable(value: Any, around: tuple[int, ...]) -> Any:
     try:
         with guarded():
             return _parts(value, (*around, id(value)))
-    except Exception:  # noqa: BLE001 - the border to classes of others
+    except Exception:  # noqa: BLE001 - a third-party class may raise anything
         return _text_of(value)
 
 
@@ -77,7 +82,7 @@ def _mapping(value: Mapping[Any, Any], around: tuple[int, ...]) -> dict[str, Any
     found: dict[str, Any] = {}
     for key, item in value.items():
         name = key_text(key)
-        while name in found:  # 1 and "1"
+        while name in found:  # the keys 1 and "1" have the same text
             name += "'"
         found[name] = _storable(item, around)
     return found
@@ -88,7 +93,7 @@ def _digits(number: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` after a round trip through JSON: only dicts, lists, strings and numbers."""
+    """Return `value` after a round trip through JSON, so that it has only JSON types."""
     try:
         return orjson.loads(orjson.dumps(value, option=_OPTIONS, default=as_text))
     except TypeError:
@@ -124,14 +129,14 @@ def key_text(key: Any) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of `value`, whatever its class does."""
+    """Return the text of `value`, or the name of its type if its class raises an error."""
     try:
         with guarded():
             shown = (
                 str(value) if isinstance(value, str | float | date | time | UUID) else repr(value)
             )
             return replace_surrogates(str(shown))
-    except Exception:  # noqa: BLE001 - the border to classes of others
+    except Exception:  # noqa: BLE001 - a third-party class may raise anything
         return f"<{type(value).__name__}>"
 
 
@@ -144,7 +149,7 @@ def finite(value: Any) -> float | None:
     try:
         with guarded():
             number = float(value)
-    except Exception:  # noqa: BLE001 - the border to classes of others
+    except Exception:  # noqa: BLE001 - a third-party class may raise anything
         return None
     return number if math.isfinite(number) else None
 

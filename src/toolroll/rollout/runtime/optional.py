@@ -1,4 +1,4 @@
-"""Packages that are imported when they are first needed."""
+"""Import packages when they are first needed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _NOTICES = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 def import_transformers() -> ModuleType:
     """Import `transformers`, which takes 1 to 2 seconds.
 
-    It prints a notice if PyTorch is missing. Only its tokenizers are used here, so the notice is
-    left out.
+    Suppress the notice that it prints if PyTorch is missing: only its tokenizers are used here.
     """
     if "transformers" in sys.modules:
         return sys.modules["transformers"]

@@ -1,4 +1,6 @@
-"""`Signature`: the parameters of a function as a JSON schema, and arguments checked against it."""
+"""`Signature`: describe the parameters of a function as a JSON schema, and check arguments against
+it.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,9 @@ class Signature:
         return {"type": "object", "properties": {}, **found}
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `arguments` as the annotated types.
+        """Return `arguments` converted to the annotated types.
 
-        Raise `UsageError` if one is unknown, missing, or of another type.
+        Raise `UsageError` if one is unknown, missing, or of the wrong type.
         """
         unknown = [name for name in arguments if name not in self.names]
         refused = [name for name in unknown if not self.open or name in self._skip]
@@ -120,8 +122,8 @@ class _Untitled(GenerateJsonSchema):
 
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """Return the text above the first section of a docstring, and the texts of its `Args:` section
-    by parameter (Google's style).
+    """Return the text before the first section of a docstring, and the description of each
+    parameter in its `Args:` section (Google style).
     """
     lines = (inspect.getdoc(function) or "").splitlines()
     heads = [at for at, line in enumerate(lines) if re.fullmatch(r"[A-Z]\w+:\s*", line)]
@@ -157,7 +159,7 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _field(at: int) -> str:
-    """Return the name of a field. A parameter's own name may clash with a model's attribute."""
+    """Return a field name for parameter `at`. Its own name may clash with a model's attribute."""
     return f"argument_{at}"
 
 

@@ -1,9 +1,10 @@
 """`Threads`: blocking calls outside the event loop, each in its own thread.
 
-Python cannot end a thread: a call that its caller has given up keeps running. Here such a call
-frees its slot. Neither anyio's `to_thread` nor `concurrent.futures` fits, since their threads keep
-the process from ending. A thread for each call costs 40 us of CPU more than a pool, little beside a
-blocking call, and there is nothing to keep, reuse or close.
+Python cannot end a thread, so if the caller of a blocking call is cancelled, the call keeps
+running. Such a call is given up: it no longer counts as one of the concurrent calls. anyio's
+`to_thread` and `concurrent.futures` are not used, because their threads keep the process from
+exiting. A new thread for each call costs 40 us of CPU more than a thread pool. That is little
+compared with a blocking call, and there are no threads to keep, reuse or close.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ _GRACE = 30.0
 
 
 async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T:
-    """Call `function`, in a thread if its input is `large`. For work that ends by itself."""
+    """Call `function`, in a thread if `large` is true. Use it only for calls that end by
+    themselves.
+    """
     return await asyncio.to_thread(function, *args) if large else function(*args)
 
 
 class BlockingRunner(Protocol):
-    """The part of a `Model` that an agent without tokens uses."""
+    """The part of `Model` that an agent without tokens uses."""
 
     def run_in_thread(
         self,
@@ -38,18 +41,17 @@ class BlockingRunner(Protocol):
         begun: Callable[[], None] | None = None,
         what: str = "",
     ) -> Awaitable[T]:
-        """Run blocking `function` in a thread; `begun` is called when its thread
-        starts.
-        """
+        """Run blocking `function` in a thread. `begun` is called when the thread starts."""
         ...
 
 
 class Threads:
-    """Run at most `most` blocking calls at once, in order of arrival, on one event loop at a time.
+    """Run at most `most` blocking calls at the same time, in order of arrival, on one event loop at
+    a time.
 
-    Calls that were given up do not count. If `most` + `most_given_up` or more of them still run, a
-    call waits for one of them to end; it raises `UsageError` if none does within `grace` seconds.
-    No thread keeps the process from ending.
+    Calls that were given up do not count. But if `most` + `most_given_up` or more of them still
+    run, a new call waits until one of them ends, and raises `UsageError` if none does within
+    `grace` seconds. No thread keeps the process from exiting.
     """
 
     def __init__(
@@ -72,10 +74,10 @@ class Threads:
         begun: Callable[[], None] | None = None,
         what: str = "",
     ) -> T:
-        """Run blocking `function` in a thread. If the caller is cancelled before it starts, it is
-        not run.
+        """Run blocking `function` in a thread. If the caller is cancelled before the thread starts,
+        do not run it.
 
-        `begun` is called on the event loop when the thread starts; `what` names the call in
+        `begun` is called on the event loop when the thread starts. `what` names the call in
         messages.
         """
         loop = asyncio.get_running_loop()
@@ -98,7 +100,7 @@ class Threads:
                 if future.cancelled():
                     words = what or getattr(function, "__qualname__", "a call")
                     self._given_up[future] = thread, words
-                del future  # with an error and its traceback it is a reference cycle
+                del future  # it refers to an error, whose traceback refers to this frame: a cycle
 
     def _too_many(self) -> bool:
         if not self._given_up:
@@ -124,7 +126,7 @@ class Threads:
             ) from None
 
     def _end(self, future: asyncio.Future[Any]) -> None:
-        """Record that a given-up call has ended."""
+        """Record that a call that was given up has ended."""
         self._given_up.pop(future, None)
         self._ended.set()
 
@@ -143,11 +145,11 @@ def _run(
     except StopIteration as error:  # a future does not accept one
         failure = RuntimeError("the blocking call raised a StopIteration")
         failure.__cause__ = error
-    except BaseException as error:  # noqa: BLE001 - the caller's border: it is raised there
+    except BaseException as error:  # noqa: BLE001 - it is raised in the caller
         failure = error
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is waiting
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
         future.get_loop().call_soon_threadsafe(_settle, future, result, failure, end)
-    del future, function, args, failure  # this frame is in the error's traceback
+    del future, function, args, failure  # the error's traceback keeps this frame alive
 
 
 def _settle(

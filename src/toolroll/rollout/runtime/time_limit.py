@@ -1,4 +1,4 @@
-"""Time limits that pause while a server is down."""
+"""Time limits that do not count the time in which a server is down."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 
 class _Limit:
-    """A limit, and how many `not_counted` pause it now, in whatever tasks."""
+    """A time limit, and the number of active `not_counted` contexts that pause it, in any task."""
 
     def __init__(self, timeout: asyncio.Timeout) -> None:
         self._timeout = timeout
@@ -18,7 +18,9 @@ class _Limit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the limit until the last of these contexts ends."""
+        """Pause the limit. If several of these contexts overlap, the limit continues when the last
+        one ends.
+        """
         loop = asyncio.get_running_loop()
         end = self._timeout.when()
         if not self._pauses and end is not None and not self._timeout.expired():
@@ -34,28 +36,32 @@ class _Limit:
                 self._left = None
 
     def _reschedule(self, when: float | None) -> None:
-        with suppress(RuntimeError):  # the limit has ended: this task outlived it
+        with suppress(RuntimeError):  # the limit has already ended
             self._timeout.reschedule(when)
 
 
 _pausable: ContextVar[tuple[_Limit, ...]] = ContextVar("pausable", default=())
-"""The limits of the running task and of the tasks that it started: an episode's and a step's."""
+"""The limits of the running task, such as those of an episode and of a step. Tasks that it starts
+inherit them.
+"""
 
 
 @contextmanager
 def pausable(limit: asyncio.Timeout) -> Iterator[None]:
-    """Let `not_counted` pause `limit`, which has been entered, and those around it."""
+    """Let `not_counted` pause `limit`, in addition to the limits around it. `limit` must have been
+    entered.
+    """
     token = _pausable.set((*_pausable.get(), _Limit(limit)))
     try:
         yield
     finally:
-        with suppress(ValueError):  # a forgotten coroutine is closed in another context
+        with suppress(ValueError):  # an abandoned coroutine is closed in another context
             _pausable.reset(token)
 
 
 @contextmanager
 def not_counted() -> Iterator[None]:
-    """Pause the time limits around it, if there are any."""
+    """Pause all limits of the running task."""
     with ExitStack() as stack:
         for limit in _pausable.get():
             stack.enter_context(limit.paused())

@@ -1,8 +1,8 @@
-"""Lone surrogates: characters that a Python string can hold, but that no encoding (so no tokenizer
-and no JSON) can write.
+"""Replace lone surrogates: characters that a Python string can contain, but that no encoding (so no
+tokenizer and no JSON writer) accepts.
 
-Invariants: a pair of surrogates becomes the character that it encodes, a lone one U+FFFD; a value
-without surrogates is returned as it is.
+Invariants: a pair of surrogates becomes the character that it encodes, and a lone one becomes
+U+FFFD. A value without surrogates is returned unchanged.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 def replace_surrogates(value: T) -> T:
-    """Return `value` (text, or nested dicts, lists and tuples of it) without surrogates; the same
-    object if it has none.
+    """Return `value` (text, or nested dicts, lists and tuples of text) without surrogates. If it
+    has none, return the same object.
     """
     return value if _is_plain(value) or _writes(value) or not _holds_any(value) else _cleaned(value)
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for a dict of ASCII texts, as the messages of most tools and users are."""
+    """Return True if `value` is a dict of ASCII texts. Most messages of tools and users are."""
     return type(value) is dict and all(
         type(key) is str and type(item) is str and key.isascii() and item.isascii()
         for key, item in value.items()
@@ -30,9 +30,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _writes(value: Any) -> bool:
-    """Return True if `value` can be written as JSON. Then it has no surrogates.
+    """Return True if orjson can write `value` as JSON. It then has no surrogates.
 
-    This costs a tenth of a search in Python.
+    This takes a tenth of the time of a search in Python.
     """
     try:
         orjson.dumps(value)

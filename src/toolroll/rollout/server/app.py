@@ -28,12 +28,13 @@ from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.dialects.responses import not_found
 from toolroll.rollout.server.endpoint import (
     Endpoint,
+    Started,
     Starter,
     model_card,
-    retry_number,
 )
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.pending import PendingRequest
+from toolroll.rollout.server.paths import instead_of
+from toolroll.rollout.server.pending import PendingRequest, retry_number
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.result import CompletionResult
@@ -191,7 +192,7 @@ class EndpointServer:
     def _refusal(self, error: ApiError, request: web.Request) -> web.Response:
         """Return `error` in the form of the dialect that `request` speaks."""
         self.endpoint.metrics.errors[error.code] += 1
-        dialect = self.endpoint.dialect_of(request.path)
+        dialect = self.endpoint.dialect_of(request.rel_url.raw_path)
         headers = {"x-should-retry": "true" if error.retry else "false"}
         return _json(dialect.refusal(error), status=error.status, headers=headers)
 
@@ -243,12 +244,12 @@ class EndpointServer:
         body = await receive(request, self.settings)
         body.data.setdefault("max_tokens", 1)
         await self.endpoint.refresh()
-        live = self._live(request, body.data, create=False)
+        live = self._live(request, body.data)
         counted = await self.endpoint.count(self.endpoint.messages, live, body)
         return _json({"input_tokens": counted})
 
     async def _response(self, request: web.Request) -> web.StreamResponse:
-        live, response_id = self._live(request, {}, create=False), request.match_info["response"]
+        live, response_id = self._live(request, {}), request.match_info["response"]
         stored = live.responses.get(response_id)
         if stored is None:
             raise not_found(response_id)
@@ -257,24 +258,19 @@ class EndpointServer:
     async def _text(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, *await self._start(request, self.endpoint.start_text))
 
-    async def _start(
-        self, request: web.Request, start: Starter
-    ) -> tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]:
+    async def _start(self, request: web.Request, start: Starter) -> Started:
         """Start the completion of `request`. Afterwards the decoded body, which has a whole
         conversation, is freed, because it is not needed while the engine samples.
         """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
         live = self._live(request, body.data)
-        return live, *await start(
-            live, body, retry=retry_number(request.headers.get(_RETRY_HEADER))
-        )
+        return await start(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
-    def _live(
-        self, request: web.Request, body: dict[str, Any], *, create: bool = True
-    ) -> LiveSession:
-        """Return the request's session, named by path, header, key or body. If none is named, or if
-        it does not exist and `create` is False, return one that is dropped with the request.
+    def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
+        """Return the request's session, named by path, header, key or body. If none is named,
+        return one that is dropped with the request. If it does not exist, return a new one, which
+        is not added to the sessions yet.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -290,8 +286,7 @@ class EndpointServer:
         session_id = named or given
         if session_id is not None:
             _SESSION.set(check_id(str(session_id)))
-            if create or self.endpoint.sessions.get(str(session_id)) is not None:
-                return self.endpoint.sessions.of(str(session_id))
+            return self.endpoint.sessions.of(str(session_id))
         return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
 
     async def _answer(
@@ -433,46 +428,13 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
     words = error.text or error.reason
     if error.status == 404:
-        words = _instead_of(request.path)
+        words = instead_of(request.rel_url.raw_path)
     if isinstance(error, web.HTTPMethodNotAllowed):
         words = (
             f"{request.path!r} is not served for {request.method!r}: use "
             f"{' or '.join(sorted(error.allowed_methods))}"
         )
     return ApiError(error.status, codes.get(error.status, "http_error"), words)
-
-
-def _instead_of(path: str) -> str:
-    """Return the message for `path`, which is not served: what to use instead."""
-    for name in ("/chat/completions", "/completions", "/responses", "/models"):
-        base, found, _ = path.partition(name)
-        if found and not base.endswith("/v1"):
-            return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}/v1"
-    if "/v1/v1/messages" in path:
-        base = path.partition("/v1/v1/messages")[0]
-        return f"there is no {path!r}: the client adds /v1 itself: set base_url to {base or '/'!r}"
-    hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{path}/"), None)
-    routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
-    words = f"there is no {path!r}" + (f": {hint}" if hint else "")
-    return f"{words}. Served are {routes}; those with /v1 and /tokenize also under /sessions/NAME"
-
-
-_SERVED = {
-    "POST": "/v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, "
-    "/v1/completions, /tokenize, /v1/tokenize, /sessions",
-    "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics, /docs",
-}
-_CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
-_INSTEAD = {
-    "/assistants": _CHAT_INSTEAD,
-    "/threads": _CHAT_INSTEAD,
-    "/embeddings": "this endpoint only generates",
-    "/generate": "only the engine has SGLang's own routes: use /v1/completions, which takes token "
-    "ids as prompt",
-    "/detokenize": "only the engine has SGLang's own routes; here, each reply has its token ids "
-    "and its text",
-}
-"""Hints for well-known routes that are not served."""
 
 
 def _route(request: web.Request) -> str:

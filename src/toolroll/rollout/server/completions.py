@@ -36,12 +36,18 @@ class TextPrompt:
     reason: str | None = None
 
 
-def plan_text(
-    live: LiveSession, prompt: str | list[int], encoder: Encoder, vocab_size: int | None
-) -> TextPrompt:
-    """Return the tokens of `prompt` in this session. Raises `ApiError`."""
+def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
+    """Raise `ApiError` if `prompt` is empty or has an id that is not in the vocabulary."""
     if not prompt:
         raise refused("prompt", "the prompt is empty", code="invalid_value")
+    limit = vocab_size if vocab_size is not None else 2**31
+    if not isinstance(prompt, str) and not all(0 <= index < limit for index in prompt):
+        words = f"the prompt holds an id outside the vocabulary of {limit}"
+        raise refused("prompt", words, code="invalid_value")
+
+
+def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
+    """Return the tokens of the valid `prompt` in this session."""
     reason = "another text of the same session" if live.session.nodes else None
     if isinstance(prompt, str):
         found = _extended_text(live, prompt, encoder)
@@ -49,13 +55,6 @@ def plan_text(
             return found
         ids = np.array(encoder.encode(prompt), dtype=np.int32)
         return TextPrompt(ids, None, ids, reason)
-    limit = vocab_size if vocab_size is not None else 2**31
-    if not all(0 <= index < limit for index in prompt):
-        raise refused(
-            "prompt",
-            f"the prompt holds an id outside the vocabulary of {limit}",
-            code="invalid_value",
-        )
     ids = np.array(prompt, dtype=np.int32)
     node = live.texts.before_ids(ids)
     return TextPrompt(ids, node, ids[node.stop if node else 0 :], None if node else reason)

@@ -18,7 +18,7 @@ import orjson
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import ParsedTurn
-from toolroll.rollout.server.messages import Digest, Echo, with_served_ids
+from toolroll.rollout.server.messages import Digest, Echo, check_arguments, with_served_ids
 from toolroll.rollout.server.result import joined_ids
 from toolroll.rollout.server.turn import PrefixMatch, TurnNode
 from toolroll.rollout.session.node import Node
@@ -96,14 +96,15 @@ class ConversationTree:
     # --- planning ---------------------------------------------------------------------------------
 
     def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
-        """Return the prompt of a request. Raise `TemplateError` if the template refuses the
-        conversation.
+        """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the conversation
+        cannot be shown.
         """
         echo = Echo()
         digests = [echo.add(message) for message in messages]
         repeated = self._longest(messages, digests)
-        tools_key = self._one_of(orjson.dumps(tools))
+        tools_key = orjson.dumps(tools)
         digest = echo.digest
+        check_arguments(messages[repeated.length if repeated is not None else 0 :])
         if repeated is None:
             return self._root(messages, tools, tools_key, digest, template)
         length, served = repeated.length, repeated.served
@@ -116,12 +117,6 @@ class ConversationTree:
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
         return self._forked(repeated, new, tools, tools_key, digest, template, reason)
-
-    def _one_of(self, tools_key: bytes) -> bytes:
-        """Return the stored object that equals `tools_key`, to save memory: every turn has such an
-        object, and tool lists are long.
-        """
-        return self._tools_keys.setdefault(tools_key, tools_key)
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
@@ -252,6 +247,8 @@ class ConversationTree:
 
     def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
         """Add the turn that was sampled as `node`."""
+        # Tool lists are long: all turns with equal tools share one key.
+        tools_key = self._tools_keys.setdefault(prompt.tools_key, prompt.tools_key)
         echo = Echo(prompt.digest)
         digest = echo.add(reading.message)
         turn = TurnNode(
@@ -261,7 +258,7 @@ class ConversationTree:
             digest,
             node,
             reading.sampled,
-            prompt.tools_key,
+            tools_key,
             prompt.template,
             prompt.continues,
             prompt.preserved,

@@ -13,6 +13,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, sto
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.bodies import is_long, text_body
 from toolroll.rollout.server.committing import commit_chat, commit_text
-from toolroll.rollout.server.completions import plan_text
+from toolroll.rollout.server.completions import check_prompt, plan_text
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.chat import ChatCompletions
@@ -31,6 +32,7 @@ from toolroll.rollout.server.dialects.responses import OpenAIResponses
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.metrics import Metrics
+from toolroll.rollout.server.paths import api_of
 from toolroll.rollout.server.pending import PendingRequest, request_key
 from toolroll.rollout.server.prefill import (
     check_continued,
@@ -56,7 +58,8 @@ from toolroll.rollout.server.turn import TurnNode, sequence_of
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
-Starter = Callable[..., Awaitable[tuple[ParsedRequest, PendingRequest[CompletionResult]]]]
+Started = tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]
+Starter = Callable[..., Awaitable[Started]]
 """`Endpoint.start_reply` with its `dialect` bound, or `Endpoint.start_text`."""
 
 
@@ -105,10 +108,11 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     def dialect_of(self, path: str) -> Dialect:
-        """Return the dialect in which refusals of requests to `path` are written."""
-        if "/responses" in path:
+        """Return the dialect in which refusals of requests to the quoted `path` are written."""
+        api = api_of(path)
+        if api == "responses":
             return self.responses
-        return self.messages if "/messages" in path else self.chat
+        return self.messages if api == "messages" else self.chat
 
     async def start(self) -> None:
         """Ask the engine for its capabilities, and restore the sessions of the store."""
@@ -139,22 +143,23 @@ class Endpoint:
 
     async def start_reply(
         self, dialect: Dialect, live: LiveSession, body: Received, *, retry: int = 0
-    ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
+    ) -> Started:
         """Start the reply to `body`, a request in `dialect`. If it is a retry, join the earlier
-        request. The caller must not change `body` later.
+        request. Return the session too: `live` is added to the sessions if `body` is valid. The
+        caller must not change `body` later.
         """
-        large = body.large
+        large, translate = body.large, partial(self._translated, dialect, live, body.data)
         asked, key = await call_of_size(
-            lambda: (dialect.translate(live, body.data), request_key(dialect.kind, body.data)),
-            large=large,
+            lambda: (translate(), request_key(dialect.kind, body.data)), large=large
         )
+        live = self.sessions.current(live)
         request = asked.request
         parsed = ParsedRequest(request, dialect, asked)
         joined = live.pending.retried(key, retry) if retry else None
         if joined is not None:
             asked.messages.clear()
-            return parsed, joined
-        self._admit(live, request)
+            return live, parsed, joined
+        self._admit(live, request, key)
         params = sampling_params(
             request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
@@ -197,17 +202,29 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        return parsed, live.start(key, request.n, run, retry)
+        self.sessions.add(live)
+        return live, parsed, live.start(key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
         """Return the number of tokens in the prompt of `body`, without changing the session."""
 
         def count() -> int:
-            asked = dialect.translate(live, body.data)
+            asked = self._translated(dialect, live, body.data)
             use, template = self._use(asked, {})
             return len(self._plan(live, asked, use.tools, template).input_ids)
 
         return await call_of_size(count, large=body.large)
+
+    def _translated(self, dialect: Dialect, live: LiveSession, data: dict[str, Any]) -> Asked:
+        """Return the request of the body `data` with validated messages."""
+        asked = dialect.translate(live, data)
+        continued = bool(asked.request.continue_final_message)
+        messages = read_messages(
+            asked.messages, developer=self.templates.developer, answer=not continued
+        )
+        if continued:
+            split_prefill(messages)
+        return replace(asked, messages=messages)
 
     def _use(self, asked: Asked, params: dict[str, Any]) -> tuple[ToolUse, ChatTemplate]:
         """Return the tools and the template of a request, and write the constraints of the request
@@ -229,10 +246,7 @@ class Endpoint:
         template: ChatTemplate,
     ) -> Prompt:
         continued = bool(asked.request.continue_final_message)
-        messages = read_messages(
-            asked.messages, developer=self.templates.developer, answer=not continued
-        )
-        before, prefill = split_prefill(messages) if continued else (messages, "")
+        before, prefill = split_prefill(asked.messages) if continued else (asked.messages, "")
         prompt = live.tree.plan(before, tools, template)
         if prefill:
             return with_prefill(prompt, prefill)
@@ -241,28 +255,26 @@ class Endpoint:
             return prompt
         return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
 
-    async def start_text(
-        self, live: LiveSession, body: Received, *, retry: int = 0
-    ) -> tuple[ParsedRequest, PendingRequest[CompletionResult]]:
-        """Start the text completion of `body`. If it is a retry, join the earlier request. Raises
-        `ApiError`.
-        """
+    async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
+        """Start the text completion of `body`, as `start_reply`."""
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
             large=large,
         )
+        encoder, vocab_size = self.served.template.encoder, self.capabilities.vocab_size
+        await call_of_size(check_prompt, request.prompt, vocab_size, large=large)
+        live = self.sessions.current(live)
         parsed = ParsedRequest(request)
         joined = live.pending.retried(key, retry) if retry else None
         if joined is not None:
-            return parsed, joined
-        self._admit(live, request)
+            return live, parsed, joined
+        self._admit(live, request, key)
         params = sampling_params(
             request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
         top = top_logprobs(request)
-        encoder, vocab_size = self.served.template.encoder, self.capabilities.vocab_size
-        planned = partial(plan_text, live, request.prompt, encoder, vocab_size)
+        planned = partial(plan_text, live, request.prompt, encoder)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             pending.stream_context = StreamContext(self.served.template, params)
@@ -293,7 +305,8 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        return parsed, live.start(key, request.n, run, retry)
+        self.sessions.add(live)
+        return live, parsed, live.start(key, request.n, run, retry)
 
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Return the result of a finished request, or raise its error."""
@@ -317,7 +330,7 @@ class Endpoint:
         pending.delivered = True
         return result
 
-    def _admit(self, live: LiveSession, request: Sampling) -> None:
+    def _admit(self, live: LiveSession, request: Sampling, key: bytes) -> None:
         live.check()
         settings = self.settings
         if settings.model_names == "own" and request.model not in (None, self.model):
@@ -332,6 +345,7 @@ class Endpoint:
             raise ApiError(409, "session_full", words, param="session_id")
         if live.pending.in_flight >= settings.max_in_flight:
             words = f"the session has {live.pending.in_flight} requests in flight, the limit"
+            live.pending.expect_retry(key)
             raise ApiError(429, "too_many_requests", words, retry=True)
 
     # --- sampling ---------------------------------------------------------------------------------
@@ -391,6 +405,7 @@ class Endpoint:
                 # if one fails, all fail: the others would not be returned
                 for task in tasks:
                     task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def _chat_choice(
         self,
@@ -484,13 +499,6 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
         "owned_by": "toolroll",
         "max_model_len": length,
     }
-
-
-def retry_number(header: str | None) -> int:
-    """Return the number of the retry from the SDK's header; 0 for the first attempt."""
-    return (
-        int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
-    )
 
 
 def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:

@@ -15,6 +15,7 @@ import orjson
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.nesting import too_deep, too_deep_text
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message
 
@@ -131,6 +132,17 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     }
 
 
+def check_arguments(messages: Sequence[Message]) -> None:
+    """Raise `ApiError` if a call in `messages`, which were not served, has arguments as a text that
+    is nested too deep: most chat templates could not show it.
+    """
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) and too_deep_text(arguments):
+            words = f"messages: the arguments of the call {call['id']!r} are nested too deep"
+            raise refused("messages", words, code="invalid_messages")
+
+
 # --- the form in which messages are compared ------------------------------------------------------
 
 
@@ -178,8 +190,9 @@ def canonical(arguments: Any) -> Any:
     if isinstance(arguments, str):
         try:
             found = orjson.loads(arguments)
-            orjson.dumps(found)
-        except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        except orjson.JSONDecodeError:
+            return arguments
+        if too_deep(found):
             return arguments
     return _same_numbers(found)
 

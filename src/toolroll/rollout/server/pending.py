@@ -1,9 +1,10 @@
 """Requests in flight, and recent answers, for retries and closed connections.
 
 Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
-whether that is in flight or finished, so nothing is sampled twice. A request without waiting
-clients is kept for the grace time, then aborted. Answers that are never returned are never
-committed, so they are not trained.
+whether that is in flight or finished, so nothing is sampled twice. A retry after an error is a new
+request: it does not join an equal request of another client, so no answer has two receivers. A
+request without waiting clients is kept for the grace time, then aborted. Answers that are never
+returned are never committed, so they are not trained.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.stored_answer import StoredAnswer
 
 T = TypeVar("T")
+
+_RETRY_WITHIN = 60.0
+"""Seconds after an error within which its client may send the request again."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -71,6 +75,8 @@ class PendingRequests(Generic[T]):
         self._grace = grace
         self._ended = False
         self._by_key: dict[bytes, list[PendingRequest[T]]] = {}
+        self._errors: dict[bytes, list[float]] = {}
+        """When the retries are no longer expected that errors ask for."""
 
     @property
     def in_flight(self) -> int:
@@ -111,8 +117,8 @@ class PendingRequests(Generic[T]):
 
         That is a request that its client gave up on. If there is none, it is a request whose closed
         connection was not noticed yet. An attempt that arrives out of order joins too: if there is
-        an answer, a retry never samples a second one. Return None if there is no such request, or
-        if it failed.
+        an answer, a retry never samples a second one. Return None if there is no such request, if
+        it failed, or if the retry follows an error.
         """
         alive = [request for request in self._by_key.get(key, ()) if not request.failed]
         request = min(
@@ -120,6 +126,9 @@ class PendingRequests(Generic[T]):
             key=lambda request: (request.joined >= retry, request.delivered, request.waiting > 0),
             default=None,
         )
+        given_up = request is not None and not request.waiting and not request.delivered
+        if not given_up and self._follows_error(key):
+            return None
         if request is not None:
             request.joined = max(request.joined, retry)
         return request
@@ -136,6 +145,10 @@ class PendingRequests(Generic[T]):
         grace time starts.
         """
         request.waiting -= 1
+        if request.failed and not request.task.cancelled():
+            error = request.task.exception()
+            if error is not None and api_error(error).retry:
+                self.expect_retry(request.key)
         if request.waiting == 0:
             if self._grace == 0 or request.failed:  # retries do not join failed requests
                 self._expire(request)
@@ -143,6 +156,22 @@ class PendingRequests(Generic[T]):
                 request.expiry = asyncio.get_running_loop().call_later(
                     self._grace, self._expire, request
                 )
+
+    def expect_retry(self, key: bytes) -> None:
+        """Expect that a client sends the request `key` again, because it gets an error."""
+        now = asyncio.get_running_loop().time()
+        for other, ends in list(self._errors.items()):
+            if ends[-1] < now:
+                del self._errors[other]
+        self._errors.setdefault(key, []).append(now + _RETRY_WITHIN)
+
+    def _follows_error(self, key: bytes) -> bool:
+        """Return True if a retry of `key` is expected after an error. It is not expected again."""
+        now = asyncio.get_running_loop().time()
+        ends = [end for end in self._errors.pop(key, ()) if end >= now]
+        if len(ends) > 1:
+            self._errors[key] = ends[1:]
+        return bool(ends)
 
     def forget(self, request: PendingRequest[T]) -> None:
         """Drop a finished request early: its client has the answer."""
@@ -181,13 +210,15 @@ class PendingRequests(Generic[T]):
 
 def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
     """Return the key that all attempts of one request share. It ignores the order of JSON keys."""
-    try:
-        text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-    except TypeError as error:
-        raise refused(
-            "body", f"the body cannot be written as JSON: {error}", code="invalid_json"
-        ) from error
+    text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     return blake2b(text, key=kind.encode(), digest_size=16).digest()
+
+
+def retry_number(header: str | None) -> int:
+    """Return the number of the retry from the SDK's header; 0 for the first attempt."""
+    return (
+        int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
+    )
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:

@@ -20,6 +20,7 @@ from aiohttp import web
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.nesting import DEEPEST, too_deep
 
 T = TypeVar("T")
 
@@ -75,6 +76,9 @@ def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Recei
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
     if len(text) > settings.max_text:
         _check_texts(data, settings.max_text)
+    if too_deep(data):
+        words = f"the body is nested more than {DEEPEST} levels deep, the limit"
+        raise ApiError(400, "invalid_json", words)
     return Received(data, len(text) > LARGE)
 
 

@@ -6,6 +6,7 @@ constrained turn is marked as such, because its logprobs are those of the constr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -154,10 +155,14 @@ def apply_tool_choice(
     routed: bool,
 ) -> ToolUse:
     """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into
-    `params`.
+    `params`. Raise `ApiError` for what cannot be honored, and for two tools of one name.
     """
     choice = request.tool_choice
     names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        [(twice, _)] = Counter(names).most_common(1)
+        words = f"tools holds two tools of the name {twice!r}: a call would not tell which is meant"
+        raise refused("tools", words, code="invalid_value")
     if not names and (choice == "required" or isinstance(choice, NamedChoice)):
         raise refused(
             "tool_choice",

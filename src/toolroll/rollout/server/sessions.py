@@ -70,6 +70,8 @@ class LiveSession:
     used: float = field(default_factory=time.monotonic)
     log: SessionLog | None = None
     """Writes the session to the disk. None if the session is kept in memory only."""
+    added: bool = True
+    """False until other requests can find the session."""
 
     @property
     def id(self) -> str:
@@ -195,6 +197,18 @@ class Sessions:
                 f"the session {session_id!r} exists already",
                 param="session_id",
             )
+        live = self.empty(session_id)
+        live.sampling_params = sampling_params or {}
+        self.add(live)
+        return live
+
+    def add(self, live: LiveSession) -> None:
+        """Add `live`, so that other requests can find it. Do nothing if that is done, or if it is
+        for one request. Raises `ApiError` if the endpoint is full.
+        """
+        if live.added:
+            return
+        self.drop_idle()
         if len(self._sessions) >= self._settings.max_sessions:
             raise ApiError(
                 429,
@@ -202,12 +216,10 @@ class Sessions:
                 f"this endpoint holds {len(self)} sessions, its limit: delete some",
                 retry=True,
             )
-        live = self.empty(session_id)
-        live.sampling_params = sampling_params or {}
         if self._store is not None:
             self._store.begin(live)
-        self._sessions[session_id] = live
-        return live
+        self._sessions[live.id] = live
+        live.added = True
 
     def empty(self, session_id: str) -> LiveSession:
         """Return a new session that requests cannot find yet."""
@@ -217,16 +229,23 @@ class Sessions:
             ConversationTree(session),
             PendingRequests(self._settings.grace),
             CompletionIndex(session),
+            added=False,
         )
 
     def restore(self, lives: Iterable[LiveSession]) -> None:
         """Add the sessions of an earlier process."""
-        self._sessions.update((live.id, live) for live in lives)
+        for live in lives:
+            self._sessions[live.id] = live
+            live.added = True
 
     def of(self, session_id: str) -> LiveSession:
-        """Return the session, created if it does not exist."""
-        live = self._sessions.get(session_id)
-        return self._touched(live) if live is not None else self.create(session_id)
+        """Return the session. If it does not exist, return a new one, which is not added yet."""
+        live = self._sessions.get(check_id(session_id))
+        return self._touched(live) if live is not None else self.empty(session_id)
+
+    def current(self, live: LiveSession) -> LiveSession:
+        """Return `live`, or the session with its id that another request added before."""
+        return live if live.added else self._sessions.get(live.id, live)
 
     def get(self, session_id: str) -> LiveSession | None:
         """Return the session; None if there is none. This does not restart its idle time."""

@@ -1,7 +1,6 @@
 """`GrowableArray`: a one-dimensional array that grows.
 
-Invariant: values that a view shows are never written again; new values are appended after them, so
-views need no copies.
+Invariant: a value never changes once it is appended, so a view of the array needs no copy.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _ROOM = 256
 
 
 class GrowableArray:
-    """An empty array of `dtype`, which grows by `append`."""
+    """An array of `dtype` that starts empty and grows by `append`."""
 
     __slots__ = ("_data", "_length")
 
@@ -38,7 +37,7 @@ class GrowableArray:
         self._length = stop
 
     def view(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Return a read-only view of [start, stop) (default: all)."""
+        """Return a read-only view of [start, stop). Default: of all values."""
         view = self._data[start : self._length if stop is None else stop]
         view.flags.writeable = False
         return view

@@ -1,5 +1,7 @@
-"""`JsonIds`: the ids of a growing prompt as JSON, with their number and the highest one, to check
-requests.
+"""`JsonIds`: the ids of a growing prompt as JSON text.
+
+It also keeps the number of ids and the highest id, which the engine client checks before it sends
+a request.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from toolroll.rollout.types import IdArray
 
 
 class JsonIds:
-    """An empty list of ids. Each appended id is encoded once."""
+    """A list of ids that starts empty and grows by `append`. Each id is encoded to JSON once."""
 
     __slots__ = ("_json", "_length", "highest")
 
@@ -19,7 +21,9 @@ class JsonIds:
         self._length = 0
         self._json = bytearray()
         self.highest = 0
-        """The highest id as an unsigned number, so a negative id is the highest; 0 if empty."""
+        """The highest id, read as an unsigned 32-bit number; 0 if empty. A negative id is higher
+        than every valid one, so one comparison finds both kinds of invalid ids.
+        """
 
     def __len__(self) -> int:
         return self._length

@@ -1,4 +1,4 @@
-"""`Node`: one step of a session: the tokens that it added, observed or sampled."""
+"""`Node`: one step of a session, with the observed or sampled tokens that it added."""
 
 from __future__ import annotations
 
@@ -19,48 +19,52 @@ class Node:
 
     @property
     def parent(self) -> Node | None:
-        """The node that it follows; None for a root."""
+        """The node before this one; None for a root."""
         parent = self.tree.parent(self.index)
         return None if parent == NONE else Node(self.tree, parent)
 
     @property
     def start(self) -> int:
-        """The position of its first token in every path through it."""
+        """The position of the node's first token. It is the same in every path."""
         return self.tree.start(self.index)
 
     @property
     def stop(self) -> int:
-        """The index just past its last token."""
+        """The position just past the node's last token."""
         return self.tree.stop(self.index)
 
     @property
     def children(self) -> int:
-        """The number of nodes that directly follow it."""
+        """The number of direct children."""
         return self.tree.children(self.index)
 
     @property
     def ids(self) -> IdArray:
-        """Its tokens, as a read-only view, which keeps all ids of the tree in memory."""
+        """The node's tokens as a read-only view. The view keeps all ids of the tree in memory."""
         return self.tree.ids_of(self.index)
 
     @property
     def logprobs(self) -> LogprobArray | None:
-        """The logprobs of its tokens; None if they were observed, or not requested."""
+        """The logprobs of the node's tokens; None if the tokens were observed, or if no logprobs
+        were requested.
+        """
         return self.tree.logprobs_of(self.index)
 
     @property
     def sampled(self) -> bool:
-        """True if the engine sampled tokens here (an abort in its queue samples none)."""
+        """True if the node has sampled tokens. (A request that is aborted in the engine's queue
+        has none.)
+        """
         return self.tree.sampled(self.index)
 
     @property
     def sampling_params(self) -> Mapping[str, Any]:
-        """The parameters that were sent; empty if its tokens were observed."""
+        """The parameters of the node's request; empty if the tokens were observed."""
         return self.tree.sampling_params(self.index)
 
     @property
     def excluded(self) -> str | None:
-        """The reason why it is not trained although it was sampled; else None."""
+        """The reason why this sampled node is not trained; None if it is."""
         return self.tree.excluded.get(self.index)
 
     @property
@@ -70,7 +74,7 @@ class Node:
 
     @property
     def completion(self) -> Completion | None:
-        """The engine's answer, without its `text`; None if the tokens were observed."""
+        """The completion without its `text`; None if the tokens were observed."""
         return self.tree.completion(self.index)
 
     def path(self) -> list[Node]:

@@ -18,9 +18,10 @@ from toolroll.rollout.types import Completion, IdArray
 class SessionPath:
     """The current path of an episode, from a root of `session` to `head`.
 
-    Invariant: `observe` and `sample` append, so that the prompt of turn n+1 starts with all tokens
-    of turn n (I1); only `fork` leaves the path, for another one of the same session. The ids and
-    their JSON grow with the path: a request costs O(new tokens).
+    Invariant: `observe` and `sample` only append, so the prompt of turn n+1 starts with the prompt
+    and the tokens of turn n (I1 in the README). Only `fork` switches to another path.
+
+    The ids and their JSON text are extended as the path grows, not rebuilt for each request.
 
     Example:
         path = SessionPath(Session("episode-1"))
@@ -39,24 +40,24 @@ class SessionPath:
         self._json = JsonIds()
 
     def observe(self, ids: Sequence[int] | IdArray) -> Node:
-        """Append tokens that the environment or the template wrote: mask 0."""
+        """Append tokens that the environment or the template wrote: mask 0. Return their node."""
         return self._append(self.session.observe(ids, after=self.head))
 
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
         """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
 
-        Raise `TokenError` if the completion has another number of logprobs than of ids, or if there
-        is no prompt yet.
+        Raise `TokenError` if the completion's ids and logprobs differ in number, or if there is no
+        prompt yet.
         """
         if self.head is None:
             raise TokenError("a session cannot start with a completion: observe its prompt first")
         return self._append(self.session.sample(completion, sampling_params, after=self.head))
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
-        """Start a second path whose prompt is `input_ids`, and follow it.
+        """Switch to a new path whose prompt is `input_ids`. `reason` is stored with its first node.
 
-        The two paths share the nodes whose tokens all match. Turns sampled in shared nodes are
-        trained in the first path only.
+        The new path shares the leading nodes of the old one whose tokens all match `input_ids`.
+        Turns sampled in shared nodes are trained in the old path only.
         """
         ids = checked_ids(input_ids)
         shared = self.session.shared_prefix(ids, self.head)
@@ -72,7 +73,7 @@ class SessionPath:
         self.head, ids = node, node.ids
         if self._ids is not self.session.ids:
             self._ids.append(ids)
-        elif len(self._ids) != len(self._json) + len(ids):  # another path has grown, too
+        elif len(self._ids) != len(self._json) + len(ids):  # another path was extended since
             self._ids = GrowableArray(np.intc)
             self._ids.append(self.session.path_ids(node))
         self._json.append(ids)
@@ -85,15 +86,17 @@ class SessionPath:
 
     @property
     def input_ids(self) -> IdArray:
-        """The path's ids: the next request's prompt. A read-only view that never changes."""
+        """The ids of the path, which are the next request's prompt: a read-only int32 view. Later
+        tokens do not change it.
+        """
         return self._ids.view(0, len(self._json))
 
     @property
     def highest_id(self) -> int:
-        """The highest id, as an unsigned number; 0 if there are none."""
+        """The highest id of the path, read as an unsigned number; 0 if the path is empty."""
         return self._json.highest
 
     @property
     def input_ids_json(self) -> bytes:
-        """The same ids as JSON text without brackets."""
+        """`input_ids` as JSON text without brackets: "1,2,3"."""
         return self._json.json

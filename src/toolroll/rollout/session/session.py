@@ -1,8 +1,12 @@
 """`Session`: the tokens of one session, and the only writer of ids, loss mask and logprobs.
 
-Invariants: tokens are only ever appended, after any node of the tree (`observe`: mask 0; `sample`:
-mask 1); a sampled node is trained in the first path that holds it and is context in every later
-one (I2, I5); nodes hold only the tokens that they add.
+Invariants:
+
+- Tokens are only appended, after any node of the tree: by `observe` with mask 0, by `sample` with
+  mask 1.
+- A sampled node is trained in the first path that contains it. In every later path it is context
+  (mask 0).
+- A node stores only the tokens that it adds to its parent's path.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray,
 
 _INT32 = np.iinfo(np.int32)
 CONTEXT = "context"
-"""`Turn.excluded` of a sampled turn that an earlier path trains."""
+"""The value of `Turn.excluded` if an earlier trajectory already trains the turn."""
 
 
 class Session:
@@ -55,10 +59,10 @@ class Session:
         """Add tokens that the environment or the template wrote: mask 0.
 
         Args:
-            ids: The tokens. If the same ones were added after the same node before, that node is
-                returned: several answers to one prompt are siblings after one node.
-            after: The node that they follow; None starts a new root.
-            reason: Why a new path starts here.
+            ids: The tokens. If the same tokens were already observed after the same node, their
+                node is returned, so that several completions of one prompt share its node.
+            after: The node that the tokens follow; None starts a new root.
+            reason: The reason why a new path starts here, if it does.
         """
         added, parent = checked_ids(ids), self._index(after)
         key = (parent, blake2b(added.tobytes(), digest_size=16).digest())
@@ -74,14 +78,16 @@ class Session:
     ) -> Node:
         """Add what the engine sampled from exactly the path to `after`: mask 1, with its logprobs.
 
-        Raise `TokenError` if the completion has another number of logprobs than of ids.
+        Raise `TokenError` if the completion's ids and logprobs differ in number.
         """
         ids, parent = _checked_ids_of(completion), self._index(after)
         params = self._shared(sampling_params)
         return Node(self._tree, self._tree.add_sampled(parent, ids, completion, params))
 
     def label(self, node: Node, lineage: Mapping[str, str]) -> None:
-        """Say which of a client's conversations a sampled node belongs to."""
+        """Attach a client's labels `lineage` to a sampled node. They become the `lineage` of the
+        trajectory that ends with it.
+        """
         self._tree.lineages[self._index(node)] = lineage
 
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
@@ -105,7 +111,7 @@ class Session:
         if node is None:
             return NONE
         if node.tree is not self._tree:
-            raise TokenError(f"this node is of another session, not of {self.session_id!r}")
+            raise TokenError(f"this node belongs to another session, not to {self.session_id!r}")
         return node.index
 
     # --- reading ----------------------------------------------------------------------------------
@@ -126,7 +132,7 @@ class Session:
         return len(self._tree.ids)
 
     def node(self, index: int) -> Node:
-        """Return the node `index`. Raise `TokenError` if there is none."""
+        """Return the node number `index`. Raise `TokenError` if there is none."""
         if not 0 <= index < len(self._tree):
             raise TokenError(f"there is no node {index} in the session {self.session_id!r}")
         return Node(self._tree, index)
@@ -151,8 +157,8 @@ class Session:
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Return every path from a root to a leaf, in the order in which they were started.
 
-        Tokens after the last sampled one are left out: nothing was sampled from them. A path
-        without sampled tokens is returned only if the session has no other.
+        Tokens after the last sampled one are left out, because nothing was sampled from them. A
+        path without sampled tokens is returned only if the session has no other path.
         """
         tree = self._tree
         leaves = [index for index in range(len(tree)) if tree.children(index) == 0]
@@ -169,7 +175,7 @@ def checked_ids(given: Sequence[int] | IdArray) -> IdArray:
     """Return `given` as int32. Raise `TokenError` unless it is a flat list of token ids."""
     try:
         ids = np.asarray(given)
-    except ValueError as error:  # lists of several lengths
+    except ValueError as error:  # nested lists of different lengths
         raise TokenError(f"token ids must be one list of integers: {error}") from error
     if ids.ndim != 1:
         raise TokenError(
@@ -195,8 +201,10 @@ def _checked_ids_of(completion: Completion) -> IdArray:
 
 
 def _maximal(paths: list[list[int]]) -> list[list[int]]:
-    """Return `paths` without prefixes of other paths and without duplicates (two paths are equal if
-    one only lost a prompt that was never answered).
+    """Return `paths` without duplicates and without prefixes of other paths.
+
+    `_trimmed` makes duplicates: two paths that differed only in a prompt that was never answered
+    are equal after it.
     """
     inner = {index for path in paths for index in path[:-1]}
     kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
@@ -210,7 +218,9 @@ def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
 
 
 def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajectory:
-    """Return the arrays of `path`. Nodes in `trained` are context; add the path's others to it."""
+    """Return `path` as a trajectory. Sampled nodes that are in `trained` are context; the others
+    are added to `trained`.
+    """
     length = tree.stop(path[-1])
     loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)
     logprobs: LogprobArray = np.full(length, np.nan, dtype=np.float32)

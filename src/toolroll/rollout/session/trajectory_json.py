@@ -1,8 +1,8 @@
-"""The JSON form of a trajectory: in `episodes.jsonl`, in the endpoint's `/trajectories`, and the
-values of an exported row. docs/trajectory-format.md describes each field.
+"""The JSON form of a trajectory, for `episodes.jsonl`, the endpoint's `/trajectories` and exports.
+docs/trajectory-format.md describes each field.
 
-Invariants: `from_json(to_json(x))` equals `x`, except `spans`, which only the page of a baseline
-needs; a logprob of a token that was not sampled is null.
+Invariants: `from_json(to_json(x))` equals `x`, except for `spans`, which are not stored; the
+logprob of a token that was not sampled is null.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from toolroll.rollout.types import Trajectory, Turn, WeightVersion
 
 CONSTRAINTS = ("ebnf", "json_schema", "regex", "structural_tag")
-"""Sampling parameters that constrain the distribution."""
+"""Sampling parameters that constrain the output to a grammar or a schema."""
 
 
 TokenId = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
@@ -61,8 +61,8 @@ class TrajectoryRecord(BaseModel):
 def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
     """Return the trajectory in the form of `TrajectoryRecord`, as plain data.
 
-    With `arrays`, lists stay numpy arrays: orjson writes them faster, a NaN as null, and a logprob
-    with the fewest digits that give the same float32.
+    If `arrays` is set, the lists are numpy arrays for orjson, which writes them faster: NaN as
+    null, and each logprob with the fewest digits that give the same float32.
     """
     of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
     experts, lineage = trajectory.routed_experts, trajectory.lineage
@@ -79,9 +79,9 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
-    """Return the trajectory that `to_json` was given.
+    """Return the trajectory whose JSON form is `data`: the inverse of `to_json`.
 
-    Raise `pydantic.ValidationError` if `data` has another form.
+    Raise `pydantic.ValidationError` if `data` is not a valid `TrajectoryRecord`.
     """
     record = TrajectoryRecord.model_validate(data)
     experts = record.routed_experts

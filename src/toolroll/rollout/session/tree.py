@@ -1,9 +1,11 @@
 """`TokenTree`: the tokens of a session, each stored once, with the completions that sampled them.
 
-Invariants: nodes are only added, after any existing node, and store only the tokens that they add;
-a live episode is a few arrays instead of many objects, because the garbage collector visits every
-object that can refer to another. So a node is a row of numbers, and the rest of the engine's answer
-is one flat tuple of atoms, which the collector skips.
+Invariants: nodes are added (after any existing node) and never removed; a node stores only the
+tokens that it adds to its parent's path.
+
+A live session is a few arrays instead of many objects, because each pass of the garbage collector
+visits every container object. So a node is a row of integers, and the other fields of a completion
+are one flat tuple of numbers and strings, which the collector stops tracking.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from toolroll.rollout.session.growable_array import GrowableArray
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, Turn, WeightVersion
 
 NONE = -1
-"""Represents a missing row or position."""
+"""Represents a missing node or index."""
 _PARENT, _START, _LENGTH, _IDS, _ANSWER, _LOGPROBS, _CHILDREN = range(7)
 _WIDTH = 7
 
@@ -27,7 +29,7 @@ class TokenTree:
     """An empty tree. Nodes are numbered from 0 in the order in which they are added.
 
     `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons`, `lineages` and
-    `routed_experts` map nodes to their value, if any.
+    `routed_experts` map the number of a node to its value; most nodes have none.
     """
 
     __slots__ = (
@@ -69,8 +71,8 @@ class TokenTree:
     ) -> int:
         """Add the tokens of `completion` after `parent`, and return the node.
 
-        The `text` of the completion is not kept, since the ids are the record. `sampling_params`
-        are not copied: the caller must not change them.
+        The completion's `text` is not stored. `sampling_params` are not copied: the caller must
+        not change them.
         """
         answer, logprobs = len(self._answers), NONE
         if completion.logprobs is not None:
@@ -111,26 +113,26 @@ class TokenTree:
         return self._rows[node * _WIDTH + _PARENT]
 
     def start(self, node: int) -> int:
-        """Return the position of its first token in every path through it."""
+        """Return the position of the node's first token. It is the same in every path."""
         return self._rows[node * _WIDTH + _START]
 
     def stop(self, node: int) -> int:
-        """Return the position just past its last token."""
+        """Return the position just past the node's last token."""
         at = node * _WIDTH
         return self._rows[at + _START] + self._rows[at + _LENGTH]
 
     def children(self, node: int) -> int:
-        """Return the number of nodes that directly follow it."""
+        """Return the number of the node's direct children."""
         return self._rows[node * _WIDTH + _CHILDREN]
 
     def ids_of(self, node: int) -> IdArray:
-        """Return its tokens as a read-only view."""
+        """Return the node's tokens as a read-only view."""
         at = node * _WIDTH
         first = self._rows[at + _IDS]
         return self.ids.view(first, first + self._rows[at + _LENGTH])
 
     def logprobs_of(self, node: int) -> LogprobArray | None:
-        """Return the logprobs of its tokens as a read-only view; None if there are none."""
+        """Return the logprobs of the node's tokens as a read-only view; None if there are none."""
         at = node * _WIDTH
         first = self._rows[at + _LOGPROBS]
         return (
@@ -138,20 +140,22 @@ class TokenTree:
         )
 
     def completed(self, node: int) -> bool:
-        """Return True if it is an answer of the engine."""
+        """Return True if the node is a completion, even one without tokens."""
         return self._rows[node * _WIDTH + _ANSWER] != NONE
 
     def sampled(self, node: int) -> bool:
-        """Return True if the engine sampled tokens here (an abort in its queue samples none)."""
+        """Return True if the node has sampled tokens. (A request that is aborted in the engine's
+        queue has none.)
+        """
         return self.completed(node) and self._rows[node * _WIDTH + _LENGTH] > 0
 
     def sampling_params(self, node: int) -> Mapping[str, Any]:
-        """Return the parameters that were sent; empty if its tokens were observed."""
+        """Return the parameters of the node's request; empty if its tokens were observed."""
         at = self._rows[node * _WIDTH + _ANSWER]
         return {} if at == NONE else self._params[at]
 
     def completion(self, node: int) -> Completion | None:
-        """Return the engine's answer, without its `text`; None if its tokens were observed."""
+        """Return the node's completion without `text`; None if its tokens were observed."""
         at = self._rows[node * _WIDTH + _ANSWER]
         if at == NONE:
             return None
@@ -173,7 +177,7 @@ class TokenTree:
         )
 
     def turn(self, node: int, *, excluded: str | None) -> Turn:
-        """Return a sampled node as a turn of the sequences through it."""
+        """Return a sampled node as a `Turn`, with the given reason if it is `excluded`."""
         start, at = self.start(node), self._rows[node * _WIDTH + _ANSWER]
         finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
             at
@@ -202,8 +206,8 @@ class TokenTree:
         return list(self.upwards(node))[::-1]
 
     def ids_along(self, path: list[int]) -> IdArray:
-        """Return a copy of the tokens of consecutive nodes of a path. Adjacent tokens are copied in
-        one piece.
+        """Return a copy of the tokens of consecutive nodes of a path. Tokens that are adjacent in
+        `ids` are copied as one slice.
         """
         pieces: list[IdArray] = []
         first = stop = 0

@@ -1,9 +1,9 @@
-"""Control-token text in message bodies: find the parts of a render that are ordinary text although
-they spell a control token (I6).
+"""Find the parts of a render that spell a control token but are ordinary text, because they come
+from a message or a tool (I6 in the README).
 
-The conversation is rendered twice: as it is, and with each control token's text replaced by a
-marker. What the markers replaced is ordinary text. If the two renders differ in anything else, the
-spans are unknown, and the conversation is refused.
+The conversation is rendered twice: as it is, and with each such text in a message or a tool
+replaced by a marker. What the markers replaced is ordinary text. If the two renders differ in
+anything else, the spans are unknown, and the conversation is refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
-"""Ten letters without case, for the digits of a marker: no template changes, escapes or strips
-them.
+"""Ten letters that represent the digits of a marker. They have no case, and no template changes,
+escapes or strips them.
 """
 
 
@@ -55,8 +55,8 @@ class BodyMasker:
         self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)", re.IGNORECASE)
 
     def spells(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
-        """Return True if a control token of the rendered `text` may come from a message or a tool:
-        one of them spells it, in any case. `messages` come from `Renderer.prepare`.
+        """Return True if a message or a tool spells a control token of the rendered `text`, in
+        upper or lower case. `messages` come from `Renderer.prepare`.
         """
         for message in messages:
             self._refuse_split(message.get("content"), self._pattern)
@@ -65,7 +65,7 @@ class BodyMasker:
             bodies = orjson.dumps([messages, tools], option=orjson.OPT_NON_STR_KEYS).decode()
         except TypeError:  # not JSON, but a template may still render it
             return bool(tokens)
-        # Both sides are JSON, escaped in the same way, so that a token with a quote is found too.
+        # Messages and tokens are escaped in the same way, so a token with a quote is found too.
         bodies = bodies.casefold()
         return any(orjson.dumps(token)[1:-1].decode().casefold() in bodies for token in tokens)
 
@@ -91,7 +91,7 @@ class BodyMasker:
             if item is not None and not isinstance(item, int | float) and pattern.search(str(item)):
                 raise TemplateError(
                     f"a {type(item).__name__} in a message or a tool prints the text of a control "
-                    "token, which cannot be told from a real one: give it as text"
+                    "token, which cannot be distinguished from a real one: pass it as a string"
                 )
             return item
 
@@ -115,14 +115,14 @@ class BodyMasker:
         }
         if len(counts) > 1:
             raise TemplateError(
-                "the parts of a message's content form the text of a control token together: join "
-                "them"
+                "the text parts of a message's content spell a control token when they are joined: "
+                "pass the content as one string"
             )
 
     def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
-        """Return the spans of `text` that the markers in the render `masked` replaced.
+        """Return the spans of the render `text` that the markers in the render `masked` replaced.
 
-        Raises `TemplateError` if the two renders differ in more than that.
+        Raises `TemplateError` if the two renders differ in anything else.
         """
         spans: list[Span] = []
         fixed, places = _taken_apart(masked)
@@ -136,15 +136,17 @@ class BodyMasker:
         if len(spans) == len(places) and at == len(text):
             return tuple(spans)
         raise TemplateError(
-            "a message holds the text of a control token, and the chat template renders the "
-            "message "
-            "differently because of it: it cannot be encoded as plain text"
+            "a message contains the text of a control token, and the chat template renders the "
+            "message differently because of this text, so it cannot be encoded as ordinary text"
         )
 
     def _end_of_form(self, original: str, following: str, text: str, at: int) -> int | None:
-        """Return the end of the form of `original` that starts at `at`, or None if there is none.
+        """Return where the rendered form of `original` that starts at `at` ends, or None if
+        unknown.
 
-        An unknown form must not contain a control token: then its position does not matter.
+        The template may have changed the case or escaped HTML. A text that it changed in another
+        way is accepted only if the result contains no control token, because then the exact span
+        does not matter.
         """
         forms = (original, original.upper(), original.lower(), html.escape(original))
         for form in forms:
@@ -155,7 +157,7 @@ class BodyMasker:
 
 
 def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
-    """Return the text between the markers, and the numbers of the markers."""
+    """Return the texts between the markers, and the numbers of the markers."""
     parts = _MARKER.split(masked)
     numbers = ["".join(str(_LETTERS.index(letter)) for letter in part) for part in parts[1::2]]
     return parts[::2], [int(number) for number in numbers]

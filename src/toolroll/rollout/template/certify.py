@@ -1,11 +1,11 @@
 """Check how a chat template renders tool-calling conversations: `certify` returns a
 `TemplateReport`.
 
-A set of probe conversations is rendered. Each probe assumes that the model sampled exactly what the
-template shows of its turn. Then prompt + sampled + delta must be the ids of the whole
+Each probe is a small conversation whose assistant turn is treated as sampled, with exactly the text
+that the template shows for it. Then prompt + sampled + delta must be the ids of the whole
 conversation's render, token for token. Any other outcome is reported: the template rewrites history
-(a fork, or preserved on request) or refuses the conversation. One more conversation has twelve
-calls in a row, and is checked like an episode, by `Verifier`.
+(then the session forks, or preserves history on request), or it refuses the conversation. One more
+conversation has twelve calls in a row. `Verifier` checks it like an episode.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ _THEN: Mapping[Outcome, str] = {
 class ProbeResult:
     """The outcome of one probe.
 
-    - `append`: exact; the ids equal those of the whole render.
+    - `append`: the ids are exactly those of the whole render.
     - `fork`: the template rewrites what was served.
-    - `refuse`: the template raises.
+    - `refuse`: the template raises an error.
     - `wrong`: the ids differ from those of the whole render. Please report this as a bug.
 
+    `what` describes the probe. `detail` gives the reason for any outcome except `append`.
     `preserved` is set for a fork: True if history="preserve" can continue the sequence instead.
     """
 
@@ -74,8 +75,14 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class TemplateReport:
-    """The findings of `certify`. `exact` is True if tool results are appended exactly in
-    conversations with any number of calls.
+    """The findings of `certify`.
+
+    - `fingerprint`: a hash of the template, its switches and the tokenizer.
+    - `stop_tokens`: the text of each token that ends a turn -> its id.
+    - `arguments`: the form in which the template takes a call's arguments ("dict" or "text"), or
+      "not shown".
+    - `dated`: True if the prompt depends on the date.
+    - `tools_change`: what happens if the tool list changes during a conversation.
     """
 
     fingerprint: str
@@ -91,13 +98,15 @@ class TemplateReport:
 
     @property
     def exact(self) -> bool:
-        """True if every core probe is appended."""
+        """True if every core probe is appended, so that tool results are exact in any number of
+        calls.
+        """
         return not self.tokenizer and all(
             probe.outcome == "append" for probe in self.probes if probe.name in CORE
         )
 
     def remarks(self) -> list[str]:
-        """Return the warnings for users of this template, one per reason why a probe is not
+        """Return warnings for users of this template: one line for each reason why a probe is not
         appended.
         """
         found: dict[tuple[Outcome, str], list[str]] = {}
@@ -111,7 +120,7 @@ class TemplateReport:
         return [f"the tokenizer: {self.tokenizer}", *lines] if self.tokenizer else lines
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, for `--json`."""
+        """Return the report as JSON data, for `--json`."""
         return {
             "exact": self.exact,
             "fingerprint": self.fingerprint,
@@ -210,8 +219,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
         return result("fork", error.reason, preserved=_preserved(template, probe, tools))
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
-    # At the start of the turn, tokens may be split differently than in the whole render, because
-    # the prompt ended there. After the turn they may not.
+    # The start of the turn may be split into other tokens than in the whole render, because the
+    # prompt ended there. So only the text is compared up to the delta, and then the ids.
     if whole[-len(delta) :] != delta or not _reads_as(
         template, [*stream, *said], whole[: -len(delta)]
     ):
@@ -222,8 +231,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
 
 
 def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
-    """Play twelve calls in a row that differ in everything but their shape, and check them with
-    `Verifier`.
+    """Play twelve calls in a row, with different names, arguments, ids and results, and check the
+    sequence with `Verifier`.
     """
     messages: list[Message] = list(BASE)
     stream = _encoded(template, messages, TOOLS)
@@ -282,7 +291,7 @@ def _tokenizer(template: ChatTemplate) -> str:
     return (
         ""
         if encoder.encode(text) == list(theirs)
-        else "its ids for a text are not those of the text's pieces"
+        else "its ids for a text with control tokens are not those of the text's pieces"
     )
 
 
@@ -294,8 +303,8 @@ def _encoded(
 
 
 def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> bool:
-    """Return True if the text to append is defined anyway, after some stop token: it does not
-    depend on the text before it.
+    """Return True if history="preserve" can continue the sequence: for at least one stop token, the
+    text to append does not depend on the text of the turn.
     """
     for stop in (None,) if probe.cut else template.stop_texts:
         try:
@@ -345,8 +354,8 @@ def _sampled_text(
 
 
 def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int]) -> bool:
-    """Return True if the served ids have the text of the render. The last token may be another
-    turn close: gpt-oss samples `<|return|>`, and its history shows `<|end|>`.
+    """Return True if the ids `kept` and `shown` have the same text. Their last tokens may be
+    different turn closes: gpt-oss samples `<|return|>`, and its history shows `<|end|>`.
     """
     decode = template.encoder.decode
     return decode(kept) == decode(shown) or (
@@ -375,9 +384,7 @@ def _opens_reasoning(template: ChatTemplate) -> bool:
 
 
 def _dated(template: ChatTemplate) -> bool:
-    """Return True if the prompt depends on the date (then one clock reading serves a whole
-    session).
-    """
+    """Return True if the prompt depends on the date. (A session reads the clock only once.)"""
     renderer = template.renderer
     later = Renderer(
         renderer.tokenizer,
@@ -398,14 +405,14 @@ def _dated(template: ChatTemplate) -> bool:
 
 
 def _tools_change(template: ChatTemplate) -> str:
-    """Return the effect of a tool list that changes in mid-conversation."""
+    """Return what happens if the tool list changes during a conversation."""
     render = template.renderer.render
     try:
         same = render(USER, TOOLS, generate=True) == render(USER, [*TOOLS, OTHER], generate=True)
     except TemplateError as error:
         return f"refuse: {error}"
     return (
-        "append: the template shows no tools there"
+        "append: the prompt does not show the tools"
         if same
         else "fork: the tools are part of the prompt that was served"
     )

@@ -1,9 +1,13 @@
 """`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
 
-Invariants: a delta is the text that the template itself appends, derived by `DeltaRenderer` from
-renders of the conversation; a template that rewrites history raises `HistoryRewrittenError` unless
-history is preserved on request (I5); text of tools and users never becomes a control token (I6).
-Renders are never predicted or cached; `encode` caches only a pure function.
+Invariants (I5 and I6 are those of the README):
+
+- A delta is the text that the template itself appends. `DeltaRenderer` derives it from renders of
+  the conversation.
+- If the template rewrites history, `HistoryRewrittenError` is raised, unless the caller asked to
+  preserve history (I5).
+- Text of tools and users never becomes a control token (I6).
+- Renders are never predicted or cached. `encode` caches only a pure function.
 """
 
 from __future__ import annotations
@@ -44,14 +48,16 @@ class ChatTemplate:
         kwargs: The template's own switches (`enable_thinking`, ...).
         history: What happens if the template rewrites tokens that were already served. "fork"
             raises `HistoryRewrittenError`, so that the caller starts a second training sequence.
-            "preserve" continues the sequence as it is, if the text of the new messages is defined.
-        now: The time for a template that asks for it. Default: now.
+            "preserve" keeps the served tokens and appends the new messages, if their text can be
+            determined.
+        now: The time that a template gets from `strftime_now`. Default: the time of construction.
         stop_token_ids: Tokens that end a turn, in addition to those of the tokenizer and the
             template.
         head_hook: Rewrites the head of each render: system text and tools.
+        encoder: An `Encoder` of the same tokenizer, to share its cache. Default: a new one.
 
-    Raises `TemplateError` if there is no chat template, or if the tokenizer is of a kind whose text
-    cannot be encoded exactly (see `Encoder`). Safe to share between the episodes of one event loop.
+    Raises `TemplateError` if there is no chat template, or if the tokenizer cannot encode text
+    exactly (see `Encoder`). Safe to share between the episodes of one event loop.
     """
 
     def __init__(
@@ -84,8 +90,8 @@ class ChatTemplate:
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
     def reformulated(self, hook: HeadHook) -> ChatTemplate:
-        """Return `with_head(hook)`, cached. `hook` must outlive episodes: a function, not a
-        bound method.
+        """Return `with_head(hook)`, cached by `hook`. Pass a module-level function: each bound
+        method would add an entry to the cache.
         """
         if hook not in self._variants:
             self._variants[hook] = self.with_head(hook)
@@ -115,8 +121,8 @@ class ChatTemplate:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an assistant turn: those of the tokenizer, and those that close a turn
-        in the template.
+        """The ids that end an assistant turn: those given at construction, those of the tokenizer,
+        and those that close a turn in the template.
         """
         return tuple(self._stop_texts)
 
@@ -126,8 +132,8 @@ class ChatTemplate:
         return tuple(self._stop_texts.values())
 
     def opens_reasoning(self, reasoning: Tags = THINK) -> bool:
-        """Return True if the generation prompt itself opens the reasoning that the model
-        continues.
+        """Return True if the generation prompt ends inside a reasoning block, so that the model's
+        output starts with reasoning.
         """
         prompt = self._generation_prompt
         pairs = ((reasoning.open, reasoning.close), *reasoning.others)
@@ -155,9 +161,9 @@ class ChatTemplate:
     # --- prompts ----------------------------------------------------------------------------------
 
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Cursor:
-        """Return the cursor of a conversation that waits for the model's turn.
+        """Return a cursor for a conversation that waits for the model's turn.
 
-        `Cursor.prompt` renders it and returns the ids.
+        Nothing is rendered yet: `Cursor.prompt` renders the conversation and returns its ids.
         """
         prepared = self.renderer.prepare(messages)
         return Cursor(self.parts, prepared, self.renderer.head(prepared, tools))
@@ -179,8 +185,8 @@ class ChatTemplate:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> tuple[str, Sequence[Span]]:
-        """Return the render of the conversation, and the spans of control-token text in its
-        messages.
+        """Return the render of the conversation, and the spans of the render in which a message or
+        a tool spells a control token.
         """
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
@@ -219,7 +225,10 @@ class ChatTemplate:
         finish_reason: str = "stop",
         stop_token_ids: Sequence[int] = (),
     ) -> SampledText:
-        """Return the text of sampled ids, and the stop token that ends it, if any."""
+        """Return the text of sampled ids, and the stop token at its end, if there is one.
+
+        `stop_token_ids` are stop tokens of this request, in addition to the template's.
+        """
         text = self.encoder.decode(ids)
         given = tuple(map(self.encoder.text_of, stop_token_ids))
         last = int(ids[-1]) if len(ids) else None

@@ -1,8 +1,7 @@
 """`Cursor`: a conversation that waits for the model's next turn, and the exact ids of its prompt.
 
 Invariants: a cursor never changes; its text is what `Renderer.render` returns for the same messages
-and tools. It keeps only what does not change from turn to turn: the prepared messages, the head,
-and the text of its own prompt.
+and tools. It holds only the prepared messages, the head, and the text of its own prompt.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from toolroll.rollout.template.encode import Encoder, Span, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
 from toolroll.rollout.types import IdArray, Message, Tool
 
-TOOLS_CHANGED = "the tool list changed, and the template shows it in what was already served"
+TOOLS_CHANGED = "the tool list changed, and the prompt that was already served contains the tools"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateParts:
     """The parts that all cursors of one chat template share.
 
-    `fork`: refuse to continue a prompt that the template rewrites.
+    `fork`: raise `HistoryRewrittenError` if the template rewrites what was served.
     """
 
     renderer: Renderer
@@ -46,10 +45,10 @@ class TemplateParts:
         start: int = 0,
         generate: bool = True,
     ) -> list[Span]:
-        """Return the spans of control-token text that messages and tools contribute to the render
-        `text`, from `start` on and relative to it.
+        """Return the spans of the render `text` in which a message or a tool spells a control
+        token. Only spans after `start` are returned, as positions relative to `start`.
 
-        Raises `TemplateError` if they cannot be distinguished from the template's own tokens.
+        Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
         """
         if not self.bodies.spells(text[start:], messages, tools):
             return []
@@ -66,10 +65,10 @@ class TemplateParts:
 class Cursor:
     """A conversation that waits for the model's turn, and its prompt.
 
-    Create one with `ChatTemplate.start`; `after` returns the next one.
+    Create a cursor with `ChatTemplate.start`; `after` returns the next one.
 
     `preserved` describes what the template would have rewritten of the tokens before this prompt,
-    if history is preserved on request; None if nothing.
+    if history="preserve" kept them; else it is None.
 
     Example::
 
@@ -107,9 +106,9 @@ class Cursor:
     def prompt(self, *, keep: IdArray | None = None) -> IdArray:
         """Return the ids of the whole prompt.
 
-        `keep`: ids that were served for an earlier form of the conversation. They are kept up to
-        the last control token before their text differs (merges do not cross control tokens). Only
-        the rest is encoded.
+        `keep`: ids that were served for an earlier form of the conversation. They are reused up to
+        the last control token before the first difference from this prompt's text (ordinary tokens
+        never merge across a control token). Only the rest is encoded.
         """
         text, encoder = self.text, self._parts.encoder
         bodies = self._parts.body_spans(text, self._messages, self._head.tools)
@@ -140,11 +139,11 @@ class Cursor:
 
         Args:
             sampled: What was sampled after this prompt (`ChatTemplate.sampled`).
-            messages: The message of that turn, then the new ones.
-            tools: The tools from now on. Default: the same.
+            messages: The message of that turn, then the new messages.
+            tools: The tools from now on. Default: the same as before.
 
         Raises `HistoryRewrittenError` if the template rewrites what was served, unless history is
-        preserved, and `TemplateError` if it refuses the conversation.
+        preserved, and `TemplateError` if the template refuses the conversation.
         """
         parts, head = self._parts, self._with_tools(tools)
         turn, new = self._prepared(messages)
@@ -160,8 +159,8 @@ class Cursor:
         return ids, Cursor(parts, whole, head, preserved=found.rewritten, text=found.whole)
 
     def derive(self, sampled: SampledText, messages: Sequence[Message]) -> RenderedDelta:
-        """Return the text that `after` appends if history is preserved. `rewritten` describes what
-        the template would rewrite.
+        """Return the text that `after` appends if history is preserved. Its field `rewritten`
+        describes what the template would rewrite.
         """
         return self._derive(sampled, *self._prepared(messages), self._head, fork=False)
 
@@ -178,9 +177,9 @@ class Cursor:
         return prepare([plain_content(messages[0])])[0], prepare(messages[1:])
 
     def _with_tools(self, tools: Sequence[Tool] | None) -> Head:
-        """Return the head with `tools`.
+        """Return the head of the conversation with `tools`.
 
-        Raises `HistoryRewrittenError` if they change the prompt that was served.
+        Raises `HistoryRewrittenError` if these tools change the prompt that was served.
         """
         own = self._head.tools or []
         if tools is None or (len(tools) == len(own) and all(map(is_, tools, own))):

@@ -11,9 +11,12 @@ The template is a black box. There are two cases:
    the whole conversation must still start with the prompt that was served, and the assistant turn
    must be the same with and without the new messages.
 
-Invariants: sampled text is never encoded again (I3); a rewrite is never ignored (I5); the sampled
-text is compared only if the renders disagree, so that differences between what the model wrote and
-how its message renders (JSON spacing, for example) cannot look like a rewrite.
+Invariants (I3 and I5 are those of the README):
+
+- Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
+- Sampled text is compared with a render only if the renders themselves disagree. So a difference
+  between what the model wrote and how its message renders (JSON spacing, for example) does not
+  count as a rewrite.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from toolroll.rollout.template.render import Head, Renderer, read_arguments
 from toolroll.rollout.types import Message
 
 SENTINEL = f"Nq{secrets.token_hex(4)}zN"
-"""ASCII letters and digits: no template strips, escapes or splits it, and no conversation
-contains it.
+"""Random ASCII letters and digits: no template strips, escapes or splits them, and no conversation
+contains them.
 """
 
 _LAST_ARGUMENT = "zzzzzz"  # sorts after every other name
@@ -41,9 +44,11 @@ _PROMPT_REWRITTEN = "the prompt that was served is no longer rendered as it was"
 
 @dataclass(frozen=True, slots=True)
 class SampledText:
-    """The text of an assistant turn as sampled, stop token included. `stop` is that token's text,
-    None for a cut turn. `stops`: further tokens that may end a turn, in addition to the template's.
-    `last_id`: the last sampled id, None if nothing was sampled.
+    """The text of an assistant turn as sampled, stop token included.
+
+    `stop` is the text of the stop token, None for a cut turn. `stops` are the texts of tokens that
+    may end a turn in addition to the template's. `last_id` is the last sampled id, None if nothing
+    was sampled.
     """
 
     text: str
@@ -61,8 +66,8 @@ class SampledText:
 class RenderedDelta:
     """The render of the conversation with the new messages and the generation prompt.
 
-    The text from `cut` on is appended. `rewritten` is None if the sequence then is exactly what the
-    template renders; else it describes what the template rewrites.
+    The text from `cut` on is appended. `rewritten` is None if the resulting sequence is exactly
+    what the template renders; else it describes what the template rewrites.
     """
 
     whole: str
@@ -79,8 +84,8 @@ class RenderedDelta:
 class _Tail:
     """The text after the sentinel: `after` with the new messages, `alone` without them.
 
-    `close_at` is where the turn close starts in both. `resume_at` is where the text to append
-    starts if the model sampled the stop token.
+    `close_at` is where the turn close starts, in `after` and in `alone`. `resume_at` is where the
+    text to append starts in `after` if the model sampled the stop token.
     """
 
     probe: tuple[Message, ...]
@@ -121,15 +126,16 @@ class DeltaRenderer:
     ) -> RenderedDelta:
         """Return the text to append for `new` after `messages`.
 
-        Messages and `head` are those of `Renderer.prepare` and `Renderer.head`. The last one of
-        `messages` is the assistant turn that was sampled after the text `served`. `fork`: raise for
-        a text that rewrites history. Raises `HistoryRewrittenError` if no text to append exists, or
-        none that may be used, and `TemplateError` if the template refuses the conversation.
+        `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
+        `messages` is the assistant turn that was sampled after the text `served`. Raises
+        `HistoryRewrittenError` if the text to append cannot be determined, or, with `fork`, if the
+        whole render does not start with `served`. Raises `TemplateError` if the template refuses
+        the conversation.
         """
         if messages[-1].get("role") != "assistant":
             raise TemplateError(
-                "a delta follows an assistant turn: the last message before the new ones has "
-                "another role"
+                "the message before the new messages must be an assistant turn, not a message of "
+                f"role {messages[-1].get('role')!r}"
             )
         whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
         if fork and not whole.startswith(served):
@@ -140,7 +146,7 @@ class DeltaRenderer:
         tail = self._tail(messages, new, head, sampled)
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError(
-                "the text of the new messages depends on what the assistant turn says"
+                "the text of the new messages depends on the text of the assistant turn"
             )
         resume_at = (
             tail.resume_at
@@ -155,10 +161,11 @@ class DeltaRenderer:
     def _end_of_turn(
         self, turn: Message, sampled: SampledText, served: str, whole: str
     ) -> int | None:
-        """Return where the sampled turn ends in `whole`, or None if renders must be compared.
+        """Return where the sampled turn ends in `whole`, or None if the sentinel is needed to find
+        out.
 
-        `whole` must start with the served text and the turn, either exactly or with other white
-        space in the turn and the same stop token.
+        The end is known if `whole` starts with the served text and the turn. White space within the
+        turn may differ if the stop token is the same.
         """
         if sampled.stop is None or not whole.startswith(served):
             return None
@@ -192,7 +199,8 @@ class DeltaRenderer:
             stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])
         ):
             raise HistoryRewrittenError(
-                "the turn spells a stop token, and the template does not show it as it was sampled"
+                "the turn contains the text of a stop token, and the template does not render the "
+                "turn as it was sampled"
             )
         probe, after, alone = self._after_sentinel(messages, new, head)
         hits = [
@@ -293,7 +301,7 @@ class DeltaRenderer:
         # A marker that depends on the next role is not a close: it starts the next message.
         return (found[0],) if found and found[0] and found == found[:1] * 2 else ()
 
-    # --- the verdict ------------------------------------------------------------------------------
+    # --- rewritten history ------------------------------------------------------------------------
 
     def _rewritten(
         self,
@@ -305,7 +313,8 @@ class DeltaRenderer:
         kept: str,
         tail: _Tail,
     ) -> str | None:
-        """Return what the template rewrites of the served and sampled text, or None.
+        """Return a description of what the template rewrites in the served and sampled text, or
+        None if it rewrites nothing.
 
         `kept` is the render of the whole conversation without the text to append.
         """
@@ -316,8 +325,8 @@ class DeltaRenderer:
         alone = self.renderer.render_prepared(messages, head, generate=False)
         if not alone.startswith(served):
             return (
-                "the last assistant turn is rendered with another beginning than the generation "
-                "prompt"
+                "the render of the last assistant turn does not start with the generation prompt "
+                "that was served"
             )
         turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
         turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
@@ -329,7 +338,7 @@ class DeltaRenderer:
 
 
 def _texts_of(item: Any) -> Iterator[str]:
-    """Yield the strings of a message, names of arguments included."""
+    """Yield all strings of a message, including the names of arguments."""
     if isinstance(item, str):
         yield item
     elif isinstance(item, dict | list | tuple):
@@ -374,7 +383,7 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
             rest <= len(tail.after) or not turn.get("tool_calls")
         ):
             return len(tail.after) - rest
-    # Cohere closes a text with a separate marker before the turn's
+    # Cohere closes the text with a marker of its own, before the marker that closes the turn
     unwritten = tail.close_at if turn.get("tool_calls") else 0
     return next(
         (n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten
@@ -390,10 +399,10 @@ def _shown_again(turn: Message, rest: str) -> bool:
 def _reads_like_history(text: str, alone: str, then: str) -> bool:
     """Return True if the sampled `text` agrees with the turn as history shows it.
 
-    `alone` is the turn at the end of a conversation, `then` the turn in history. They must agree up
-    to the last position where `alone` and `then` differ. (An empty `<think>` that the template adds
-    only at the end was not sampled. The render of a malformed call after that position does not
-    matter.)
+    `alone` is the turn at the end of a conversation, `then` the turn in history. `text` must agree
+    with `then` up to the last position where `alone` and `then` differ. (An empty `<think>` that
+    the template adds only at the end of a conversation was not sampled. After that position, a
+    malformed call may render differently than it was sampled.)
     """
     begin = _common(alone, then)
     after = _common(alone[begin:][::-1], then[begin:][::-1])

@@ -1,4 +1,4 @@
-"""Text to ids, with control tokens only where the template wrote them (I6).
+"""Encode text to ids, with control tokens only where the template wrote them (I6 in the README).
 
 A *control token* is any added token of the tokenizer that is not only white space: `<|im_end|>`,
 but also the non-special `</tool_response>`. The same characters inside a message body are ordinary
@@ -45,7 +45,9 @@ _ANCHOR = f"<anchor{secrets.token_hex(8)}>"
 _SPACE = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*"
 _LEFT_SPACE = re.compile(_SPACE)
 _RIGHT_SPACE = re.compile(_SPACE + r"\Z")
-"""White space that `tokenizers` strips next to an added token: as Unicode defines it."""
+"""White space as Unicode defines it. `tokenizers` strips it next to added tokens with `lstrip` or
+`rstrip`.
+"""
 
 _PROBE = 'Is it so?  Yes:\n\n{"x": [1, 2]}\tDone.'
 """A tokenizer must decode this text unchanged."""
@@ -64,11 +66,13 @@ _WINDOW = 64
 
 _TINY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _HARMLESS = frozenset({"NFC"})
-"""Normalizers under which tokens that match normalized text can be found (see `_match_checked`)."""
+"""Normalizers with which tokens that match normalized text are accepted. Each text is then checked
+(`_check_normalized`).
+"""
 
 
 class Encoder:
-    """Encodes rendered text with `tokenizer`, a fast one of `transformers`.
+    """Encodes rendered text with `tokenizer`, a fast tokenizer of `transformers`.
 
     It uses the added tokens that the tokenizer has at construction. Truncation and padding of the
     tokenizer have no effect.
@@ -189,15 +193,14 @@ class Encoder:
             ids = [self._renumbered.get(index, index) for index in ids]
         if not self._never.isdisjoint(ids):
             raise TemplateError(
-                "a message holds text that the tokenizer encodes as a control token, although it "
-                "is not one"
+                "a message contains ordinary text that the tokenizer encodes as a control token"
             )
         return list(ids)
 
     @cached_property
     def _never(self) -> frozenset[int]:
-        """The ids that ordinary text must not have: control tokens, except those for unknown
-        characters and for bytes.
+        """The ids that ordinary text must not get: those of control tokens, except the ids for
+        unknown characters and for single bytes.
         """
         unknown = self._plain.encode(_UNKNOWN, add_special_tokens=False).ids
         in_bytes = {index for text, index in self.control.items() if _BYTE.fullmatch(text)}
@@ -212,7 +215,7 @@ class Encoder:
 
     @cached_property
     def _unprefixed(self) -> Tokenizer:
-        """`_plain` without the mark that it adds at the start of a text. It encodes text that
+        """`_plain` without the mark (`▁`) that it adds at the start of a text, for text that
         continues other text.
         """
         parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}
@@ -235,7 +238,9 @@ class Encoder:
 
     @cached_property
     def _renumbered(self) -> dict[int, int]:
-        """The ids that `_plain` gives to added tokens of white space -> their own."""
+        """Maps the ids that `_plain` gives to added tokens of white space to the ids of
+        `tokenizer`.
+        """
         own = self.tokenizer.get_added_vocab()
         found = {
             self._plain.token_to_id(token.content): own[token.content] for token in self._blank
@@ -247,12 +252,12 @@ class Encoder:
         normalized = self._fast.normalizer.normalize_str(text)
         if normalized != text and self.pattern.findall(normalized) != self.pattern.findall(text):
             raise TemplateError(
-                "a message holds text that the tokenizer normalizes into, or out of, the text of a "
-                "control token"
+                "the tokenizer's normalizer would create or destroy the text of a control token in "
+                "a message"
             )
 
     def ending_id(self, text: str) -> int | None:
-        """Return the `previous` of `encode` for text that follows `text`."""
+        """Return the argument `previous` of `encode` for text that follows `text`."""
         if not text:
             return None
         ending = (index for mark, index in self.control.items() if text.endswith(mark))
@@ -293,8 +298,8 @@ class Encoder:
             return list(map(self.text_of, ids))
 
     def ends_open(self, ids: Sequence[int], text: str) -> bool:
-        """Return True if more ids may change the end of `text`, which is `decode(ids)`: it ends
-        with part of a character, or with bytes that are decoded together.
+        """Return True if further ids may change the end of `text`, which is `decode(ids)`. They may
+        if `text` ends with part of a character, or with bytes that are decoded together.
         """
         if text.endswith("\ufffd"):
             return True
@@ -304,8 +309,8 @@ class Encoder:
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
         """Return the span of each id's text in `text`, which is `decode(ids)`.
 
-        An id that holds only part of a character has the span of the characters that it completes,
-        which may be empty.
+        An id that is only part of a character has the span of the characters that it completes. The
+        span may be empty.
         """
         ends = self._ends(ids, text)
         if ends is None:
@@ -322,7 +327,9 @@ class Encoder:
         return list(accumulate(map(len, texts)))
 
     def window_offsets(self, ids: Sequence[int], text: str) -> list[Span]:
-        """Return `offsets(ids, text)`, by decoding each prefix of `ids` if needed. For few ids."""
+        """Return `offsets(ids, text)`, by decoding each prefix of `ids` if needed. The cost is then
+        quadratic, so pass few ids.
+        """
         ends = self._ends(ids, text)
         if ends is None:
             sizes = range(1, len(ids) + 1)
@@ -331,18 +338,18 @@ class Encoder:
 
 
 class TextDecoder:
-    """The text and the offsets of growing ids. Each id is decoded a bounded number of times."""
+    """Decodes ids as they arrive, with offsets. Each id is decoded a bounded number of times."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
         self._ids: list[int] = []  # the last ids, which are decoded together
-        self._known = 0  # number of these whose text was returned
-        self._size = 0  # length of the text that was returned
+        self._known = 0  # number of leading ids of `_ids` whose text was returned
+        self._size = 0  # length in characters of all text that was returned
 
     def feed(self, ids: Sequence[int], *, last: bool = False) -> tuple[str, list[Span]]:
-        """Add `ids`. Return the new text, and the offsets of its ids in the whole text.
+        """Add `ids`. Return the new text, and the spans of its ids in the text so far.
 
-        Text that more ids may change is held back, unless these are the `last` ids.
+        Text that further ids may change is returned later, unless these are the `last` ids.
         """
         text: list[str] = []
         spans: list[Span] = []
@@ -373,8 +380,8 @@ def as_ids(ids: Sequence[int]) -> IdArray:
 
 
 def component_state(component: Any) -> dict[str, Any]:
-    """Return the JSON data of a component of a `tokenizers` pipeline; {"type": "Custom"} for Python
-    code.
+    """Return the JSON data of a component of a `tokenizers` pipeline: {} for None, and {"type":
+    "Custom"} for a component written in Python.
     """
     if component is None:
         return {}
@@ -416,7 +423,7 @@ def _refuse_flags(
 ) -> bool:
     """Raise `TemplateError` for control tokens that do not match wherever their text occurs.
 
-    Return True if some match normalized text, so that each text must be checked.
+    Return True if some tokens match normalized text, so that each text must be checked.
     """
     types = _types(component_state(fast.normalizer))
     checked = False
@@ -440,8 +447,8 @@ def _refuse_flags(
             checked = True
         if has_blank and (text[0].isspace() or token.lstrip or token.rstrip):
             raise TemplateError(
-                f"the token {text!r} strips white space, and other added tokens are white space: "
-                f"which one gets it is unknown"
+                f"the token {text!r} strips the white space next to it, but the tokenizer also has "
+                "added tokens of white space, so the ids of that white space are unknown"
             )
     return checked
 

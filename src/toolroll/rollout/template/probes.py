@@ -1,5 +1,5 @@
-"""The probe conversations of `certify`. Each is small, and has one shape that a tool-calling
-episode can take.
+"""The probe conversations of `certify`: small examples of what can happen in a tool-calling
+episode.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from toolroll.rollout.types import Message, Tool
 class Probe:
     """A conversation, and the messages to append to it.
 
-    The last one of `messages` is the assistant turn that counts as sampled. `cut`: True if the turn
-    was cut by length, without a stop token.
+    The last of `messages` is the assistant turn, which is treated as sampled. `what` describes the
+    probe in reports. `tools`: True if the conversation has tools. `cut`: True if the turn was cut
+    by length, without a stop token.
     """
 
     name: str
@@ -53,7 +54,11 @@ _AGAIN: Message = {"role": "user", "content": "And y?"}
 
 
 def _calling(*keys: str, first: int = 0, **more: Any) -> Message:
-    """Return a turn with a call of `look` for each key, or one call without arguments."""
+    """Return an assistant turn that calls `look` once for each of `keys`. Without keys, it calls
+    `list_all`, which has no arguments.
+
+    `first`: the number in the id of the first call. `more`: other fields of the message.
+    """
     calls: list[tuple[str, dict[str, Any]]] = [("look", {"key": key}) for key in keys] or [
         ("list_all", {})
     ]
@@ -133,8 +138,8 @@ _BATTERY = (
 
 
 def probes(*, opens_reasoning: bool) -> list[Probe]:
-    """Return the probes. `opens_reasoning`: the generation prompt opens the reasoning, so that
-    every turn has some.
+    """Return the probes. If the generation prompt opens the reasoning (`opens_reasoning`), every
+    assistant turn of a probe has reasoning.
     """
     if not opens_reasoning:
         return list(_BATTERY)
@@ -160,8 +165,8 @@ BODIES = (
 
 
 def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Message]]:
-    """Yield `count` calls of the same shape with their results. Names, arguments, ids and texts
-    differ.
+    """Yield `count` assistant turns with one call each, and the result of the call. Names,
+    arguments, ids and texts differ from turn to turn.
     """
     names = ("look", "list_all", "python")
     for at in range(count):

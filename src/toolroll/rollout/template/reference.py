@@ -1,7 +1,7 @@
 """`ReferenceRender`: conversations as `transformers` renders them, for `Verifier`.
 
-It shares no code with `Renderer`: it calls `tokenizer.apply_chat_template` directly, and detects
-the input forms that a template accepts with its own probe conversations.
+This module shares no code with `Renderer`. It calls `tokenizer.apply_chat_template` directly, and
+finds out with its own probe conversations which input forms a template accepts.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class ReferenceRender:
 
     @cached_property
     def _takes_objects(self) -> bool:
-        """True if the template takes tool arguments as objects, False for JSON text (as
-        DeepSeek-V3).
+        """True if the template takes tool arguments as objects, False if it takes JSON text (as
+        DeepSeek-V3's does).
         """
         # DeepSeek-V3 hides calls next to text; some templates hide them without tools.
         for content, tools in itertools.product(("", None), (None, [_TOOL])):

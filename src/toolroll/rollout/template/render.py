@@ -2,14 +2,14 @@
 
 Invariants:
 
-- The text is that of `tokenizer.apply_chat_template(tokenize=False)` of the installed
-  `transformers`. Its own code prepares the messages, the tools and the variables; only the compiled
-  template is ours (`sandbox`).
+- The text equals that of `tokenizer.apply_chat_template(tokenize=False)` of the installed
+    `transformers`. The code of `transformers` prepares the messages, the tools and the variables;
+    only the compilation of the template is replaced (`caches/sandbox.py`).
 - Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
   the whole session.
 - The input forms that the template accepts (tool arguments as a dict or as JSON text, text parts or
   one string) are detected with fixed conversations, never with an episode's.
-- Rendered text has no surrogates.
+- Rendered text has no surrogates: they are replaced before rendering.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RENDER_ERRORS = (
 """Exceptions that a template or its sandbox may raise for messages that it refuses."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _FIRST, _SECOND = "Pq1zP", "Pq2zP"
-"""ASCII letters and digits: no template strips, escapes or splits them."""
+"""Sentinels of ASCII letters and digits, which no template strips, escapes or splits."""
 _USER: Message = {"role": "user", "content": "x"}
 _TOOL: Tool = {
     "type": "function",
@@ -63,9 +63,10 @@ _TOOL: Tool = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The parts that all renders of one conversation share: its tools, and the text of its leading
-    system messages and tools, as rendered and as rewritten by `head_hook` (both empty without a
-    hook).
+    """The part that all renders of one conversation share: its leading system messages and tools.
+
+    `text` is the render of both, and `rewritten` is the same text after `head_hook`. Without a
+    hook, both are empty.
     """
 
     tools: list[Tool] | None
@@ -118,18 +119,19 @@ class Renderer:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> str:
-        """Return the conversation's text; with `generate`, the generation prompt at its end.
+        """Return the text of the conversation. If `generate`, it ends with the generation prompt.
 
-        Raises `TemplateError` with the template's own message if it refuses the conversation.
+        Raises `TemplateError` with the template's own message if the template refuses the
+        conversation.
         """
         prepared = self.prepare(messages)
         return self.render_prepared(prepared, self.head(prepared, tools), generate=generate)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` in the form that the template takes: contents, arguments, and no
-        surrogates.
+        """Return `messages` with contents and arguments in the form that the template accepts, and
+        without surrogates.
 
-        Prepared messages are returned unchanged.
+        Messages that are already prepared are returned unchanged.
         """
         form = self.argument_form or "dict"
         return [
@@ -150,7 +152,7 @@ class Renderer:
         return Head(tools, text, self.head_hook(text))
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
-        """Return the text of messages from `prepare`, with the `head` of their conversation."""
+        """Return the text of messages from `prepare`. `head` is that of their conversation."""
         text = self._render(list(prepared), head.tools, generate=generate)
         own_head = text.startswith(head.text)
         return head.rewritten + text[len(head.text) :] if own_head else text
@@ -176,7 +178,7 @@ class Renderer:
     # --- what the template takes -----------------------------------------------------------------
 
     def _shows(self, messages: list[Message], tools: list[Tool] | None, *texts: str) -> str | None:
-        """Return the text of `messages` if the template renders it with all of `texts`."""
+        """Return the render of `messages` if it contains all of `texts`, else None."""
         try:
             text = self._render(messages, tools, generate=False)
         except TemplateError:
@@ -184,7 +186,9 @@ class Renderer:
         return text if all(part in text for part in texts) else None
 
     def _find_argument_form(self) -> ArgumentForm | None:
-        """Return the form that shows the arguments of a call, a dict if both do."""
+        """Return the form of a call's arguments that the template shows: "dict" if it shows both
+        forms, None if it shows neither.
+        """
         for talk, tools in itertools.product(_calls_in_context(), ([_TOOL], None)):
             for form in ("dict", "text"):
                 if self._shows([_with_arguments(message, form) for message in talk], tools, _FIRST):
@@ -192,7 +196,9 @@ class Renderer:
         return None
 
     def with_content(self, message: Message) -> Message:
-        """Return `message` with text parts in the form that the template takes for its role."""
+        """Return `message` with its text parts in the form that the template accepts for its role:
+        a list of parts, or one string.
+        """
         content = message.get("content")
         if content is None or isinstance(content, str):
             return message
@@ -205,8 +211,8 @@ class Renderer:
     def _shows_parts(self, role: str) -> bool:
         """Return True if the template renders a list of text parts in a message of `role`.
 
-        It does not if it raises, drops a part, or prints the list as Python does
-        (`{{ message.content }}`).
+        It does not if it raises, drops a part, or prints the list as Python source (`{{
+        message.content }}`).
         """
         parts = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
         printed = repr(parts[0])
@@ -308,7 +314,7 @@ def plain_content(message: Message) -> Message:
 
 
 def _text_parts(content: Any) -> list[dict[str, Any]]:
-    """Return the parts of a content; parts of the Responses API become plain text parts.
+    """Return the parts of a message's content. Parts of the Responses API become text parts.
 
     Raises `TemplateError` with the field's name for anything but text parts.
     """

@@ -19,22 +19,24 @@ from toolroll.rollout.types import Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A render, or a part of one, and the same with neutral bodies (see `ShownConversation`)."""
+    """A render or a part of one: as it is (`text`), and in its neutral form (`neutral`, see
+    `ShownConversation`).
+    """
 
     text: str
     neutral: str
 
 
 class NeutralTextError(Exception):
-    """The render depends on control-token text in a body: no neutral form has the same length."""
+    """Control-token text in a message changes the rest of the render: there is no neutral form."""
 
 
 class ShownConversation:
-    """Renders prefixes of `messages` with `tools`.
+    """Renders the prompts of a conversation: the first messages of `messages`, with `tools`.
 
-    `control` matches the text of control tokens. In the neutral form, such text in a message is
-    replaced by other text of the same length: other letters, or other punctuation if the letters
-    change the render.
+    `control` matches the text of control tokens. In the neutral form of a render, such text in a
+    message or a tool is replaced by other text of the same length: by other letters, or by other
+    punctuation if other letters change the rest of the render.
     """
 
     def __init__(
@@ -53,10 +55,10 @@ class ShownConversation:
         self._forms: dict[_Other, tuple[list[Message], list[Tool]]] = {}
 
     def prompt(self, stop: int, *, assistant: bool = False) -> Shown:
-        """Return the prompt after `stop` messages.
+        """Return the prompt after the first `stop` messages.
 
         `assistant`: replace control-token text in assistant messages too. Raises one of
-        `RENDER_ERRORS`, or `NeutralTextError`.
+        `RENDER_ERRORS` if the template refuses the messages, or `NeutralTextError`.
         """
         key = (stop, assistant)
         if key not in self._prompts:
@@ -64,11 +66,11 @@ class ShownConversation:
         return self._prompts[key]
 
     def without_prompt(self, stop: int) -> str:
-        """Return the render of `stop` messages without a generation prompt."""
+        """Return the render of the first `stop` messages without a generation prompt."""
         return self._reference.render(self._messages[:stop], self._tools or None, generate=False)
 
     def generation_prompt(self, stop: int) -> str:
-        """Return the generation prompt after `stop` messages; empty if the template adds none."""
+        """Return the generation prompt after the first `stop` messages; empty if there is none."""
         if self._generation_prompt is None:
             text, without = self.prompt(stop).text, self.without_prompt(stop)
             self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
@@ -116,11 +118,11 @@ class ShownConversation:
 
 
 _Other = Callable[[str], str]
-"""Returns text of the same length that no control token has."""
+"""Returns a text of the same length that spells no control token."""
 
 
 def _other_letters(text: str) -> str:
-    """Replace letters by other letters, so that filters treat both alike."""
+    """Replace letters by other letters, so that the template's filters treat both texts alike."""
     turned = codecs.encode(text, "rot13")
     return turned if turned != text else _UNKNOWN * len(text)
 

@@ -1,5 +1,5 @@
-"""Find the tokens that end an assistant turn: those of the generation config, of the tokenizer, and
-those that close a turn in the template.
+"""Find the tokens that end an assistant turn: those that the generation config and the tokenizer
+name, and those that close a turn in the template.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class _Closing:
     def texts(self) -> set[str]:
         """Return the control tokens that close a turn.
 
-        A text turn is closed by the last control token after its text. A turn with calls may be
-        closed by another one (Gemma 4, gpt-oss). If no control token follows the text (GLM: the
-        stop token is the next role's marker), return the first control token of the user message or
-        tool result that comes next.
+        A turn without calls is closed by the last control token after its text. A turn with calls
+        may be closed by another token (Gemma 4, gpt-oss). If no control token follows the text (in
+        GLM's template the next role's marker is the stop token), return the first control token of
+        the user message or tool result that follows.
         """
         alone = self._after_sentinel(_BASE)
         if alone is None:
@@ -99,7 +99,9 @@ class _Closing:
         )
 
     def _marker_after_call(self) -> set[str]:
-        """Return the role marker that starts a tool result if nothing closes the turn before."""
+        """Return the role marker that starts a tool result, if it is also what ends the turn before
+        it.
+        """
         alone, then = (
             self._after_sentinel(_calling(1)),
             self._after_sentinel([*_calling(1), _RESULT]),

@@ -1,12 +1,16 @@
 """Recorded conversations as tokens: the render of the whole conversation, with a loss mask on the
 text of the assistant.
 
-For SFT and for replaying transcripts. Nothing was sampled here, so the trajectory has
-`source="transcript"`, and RL adapters refuse it (I3).
+This is for SFT and for replaying transcripts. The engine sampled nothing here, so the trajectory
+has `source="transcript"`, and RL adapters refuse it.
 
-Invariants: the tokens decode to the render of the whole conversation; a trained span starts after
-the generation prompt and ends with the stop token, like a turn that was served and sampled; a turn
-that the template renders differently once messages follow is context (mask 0), with a reason.
+Invariants:
+
+- The tokens decode to the render of the whole conversation.
+- A trained span starts after the generation prompt and ends with the stop token, like a turn that
+  was served and sampled.
+- A turn that the template renders differently once messages follow is context (mask 0), and
+  `Turn.excluded` gives the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from toolroll.rollout.types import Message, MessageSpan, Tool, Trajectory, Turn
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Characters [start, stop) of the render, and the messages that they show."""
+    """Characters [start, stop) of the render, which show the messages `first` to `last`."""
 
     start: int
     stop: int
@@ -42,8 +46,8 @@ def tokenize_conversation(
     """Return the tokens of a recorded conversation, with loss mask 1 on the assistant's text and
     stop tokens.
 
-    `Trajectory.spans` gives the token span of each assistant message, and of the messages between
-    two of them together with the generation prompt.
+    `Trajectory.spans` gives the token span of each assistant message. The messages between two
+    assistant messages, and the generation prompt, share one span.
 
     A turn that the template rewrites once messages follow (Qwen3.5 removes reasoning when a user
     message follows) has `Turn.excluded` set and mask 0. To train on it too, tokenize the
@@ -87,10 +91,10 @@ def last_message_delta(
     """Return the ids and the loss mask that the last message (or the last run of tool messages)
     adds to the conversation before it.
 
-    For an assistant message these are the generation prompt (mask 0), its text up to the stop token
-    (1), and the rest of the turn close (0).
+    An assistant message adds the generation prompt (mask 0), its text up to and including the stop
+    token (mask 1), and the rest of the turn close (mask 0).
 
-    Raises `HistoryRewrittenError` if it changes how the messages before it are rendered.
+    Raises `HistoryRewrittenError` if the last message changes how earlier messages are rendered.
     """
     messages = [plain_content(message) for message in messages]
     before = _before_last(messages)
@@ -98,14 +102,15 @@ def last_message_delta(
     prior = template.renderer.render(messages[:before], tools, generate=False) if before else ""
     if not text.startswith(prior):
         raise HistoryRewrittenError(
-            f"message {before} changes how the messages before it are rendered"
+            f"messages[{before}] changes how the messages before it are rendered"
         )
     pieces = [_Piece(len(prior), len(text), before, len(messages) - 1)]
     if messages[-1].get("role") == "assistant":
         prompted = template.renderer.render(messages[:before], tools, generate=True)
         if not (prompted.startswith(prior) and text.startswith(prompted)):
             raise HistoryRewrittenError(
-                f"message {before} (assistant) does not begin with the generation prompt"
+                f"the render of messages[{before}] (assistant) does not start with the generation "
+                "prompt"
             )
         stop = _sampled_text_end(template, text, len(prompted))
         pieces = [
@@ -172,12 +177,12 @@ def _pieces(
         begin = _begin(template, messages, index, tools, text)
         stop = _end(template, messages, index, tools, text, begin or at)
         if stop is None or not at <= (begin or at) <= stop:
-            # it stays in the next piece
+            # the turn becomes part of the next piece
             unplaced = "the position of this turn in the whole render is unknown"
             continue
         spelled = None if begin is None else _spelled_marker(template, text[begin:stop])
         if begin is not None and spelled is not None:
-            reason = f"its text holds {spelled!r}, which would be trained as the control token"
+            reason = f"its text contains {spelled!r}, which would be trained as the control token"
             pieces += [
                 _Piece(at, begin, first, index - 1, excluded=unplaced),
                 _Piece(begin, stop, index, index, excluded=reason),
@@ -207,8 +212,8 @@ def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
 
 
 def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
-    """Return `stop`, or the start of the turn close before it if models do not sample that close:
-    history of gpt-oss shows `<|end|>` for `<|return|>`.
+    """Return `stop`, or the start of the turn close that ends at `stop` if models do not sample
+    that close: gpt-oss samples `<|return|>`, and its history shows `<|end|>`.
     """
     if text.endswith(template.stop_texts, 0, stop):
         return stop

@@ -1,18 +1,19 @@
 """`Verifier`: checks a finished sequence with `transformers` and the tokenizer alone.
 
-It shares no code with the code that made the sequence: the conversation is rendered by
-`tokenizer.apply_chat_template`, and encoded by the tokenizer itself. It checks three things:
+This module shares no code with the code that made the sequence: `tokenizer.apply_chat_template`
+renders the conversation, and the tokenizer itself encodes it. Three things are checked:
 
 1. The tokens of the first prompt are those of its render.
-2. The render continues with exactly the text of each delta, directly after the sampled turn. If the
-   template shows the turn as it was sampled, or with other text between the same control tokens
-   (JSON spacing), one render is enough for all turns. If it does not (another turn close, a
-   tokenizer that normalizes), the prompts before and after the turn are rendered, and compared
-   token by token from the turn's close on.
+2. The render continues with exactly the text of each delta, directly after the sampled turn. One
+   render of the whole conversation is enough for each turn that the template shows as it was
+   sampled, or with other text between the same control tokens (for example, other JSON spacing).
+   For the other turns (the template shows another turn close, or the tokenizer normalizes text),
+   the prompts before and after the turn are also rendered, and compared token by token from the
+   turn's close on.
 3. The tokens of each delta are those of that text. If a message contains the text of a control
    token, the conversation is also rendered with that text replaced by other text of the same
-   length. The control tokens must then agree, and so must the tokens of each piece between them
-   that contains no such text.
+   length. The control tokens of the sequence must agree with those of this render. So must the
+   other tokens, except in the pieces between control tokens that contain such text.
 
 How the template shows a sampled turn is not checked: its tokens are those of the engine.
 """
@@ -34,8 +35,8 @@ from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConver
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _SAMPLE = 3
-"""Number of turns of a sequence that are checked if the template rewrites its history (one render
-each).
+"""Number of turns of a sequence that are checked if the template rewrites its history. Each costs
+one render.
 """
 _PROMPTS = 128
 """Number of encoded first prompts to cache: all samples of a task share one."""
@@ -46,8 +47,9 @@ class TurnSpan:
     """The position of a sampled turn in the sequence ([start, stop) in tokens), and the index of
     its message.
 
-    `stopped`: it ended with a stop token. Else it was cut, even if its last token is a stop token.
-    `prefill`: the text that its first tokens, up to `sampled_from`, gave the model to continue.
+    `stopped`: True if the turn ended with a stop token, False if it was cut (even if its last token
+    is a stop token). `prefill`: the text that the model was given to continue. Its tokens are
+    [start, sampled_from).
     """
 
     start: int
@@ -62,10 +64,10 @@ class TurnSpan:
 class ServedSequence:
     """One sequence as it was served and sampled, up to its last sampled turn.
 
-    `turns` are its sampled turns, oldest first; the tokens before the first are the prompt.
-    `messages` and `tools` are those of the conversation. `forked`: the prompt contains tokens of
-    earlier turns. `preserved`: the template would have rewritten part of the sequence, which was
-    kept on request.
+    `turns` are the sampled turns, oldest first; the tokens before the first turn are the prompt.
+    `messages` and `tools` are those of the conversation. `forked`: True if the prompt contains
+    tokens of earlier turns. `preserved`: True if the template rewrites part of the sequence, and
+    history="preserve" kept it.
     """
 
     input_ids: IdArray
@@ -77,10 +79,10 @@ class ServedSequence:
 
 
 class Verifier:
-    """Checks sequences served under one chat template. Safe to use in threads.
+    """Checks sequences that were served with one chat template. Thread-safe.
 
-    `head_hook` is the published hook that rewrites the head of a prompt: leading system messages
-    and tools.
+    `now` is the time with which the template was rendered. `head_hook` rewrites the head of each
+    prompt: the leading system messages and the tools.
 
     Example::
 
@@ -120,7 +122,9 @@ class Verifier:
         self._control = {index: text for index, text in texts.items() if index not in text_too}
 
     def check(self, served: ServedSequence) -> str | None:
-        """Return None if the sequence is correct, else a description of the first difference."""
+        """Return None if the sequence is correct, else the kind of the first difference. The kinds
+        are listed in docs/tokens.md, "Checking it".
+        """
         if not served.turns:
             return None
         try:
@@ -184,7 +188,9 @@ class Verifier:
             raise _Mismatch("prompt: control tokens")
 
     def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
-        """Check that what the model continued is the text that was given, and nothing else."""
+        """Check that the text that the model continued is the turn's prefill, and that it contains
+        no other control tokens than the prefill.
+        """
         if not turn.prefill:
             return
         before = served.input_ids[: turn.start].tolist()
@@ -195,8 +201,8 @@ class Verifier:
             raise _Mismatch("prefill: control tokens")
 
     def _check_delta(self, walk: _Walk, turn: TurnSpan, following: TurnSpan, at: int) -> int:
-        """Check the delta after the turn that starts at `at` in the render. Return the start of the
-        next turn.
+        """Check the delta after the turn that starts at `at` in the render. Return where the next
+        turn starts.
         """
         served, talk, whole = walk.served, walk.talk, walk.whole
         sampled = served.input_ids[turn.start : turn.stop].tolist()
@@ -227,10 +233,10 @@ class Verifier:
     def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], at: int) -> int | None:
         """Return where the turn that starts at `at` ends in the render, or None if uncertain.
 
-        It is certain under three conditions: the generation prompt ends at `at`, the template
+        The end is certain under three conditions: the generation prompt ends at `at`, the template
         closes turns in history with the stop token that the model sampled, and the text up to the
-        next such token has exactly the control tokens of the turn. Then that text is only the turn,
-        because other messages come after the stop token.
+        next such token has exactly the control tokens of the turn. Then that text is the turn and
+        nothing else, because every other message comes after the stop token.
         """
         stop = sampled[-1] if sampled else -1
         if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
@@ -247,9 +253,9 @@ class Verifier:
         return None
 
     def _is_encoded(self, sampled: list[int], delta: list[int], shown: Shown) -> bool:
-        """Return True if `delta` are the ids of a text that follows the turn."""
+        """Return True if `delta` are the ids of the text `shown`, which follows the turn."""
         last = sampled[-1] if sampled else -1
-        if last not in self._control:  # text continues text: a tokenizer may have merged them
+        if last not in self._control:  # text follows text: the tokenizer may merge them
             return self._same(delta, self._encode(shown.neutral), shown, text_first=True)
         expected = self._encode(self._control[last] + shown.neutral)
         return expected[:1] == [last] and self._same(delta, expected[1:], shown)
@@ -301,8 +307,8 @@ class Verifier:
     # --- a sequence whose history was preserved ---------------------------------------------------
 
     def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
-        """Check a sequence whose template rewrites history: some deltas must be the end of the
-        render at their time.
+        """Check a sequence whose template rewrites history. A few of its deltas are checked: each
+        must be the end of the prompt that was rendered when the delta was appended.
         """
         self._check_prompt(served, talk)
         gaps = list(zip(served.turns, served.turns[1:], strict=False))
@@ -316,8 +322,8 @@ class Verifier:
     def _check_tail(
         self, sampled: list[int], delta: list[int], shown: Shown, *, ended: bool
     ) -> None:
-        """Check that the render ends with the delta, after the turn's close if the model `ended`
-        the turn.
+        """Check that the render `shown` ends with the delta. If the model `ended` the turn, the
+        turn's close must come directly before the delta.
         """
         expected = self._encode(shown.neutral)
         own, controls = self._controls(delta), self._controls(expected)
@@ -337,7 +343,7 @@ class Verifier:
 
     @cached_property
     def _closes(self) -> tuple[int, ...]:
-        """The control token that follows a text turn in history."""
+        """The control token that follows a turn without calls in history, or nothing."""
         user, turn = (
             {"role": role, "content": content}
             for role, content in (("user", "x"), ("assistant", "qxa"))
@@ -356,8 +362,8 @@ class Verifier:
         """Return True if `given` are the ids of the end of `shown`, whose neutral form ends with
         `expected`.
 
-        `text_first`: the part before the first control token continues a text, so only its text is
-        compared.
+        `text_first`: the ids before the first control token continue ordinary text, so only their
+        text is compared.
         """
         if given == expected:
             return True
@@ -386,7 +392,7 @@ class Verifier:
         return found == text or found == text.removeprefix(" ")
 
     def _pieces(self, ids: list[int]) -> list[list[int]]:
-        """Cut at control tokens."""
+        """Return the ids between control tokens, as lists."""
         pieces: list[list[int]] = [[]]
         for index in ids:
             if index in self._control:
@@ -396,7 +402,7 @@ class Verifier:
         return pieces
 
     def _piece_texts(self, shown: Shown) -> list[Shown]:
-        """Cut a text where its neutral form has control tokens."""
+        """Return the texts between the control tokens of the neutral form."""
         pieces, at = [], 0
         for match in self._exact.finditer(shown.neutral):
             pieces.append(Shown(shown.text[at : match.start()], shown.neutral[at : match.start()]))
@@ -425,7 +431,7 @@ class Verifier:
         return [index for index in ids if index in self._control]
 
     def _hooked(self, text: str, talk: ShownConversation) -> str:
-        """Return the render of a prompt after the hook."""
+        """Return a rendered prompt with its head rewritten by `head_hook`."""
         if self._head_hook is None:
             return text
         try:
@@ -437,7 +443,9 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """A sequence with its conversation and the last prompt, to check its deltas."""
+    """What the check of each delta of a sequence needs. `whole` is the prompt before the last
+    turn: the texts of all deltas are looked up in this render.
+    """
 
     served: ServedSequence
     talk: ShownConversation

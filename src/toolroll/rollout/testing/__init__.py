@@ -1,5 +1,5 @@
-"""Public test doubles: an embedded engine with SGLang's `/generate` endpoint, and a small
-tokenizer.
+"""An embedded engine with SGLang's `/generate` endpoint, scripted or with a small language model,
+and a small tokenizer.
 """
 
 from toolroll.rollout.model.embedded_tokenizer import (
@@ -17,6 +17,7 @@ from toolroll.rollout.testing.faults import (
 )
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
+from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
 from toolroll.rollout.testing.thread import serve_in_thread
@@ -37,6 +38,7 @@ __all__ = [
     "embedded_tokenizer_path",
     "fault_at",
     "load_embedded_tokenizer",
+    "load_engine",
     "play_references",
     "random_split",
     "reference_logprob",

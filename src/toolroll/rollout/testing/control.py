@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from toolroll.rollout.testing.core import EngineCore
+from toolroll.rollout.testing.language_model import ModelFolderError
 from toolroll.rollout.testing.wire import RefusedError, invalid, json_response, read_json
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,6 +42,28 @@ class _Control:
                 "new_version": version,
             }
         )
+
+    async def update_weights_from_disk(self, request: web.Request) -> web.StreamResponse:
+        """Load weights. Unlike SGLang, this does not wait for the running requests: they continue
+        with the new weights.
+        """
+        body = await read_json(request)
+        folder, version = body.get("model_path"), body.get("weight_version")
+        if not isinstance(folder, str):
+            raise invalid("model_path must be a string")
+        if version is not None and not isinstance(version, str):
+            raise invalid("weight_version must be a string")
+        if body.get("abort_all_requests"):
+            self._engine.abort(every=True)
+        try:
+            await self._engine.update_weights(folder, version)
+        except ModelFolderError as error:
+            told = {"success": False, "message": str(error), "num_paused_requests": 0}
+            return json_response(told, status=400)
+        message = "Succeeded to update model weights."
+        if version is not None:
+            message += f" Weight version updated to {version}."
+        return json_response({"success": True, "message": message, "num_paused_requests": 0})
 
     async def pause(self, request: web.Request) -> web.StreamResponse:
         mode = (await read_json(request)).get("mode", "abort")
@@ -86,7 +109,7 @@ class _Control:
         name = self._engine.model_name
         return json_response(
             {
-                "model_path": name,
+                "model_path": self._engine.model_path,
                 "served_model_name": name,
                 "tokenizer_path": name,
                 "is_generation": True,
@@ -98,7 +121,7 @@ class _Control:
         engine = self._engine
         return json_response(
             {
-                "model_path": engine.model_name,
+                "model_path": engine.model_path,
                 "version": VERSION,
                 "context_length": engine.context_length,
                 "max_total_num_tokens": engine.limits.pool,
@@ -134,6 +157,7 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         "/tokenize": control.tokenize,
         "/v1/tokenize": control.tokenize,
         "/abort_request": control.abort_request,
+        "/update_weights_from_disk": control.update_weights_from_disk,
         "/update_weight_version": control.update_weight_version,
         "/pause_generation": control.pause,
         "/continue_generation": control.resume,

@@ -7,29 +7,27 @@ use until the request is answered. Only started requests count as running.
 from __future__ import annotations
 
 import asyncio
-import inspect
-import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
 from toolroll.rollout.testing.generation import Generation, GenerationAborted
+from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.log import LoggedRequest
-from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo
-from toolroll.rollout.testing.prefix_cache import PrefixCache
+from toolroll.rollout.testing.model_source import ModelSource
+from toolroll.rollout.testing.policy import Policy, PolicyRequest, echo
 from toolroll.rollout.testing.response import answer_body, queue_abort_body
-from toolroll.rollout.testing.sampler import SampledReply, Sampler
+from toolroll.rollout.testing.sampler import Sampler
+from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource
+from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, TokenSource, Turn
 from toolroll.rollout.testing.wire import EngineRequest, Limits, RefusedError, queue_full, refused
 
-Latency = float | Callable[[PolicyRequest], float]
-PauseMode = Literal["abort", "in_place", "retract"]
 Send = Callable[[bytes], Awaitable[None]]
 
 
@@ -39,7 +37,7 @@ class EngineCore:
     def __init__(
         self,
         tokenizer: Any,
-        policy: Policy = echo,
+        policy: Policy | LanguageModel = echo,
         *,
         context_length: int = 32768,
         latency: Latency = 0.0,
@@ -59,9 +57,6 @@ class EngineCore:
         port: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
-        self.policy = policy
-        self.latency = latency
-        self.token_latency = token_latency
         self.faults = faults
         self.limits = Limits(context_length, max_total_tokens)
         self.sampler = Sampler(tokenizer, stop_token_ids, split)
@@ -71,21 +66,25 @@ class EngineCore:
         self.killed = 0
         self.held = 0
         self.log: list[LoggedRequest] = []
+        self.model_path = self.model_name
         self.url = ""
         self.address = (host, port)
         self._max_running = max_running
         self._max_queued = max_queued
-        self._continue_aborted = continue_aborted
         self._keep_log = keep_log
-        self._seed = seed
         self._arrivals = self._finishes = self._active = 0
         self._calls: defaultdict[str, int] = defaultdict(int)
-        self._caches: defaultdict[str, PrefixCache] = defaultdict(PrefixCache)
-        self._rests: dict[str, tuple[bytes, list[int]]] = {}
         self._running: dict[str, Generation] = {}
         self._queue: deque[Generation] = deque()
         self._paused: PauseMode | None = None
         self._waiters: list[asyncio.Future[None]] = []
+        if isinstance(policy, LanguageModel):
+            if latency or token_latency or split != "canonical":
+                raise ValueError("a language model has no latency, token_latency and split")
+            self._source: TokenSource = ModelSource(policy, self.sampler, seed)
+        else:
+            script = Script(policy, latency, token_latency, continue_aborted, seed)
+            self._source = ScriptedSource(script, self.sampler, self)
 
     @property
     def model_name(self) -> str:
@@ -129,6 +128,7 @@ class EngineCore:
         their cache.
         """
         self._paused = mode
+        self._source.pause(mode)
         for generation in self._running.values():
             if mode == "abort":
                 generation.abort()
@@ -139,6 +139,7 @@ class EngineCore:
     def resume(self) -> None:
         """Continue after `pause`."""
         self._paused = None
+        self._source.resume()
         for generation in self._running.values():
             generation.resume()
         self._dispatch()
@@ -147,8 +148,21 @@ class EngineCore:
         """Drop the cached prefixes. If a request is running, keep them and return False."""
         if self._active and self._paused != "retract":
             return False
-        self._caches.clear()
+        self._source.flush()
         return True
+
+    async def update_weights(self, folder: str, version: str | None = None) -> None:
+        """Sample the next token with the weights in `folder`, like `/update_weights_from_disk`.
+
+        All cached prefixes are dropped, and the running requests are computed again. Raise
+        `ModelFolderError` if the weights do not fit.
+        """
+
+        def updated() -> None:
+            self.model_path = folder
+            self.set_weight_version(self.weight_version if version is None else version)
+
+        await self._source.update_weights(folder, updated)
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -170,7 +184,7 @@ class EngineCore:
         self._arrivals += 1
         if self._keep_log:
             self.log.append(entry)
-        self._notify()
+        self.notify()
         try:
             body = await self._admitted(entry, request, http, send)
             entry.status = 200
@@ -190,7 +204,7 @@ class EngineCore:
         finally:
             entry.finished = self._finishes
             self._finishes += 1
-            self._notify()
+            self.notify()
 
     async def _admitted(
         self, entry: LoggedRequest, request: EngineRequest, http: web.Request, send: Send | None
@@ -214,7 +228,9 @@ class EngineCore:
             except GenerationAborted:
                 entry.aborted, entry.finish_reason = True, "abort"
                 return queue_abort_body(request, self.weight_version)
-            body = await self._sample(entry, seen, request, fault, generation, send)
+            limit = self.limits.max_new_tokens(len(entry.input_ids), request.params)
+            turn = Turn(request, entry, seen, fault, generation, limit, self._calls)
+            body = await self._sample(turn, send)
             return fault.garble(body) if fault.garble is not None else body
         finally:
             del self._running[request.rid]
@@ -224,6 +240,7 @@ class EngineCore:
             generation.abort()
 
     def _check(self, request: EngineRequest) -> None:
+        self._source.check(request)
         if request.rid in self._running:
             raise refused(f"Duplicate request ID detected: {request.rid}")
         self.limits.check(len(request.unchecked), request.params)
@@ -241,7 +258,7 @@ class EngineCore:
             raise queue_full()
         self._queue.append(generation)
         self._dispatch()
-        await generation.wait_for_start()
+        await generation.wait_until(lambda: generation.started)
 
     def _dispatch(self) -> None:
         while (
@@ -257,141 +274,30 @@ class EngineCore:
             self._active += 1
             generation.wake()
 
-    async def _sample(
-        self,
-        entry: LoggedRequest,
-        seen: PolicyRequest,
-        request: EngineRequest,
-        fault: Fault,
-        generation: Generation,
-        send: Send | None,
-    ) -> dict[str, Any]:
-        began = time.perf_counter()
-        cache = self._caches[request.extra_key]
-        entry.cached_tokens = self._cached(cache, entry, request)
-        sampled = SampledReply([], [], {}, "")
-        try:
-            reply = await self._reply(entry, seen, generation)
-            rng = random.Random(f"{self._seed}/{request.routing_key}/{seen.call}")
-            sampled = self.sampler.stop_at(
-                self.sampler.reply_ids(reply, rng),
-                request.params,
-                self.limits.max_new_tokens(len(entry.input_ids), request.params),
-            )
-            latency = self.latency(seen) if callable(self.latency) else self.latency
-            generation.begin(len(sampled.ids), latency, self.token_latency)
+    async def _sample(self, turn: Turn, send: Send | None) -> dict[str, Any]:
+        async def report(part: Answer) -> None:
             if send is not None:
-                stops = [fault.abort_after, reply.hold_after if reply.hold is not None else None]
-                until = min((at for at in stops if at is not None), default=None)
-                await self._play_in_parts(request, entry, sampled, generation, send, until=until)
-            await self._play(reply, fault, sampled, generation)
-            ids, finish, text = sampled.ids, sampled.finish, sampled.text
-        except GenerationAborted:
-            ids = sampled.ids[: generation.sampled()]
-            finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
-            text = self.sampler.text(ids, request.params)
-            entry.aborted = True
-            self._remember_rest(entry, ids, sampled.reply_ids)
-        # the last token has no KV yet
-        cache.insert(np.concatenate([entry.input_ids, np.array(ids[:-1], dtype=np.int32)]))
-        body = answer_body(
-            request,
-            entry,
-            generation,
-            ids=ids,
-            finish=finish,
-            text=text,
-            version=self.weight_version,
-        )
+                await send(orjson.dumps(self._body(turn, part)))
+
+        began = time.perf_counter()
+        answer = await self._source.sample(turn, None if send is None else report)
+        turn.entry.aborted = answer.finish == ABORTED
+        body = self._body(turn, answer)
         body["meta_info"]["e2e_latency"] = time.perf_counter() - began
         return body
 
-    def _cached(self, cache: PrefixCache, entry: LoggedRequest, request: EngineRequest) -> int:
-        """Return `cached_tokens`. The last prompt token, and prompt tokens whose logprob is
-        requested, are always computed, so they do not count.
-        """
-        most = len(entry.input_ids) - 1
-        if request.return_logprob and request.logprob_start_len >= 0:
-            most = min(most, request.logprob_start_len)
-        return max(0, min(most, cache.match(entry.input_ids)))
-
-    async def _reply(
-        self, entry: LoggedRequest, seen: PolicyRequest, generation: Generation
-    ) -> Reply:
-        sequence, rest = self._rests.pop(entry.routing_key, (b"", []))
-        if rest and sequence == entry.input_ids.tobytes():
-            return Reply(output_ids=rest)
-        entry.call = seen.call
-        self._calls[entry.routing_key] += 1
-        said = self.policy(seen)
-        reply = await generation.race(said) if inspect.isawaitable(said) else said
-        return reply if isinstance(reply, Reply) else Reply(reply)
-
-    def _remember_rest(self, entry: LoggedRequest, ids: list[int], reply_ids: list[int]) -> None:
-        if self._continue_aborted and reply_ids[len(ids) :]:
-            sequence = entry.input_ids.tobytes() + np.array(ids, dtype=np.int32).tobytes()
-            self._rests[entry.routing_key] = (sequence, reply_ids[len(ids) :])
-
-    async def _play(
-        self, reply: Reply, fault: Fault, sampled: SampledReply, generation: Generation
-    ) -> None:
-        """Wait while the tokens are sampled. Raise `GenerationAborted`."""
-        length = len(sampled.ids)
-        if fault.weight_version is not None:
-            await generation.hold_at(min(fault.switch_after, length))
-            self.set_weight_version(fault.weight_version)
-            generation.release()
-        if reply.hold is not None:
-            await generation.hold_at(min(reply.hold_after, length))
-            self.held += 1
-            self._notify()
-            try:
-                await generation.race(reply.hold.wait())
-            finally:
-                self.held -= 1
-            generation.release()
-        if fault.abort_after is not None:
-            await generation.hold_at(min(fault.abort_after, length))
-            generation.abort()
-        await generation.advance(length)
-
-    async def _play_in_parts(
-        self,
-        request: EngineRequest,
-        entry: LoggedRequest,
-        sampled: SampledReply,
-        generation: Generation,
-        send: Send,
-        *,
-        until: int | None,
-    ) -> None:
-        """Send parts of the answer as they are sampled. Stop after `until` tokens, because an abort
-        may cut off the rest.
-        """
-        step = max(1, int(request.params.get("stream_interval") or 1))
-        end = len(sampled.ids) if until is None else min(until, len(sampled.ids))
-        for at in range(step, end, step):
-            await generation.advance(at)
-            ids = sampled.ids[:at]
-            text = self.sampler.text(ids, request.params)
-            text = text if sampled.text.startswith(text) else sampled.text
-            body = answer_body(
-                request,
-                entry,
-                generation,
-                ids=ids,
-                finish=None,
-                text=text,
-                version=self.weight_version,
-            )
-            await send(orjson.dumps(body))
+    def _body(self, turn: Turn, answer: Answer) -> dict[str, Any]:
+        return answer_body(
+            turn.request, turn.entry, turn.generation, answer, version=self.weight_version
+        )
 
     def stop(self) -> None:
         """Abort all requests."""
         for generation in list(self._running.values()):
             generation.abort()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Check the conditions of `until` again."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

@@ -1,11 +1,11 @@
-"""`EmbeddedEngine`: an HTTP server with the token-level `/generate` of SGLang 0.5.23, without
-weights.
+"""`EmbeddedEngine`: an HTTP server with the token-level `/generate` of SGLang 0.5.23.
 
-A public test double. A policy decides the text. Everything else is as in SGLang: the stop token is
-in `output_ids` and not in `text`, stop strings trim the text and not the ids, aborts are 200s with
-a partial output, and errors have SGLang's own bodies. Invariants: the engine shares no code with
-our templates and sessions. Each logprob is `reference_logprob(prefix, id)`. `log` has every request
-with its answer, and is the tests' oracle.
+A public test double. A policy decides the text, or a small language model samples it. Everything
+else is as in SGLang: the stop token is in `output_ids` and not in `text`, stop strings trim the
+text and not the ids, aborts are 200s with a partial output, and errors have SGLang's own bodies.
+Invariants: the engine shares no code with our templates and sessions. Each logprob is
+`reference_logprob(prefix, id)`, or the language model's. `log` has every request with its answer,
+and is the tests' oracle.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class EmbeddedEngine(EngineCore):
 
     Args:
         tokenizer: A fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
-        policy: Returns the reply to each request.
+        policy: Returns the reply to each request; or a `LanguageModel` (see `load_engine`), which
+            has no `latency`, `token_latency`, `split` and `continue_aborted`.
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
         latency: Seconds per request.
         token_latency: Seconds per token, in addition.
@@ -96,6 +97,7 @@ class EmbeddedEngine(EngineCore):
         if self._runner is not None:
             self.stop()
             await self._runner.cleanup()
+            await self._source.aclose()
 
     async def kill(self) -> None:
         """Stop like a killed process: connections break, and the port becomes free."""
@@ -108,6 +110,7 @@ class EmbeddedEngine(EngineCore):
             if connection.transport is not None:
                 connection.transport.abort()
         await runner.cleanup()
+        await self._source.aclose()
 
     # --- /generate --------------------------------------------------------------------------------
 

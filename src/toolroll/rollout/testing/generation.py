@@ -8,7 +8,7 @@ After `abort` nothing advances, and `sampled()` returns the final number of toke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -62,6 +62,11 @@ class Generation:
                 continue
         raise GenerationAborted
 
+    def reach(self, tokens: int) -> None:
+        """Set the number of sampled tokens, without a clock."""
+        self._length = self._reached = tokens
+        self._wake.set()
+
     async def race(self, awaitable: Awaitable[_T]) -> _T:
         """Return the result of `awaitable`. Raises `GenerationAborted` if an abort comes first."""
         task: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
@@ -109,12 +114,15 @@ class Generation:
     # --- events -----------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake `wait_for_start`."""
+        """Check the condition of `wait_until`."""
         self._wake.set()
 
-    async def wait_for_start(self) -> None:
-        """Wait in the queue. Raise `GenerationAborted`."""
-        while not self.started:
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition()` is True, which is checked after `wake` and `reach`.
+
+        Raise `GenerationAborted`.
+        """
+        while not condition():
             if self.aborted:
                 raise GenerationAborted
             self._wake.clear()

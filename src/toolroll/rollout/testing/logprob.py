@@ -56,6 +56,20 @@ def top_logprobs(
     return found
 
 
+def top_input_logprobs(
+    prompt: npt.NDArray[np.int32], start: int, most: int
+) -> list[list[tuple[float, int]]]:
+    """Return `most` (logprob, id) for each prompt position after `start`, the likeliest first:
+    those of the prompt's id and the next higher ids.
+    """
+    found = []
+    for at in range(start + 1, len(prompt)):
+        ids = range(int(prompt[at]), int(prompt[at]) + most)
+        ranked = [(reference_logprob(prompt[:at], index), index) for index in ids]
+        found.append(sorted(ranked, key=lambda pair: -pair[0]))
+    return found
+
+
 def _state(prefix_ids: Sequence[int] | npt.NDArray[Any]) -> blake2b:
     return blake2b(np.asarray(prefix_ids, dtype="<i4").tobytes(), digest_size=8)
 

@@ -33,7 +33,7 @@ class PrefixCache:
             child = node.children.get(int(ids[at]))
             if child is None:
                 break
-            common = _common(child.ids, ids[at:])
+            common = common_length(child.ids, ids[at:])
             at += common
             if common < len(child.ids):
                 break
@@ -50,7 +50,7 @@ class PrefixCache:
                 # a view would keep the whole sequence alive
                 node.children[first] = _Node(ids[at:].copy())
                 return
-            common = _common(child.ids, ids[at:])
+            common = common_length(child.ids, ids[at:])
             if common < len(child.ids):
                 head = _Node(child.ids[:common])
                 child.ids = child.ids[common:]
@@ -65,8 +65,7 @@ class PrefixCache:
         self._root = _Node(np.zeros(0, dtype=np.int32))
 
 
-def _common(a: _Ids, b: _Ids) -> int:
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
-    first = int(differs.argmax())
-    return first if differs[first] else n
+def common_length(a: _Ids, b: _Ids) -> int:
+    """Return the number of ids at the start that are equal."""
+    differs = a[: len(b)] != b[: len(a)]
+    return int(differs.argmax()) if differs.any() else len(differs)

@@ -1,5 +1,5 @@
-"""A policy that plays the reference actions of a benchmark, with a seeded rate of mistakes, for the
-engine of the demo.
+"""A policy that plays the reference actions of an environment, with a seeded rate of mistakes, for
+the engine of the demo.
 
 The policy has no weights. It knows the solution of each task and writes it like a model
 (`<tool_call>` JSON), so that everything except the engine runs as in a real rollout. Mistakes make

@@ -6,16 +6,13 @@ logprobs.
 
 from __future__ import annotations
 
-import base64
 import time
+from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from toolroll.rollout.testing.generation import Generation
 from toolroll.rollout.testing.log import LoggedRequest
-from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs, top_logprobs
+from toolroll.rollout.testing.token_source import Answer, TopLogprobs
 from toolroll.rollout.testing.wire import EngineRequest
 
 
@@ -23,18 +20,14 @@ def answer_body(
     request: EngineRequest,
     entry: LoggedRequest,
     generation: Generation,
+    answer: Answer,
     *,
-    ids: list[int],
-    finish: dict[str, Any] | None,
-    text: str,
     version: str,
 ) -> dict[str, Any]:
-    """Return the answer with `ids`, and write its values into `entry`. `finish` is None for a part
-    of a stream.
-    """
-    logprobs = reference_logprobs(entry.input_ids, ids)
+    """Return the body of `answer`, and write its values into `entry`."""
+    ids, finish = answer.ids, answer.finish
     spans = generation.spans(len(ids))
-    entry.output_ids, entry.logprobs, entry.weight_versions = ids, logprobs, spans
+    entry.output_ids, entry.logprobs, entry.weight_versions = ids, answer.logprobs, spans
     entry.finish_reason = "" if finish is None else str(finish["type"])
     entry.matched = None if finish is None else finish.get("matched")
     meta: dict[str, Any] = {
@@ -45,20 +38,7 @@ def answer_body(
         "num_retractions": generation.retractions,
     }
     if request.return_logprob:
-        meta["input_token_logprobs"] = _input_logprobs(entry.input_ids, request.logprob_start_len)
-        if request.top_logprobs_num and request.logprob_start_len >= 0:
-            meta["input_top_logprobs"] = _input_top_logprobs(
-                entry.input_ids, request.logprob_start_len, request.top_logprobs_num
-            )
-        meta["output_token_logprobs"] = [
-            [value, index, None] for value, index in zip(logprobs, ids, strict=True)
-        ]
-        meta["output_token_logprobs_length"] = len(ids)
-    if request.return_logprob and request.top_logprobs_num:
-        meta["output_top_logprobs"] = [
-            [[value, index, None] for value, index in best]
-            for best in top_logprobs(entry.input_ids, ids, request.top_logprobs_num)
-        ]
+        meta |= _logprobs(request, entry, answer)
     meta |= {
         "reasoning_tokens": 0,
         "completion_tokens": len(ids),
@@ -69,17 +49,35 @@ def answer_body(
         "e2e_latency": 0.0,
         "response_sent_to_client_ts": time.time(),
     }
-    if request.return_routed_experts:
-        meta["routed_experts"] = _routed_experts([*entry.input_ids.tolist(), *ids])
-    return {"text": text, "output_ids": ids, "meta_info": meta}
+    if answer.routed_experts is not None:
+        meta["routed_experts"] = answer.routed_experts
+    return {"text": answer.text, "output_ids": ids, "meta_info": meta}
 
 
-def _routed_experts(ids: list[int]) -> str:
-    """Return fake experts for every token except the last, as base64 of int32 [tokens - 1, 2, 2]:
-    two experts in each of two layers.
+def _logprobs(request: EngineRequest, entry: LoggedRequest, answer: Answer) -> dict[str, Any]:
+    """Return the fields of the logprobs. Positions are lists `[logprob, id, null]`. The first
+    requested position of the prompt has no logprob.
     """
-    experts = [[[index % 8, index % 7], [index % 5, index % 3]] for index in ids[:-1]]
-    return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()
+    start, inputs = request.logprob_start_len, [None, *answer.input_logprobs]
+    # an aborted request may not have the logprobs of its whole prompt
+    scored = entry.input_ids[start : start + len(inputs)].tolist() if start >= 0 else []
+    fields: dict[str, Any] = {"input_token_logprobs": _entries(inputs[: len(scored)], scored)}
+    if request.top_logprobs_num and start >= 0:
+        tops = [_top_entries(top) for top in answer.input_top_logprobs]
+        fields["input_top_logprobs"] = [None, *tops]
+    fields["output_token_logprobs"] = _entries(answer.logprobs, answer.ids)
+    fields["output_token_logprobs_length"] = len(answer.ids)
+    if request.top_logprobs_num:
+        fields["output_top_logprobs"] = [_top_entries(top) for top in answer.top_logprobs]
+    return fields
+
+
+def _entries(values: Iterable[float | None], ids: Iterable[int]) -> list[list[Any]]:
+    return [[value, index, None] for value, index in zip(values, ids, strict=True)]
+
+
+def _top_entries(top: TopLogprobs) -> list[list[Any]]:
+    return [[value, index, None] for value, index in top]
 
 
 def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
@@ -102,28 +100,3 @@ def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
             "output_token_logprobs_length": 0,
         }
     return {"text": "", "output_ids": [], "meta_info": meta}
-
-
-def _input_top_logprobs(
-    prompt: npt.NDArray[np.int32], start: int, top: int
-) -> list[list[list[Any]] | None]:
-    """Return `top` entries `[logprob, id, null]` for each position from `start` on, the likeliest
-    first: those of the prompt's id and the next higher ids. The first position has None.
-    """
-    found: list[list[list[Any]] | None] = [None]
-    for at in range(start + 1, len(prompt)):
-        ids = range(int(prompt[at]), int(prompt[at]) + top)
-        entries = [[reference_logprob(prompt[:at], index), index, None] for index in ids]
-        found.append(sorted(entries, key=lambda entry: -entry[0]))
-    return found
-
-
-def _input_logprobs(prompt: npt.NDArray[np.int32], start: int) -> list[list[Any]]:
-    """Return `[logprob, id, null]` for each id from `start` on. The logprob of the first of them is
-    None. Return an empty list if `start` is -1.
-    """
-    if not 0 <= start < len(prompt):
-        return []
-    ids: list[int] = prompt[start:].tolist()
-    values = [None, *reference_logprobs(prompt[: start + 1], ids[1:])]
-    return [[value, index, None] for value, index in zip(values, ids, strict=True)]

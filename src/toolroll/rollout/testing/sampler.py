@@ -78,48 +78,54 @@ class Sampler:
 
     def stop_at(self, reply_ids: list[int], params: Mapping[str, Any], limit: int) -> SampledReply:
         """Return the answer from `reply_ids`, cut at the first stop, with the reason for it."""
-        strings = (
-            [params["stop"]]
-            if isinstance(params.get("stop"), str)
-            else list(params.get("stop") or ())
-        )
-        stops = (
-            frozenset()
-            if params.get("ignore_eos")
-            else self.stops | set(params.get("stop_token_ids") or ())
-        )
-        if strings and not any(string in self.decode(reply_ids[:limit]) for string in strings):
-            strings = []
-        # a token has at least one byte
-        window = max((len(string.encode()) for string in strings), default=0) + 1
-        for at, index in enumerate(reply_ids[:limit]):
-            tail = self.decode(reply_ids[max(0, at + 1 - window) : at + 1]) if strings else ""
-            matched = next((string for string in strings if string in tail), None)
-            ids = reply_ids[: at + 1] if matched is not None or index in stops else []
-            if matched is not None:
-                return SampledReply(
-                    ids,
-                    reply_ids,
-                    {"type": "stop", "matched": matched},
-                    self._cut(ids, matched, params),
-                )
-            if index in stops:
-                shown = ids if params.get("no_stop_trim") else ids[:-1]
-                return SampledReply(
-                    ids, reply_ids, {"type": "stop", "matched": index}, self.text(shown, params)
-                )
+        rules = StopRules(self, params)
+        whole = self.decode(reply_ids[:limit]) if rules.strings else ""
+        if not any(string in whole for string in rules.strings):
+            rules.strings = []
+        for at in range(len(reply_ids[:limit])):
+            if finish := rules.finish_at(reply_ids, at):
+                ids = reply_ids[: at + 1]
+                return SampledReply(ids, reply_ids, finish, rules.text(ids, finish))
         ids = reply_ids[:limit]
-        return SampledReply(
-            ids, reply_ids, {"type": "length", "length": len(ids)}, self.text(ids, params)
-        )
+        finish = {"type": "length", "length": len(ids)}
+        return SampledReply(ids, reply_ids, finish, rules.text(ids, finish))
 
     def text(self, ids: Sequence[int], params: Mapping[str, Any]) -> str:
         """Return the text of `ids` according to `params`."""
         return self.decode(ids, skip_special_tokens=params.get("skip_special_tokens", True))
 
-    def _cut(self, ids: list[int], matched: str, params: Mapping[str, Any]) -> str:
-        text = self.text(ids, params)
-        at = text.find(matched)
-        if at < 0:  # the match is in control tokens that are not shown
+
+class StopRules:
+    """The stops of one request, and how they cut its text."""
+
+    def __init__(self, sampler: Sampler, params: Mapping[str, Any]) -> None:
+        given = params.get("stop") or ()
+        self.strings = [given] if isinstance(given, str) else list(given)
+        self._ids = sampler.stops | set(params.get("stop_token_ids") or ())
+        self._sampler = sampler
+        self._params = params
+        # a token has at least one byte
+        self._window = max((len(string.encode()) for string in self.strings), default=0) + 1
+
+    def finish_at(self, ids: Sequence[int], at: int) -> dict[str, Any] | None:
+        """Return the finish_reason if the answer stops with `ids[at]`, else None."""
+        if self.strings:
+            tail = self._sampler.decode(ids[max(0, at + 1 - self._window) : at + 1])
+            matched = next((string for string in self.strings if string in tail), None)
+            if matched is not None:
+                return {"type": "stop", "matched": matched}
+        if ids[at] in self._ids and not self._params.get("ignore_eos"):
+            return {"type": "stop", "matched": ids[at]}
+        return None
+
+    def text(self, ids: list[int], finish: Mapping[str, Any] | None) -> str:
+        """Return the text of an answer, without the stop unless `no_stop_trim` is set."""
+        matched = (finish or {}).get("matched")
+        trimmed = not self._params.get("no_stop_trim")
+        if isinstance(matched, int):
+            return self._sampler.text(ids[:-1] if trimmed else ids, self._params)
+        text = self._sampler.text(ids, self._params)
+        # the match can be in control tokens that are not shown
+        if matched is None or (at := text.find(matched)) < 0:
             return text
-        return text[: at + len(matched)] if params.get("no_stop_trim") else text[:at]
+        return text[:at] if trimmed else text[: at + len(matched)]

@@ -6,12 +6,15 @@ import asyncio
 import json
 import logging
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.model import load_tokenizer
 from toolroll.rollout.testing.engine import EmbeddedEngine
+from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import Policy, echo, script
 
 logger = logging.getLogger(__name__)
@@ -23,35 +26,65 @@ _SHAPES = (
 )
 
 
-async def serve(
-    tokenizer: str,
-    *,
-    host: str,
-    port: int,
-    script_file: Path | None,
-    context_length: int,
-    latency: float,
-) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    policy = _policy(script_file)
+_CONTEXT_LENGTH = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """The options of `toolroll engine`.
+
+    `model`: the folder of a language model. Default: that of the package, unless `tokenizer`,
+    `script_file` or `latency` is given: these are for scripted replies.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 30000
+    context_length: int | None = None
+    seed: int = 0
+    model: str | Path | None = None
+    tokenizer: str | None = None
+    script_file: Path | None = None
+    latency: float = 0.0
+
+
+async def serve(settings: EngineSettings) -> None:
+    """Serve until SIGINT or SIGTERM. Raise `UsageError` if a setting is wrong."""
+    engine = _engine(settings)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    engine = EmbeddedEngine(
-        load_tokenizer(tokenizer),
-        policy,
-        context_length=context_length,
-        latency=latency,
-        host=host,
-        port=port,
-    )
     try:
         async with engine:
             logger.warning("the embedded engine is listening at %s", engine.url)
             await stop.wait()
     except OSError as error:
-        raise UsageError(f"the embedded engine cannot listen on {host}:{port}: {error}") from error
+        raise UsageError(
+            f"the embedded engine cannot listen on {settings.host}:{settings.port}: {error}"
+        ) from error
+
+
+def _engine(settings: EngineSettings) -> EmbeddedEngine:
+    address: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "seed": settings.seed,
+    }
+    scripted = [name for name in ("tokenizer", "script_file", "latency") if getattr(settings, name)]
+    if scripted and settings.model is not None:
+        raise UsageError(f"--{scripted[0].removesuffix('_file')} is for an engine without --model")
+    if scripted:
+        return EmbeddedEngine(
+            load_tokenizer(settings.tokenizer or "embedded"),
+            _policy(settings.script_file),
+            context_length=settings.context_length or _CONTEXT_LENGTH,
+            latency=settings.latency,
+            **address,
+        )
+    if settings.context_length is not None:
+        address["context_length"] = settings.context_length
+    model = settings.model or DESK_MODEL
+    return load_engine(desk_model_path() if model == DESK_MODEL else model, **address)
 
 
 def _policy(path: Path | None) -> Policy:

@@ -1,8 +1,8 @@
 """BFCL's multi-turn entries and tool documents, read from the `bfcl-eval` wheel without importing
-its package code.
+it.
 
-Its utilities create folders in site-packages at import; the JSON lines are read directly instead.
-Parsed once per factory.
+Importing the wheel's utilities would create folders in site-packages, so its JSON lines are read
+directly. They are parsed once per factory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def installed() -> bool:
 
 
 class BfclData:
-    """One category's entries and ground truths, by index."""
+    """The entries and ground truths of one category."""
 
     def __init__(self, category: str) -> None:
         self.category = category
@@ -120,7 +120,7 @@ def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one property; a float has a note in its format and description."""
+    """Return the schema of one property. A float has a note in its format and description."""
     converted = dict(schema)
     if schema.get("type") == "float":
         converted["format"] = "float"

@@ -1,11 +1,13 @@
 """BFCL v4 multi-turn as environments: `bfcl/multi_turn_base`, `_miss_func`, `_miss_param`,
 `_long_context`.
 
-The data, the tool classes and the scoring rule are the benchmark's; the loop and the scoring are
-ours, since the official executor evaluates model text as Python and keeps its state in module
-globals. A reply without calls ends the user's turn; at the end of a turn the state is compared with
-a second one, to which the ground truth was applied. Invariants: deterministic; one pair of states
-per episode; a wrong call is an observation.
+The data, the tool classes and the scoring rule are the benchmark's. The code of the loop and of the
+scoring is toolroll's, because the official executor evaluates model text as Python and keeps its
+state in module globals. A reply without calls ends the user's turn. The state is then compared with
+a second state, to which the ground truth was applied.
+
+Invariants: an episode is deterministic and has its own pair of states; a wrong call is an
+observation.
 """
 
 from __future__ import annotations
@@ -35,9 +37,7 @@ MAX_STEPS_PER_TURN = 20
 """BFCL fails an entry if a turn takes more steps."""
 
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
-"""The user's line when functions that were held back become available: BFCL's own, a part of the
-task.
-"""
+"""The user's line when functions that were held back become available. The text is BFCL's."""
 
 SPLIT = "test"
 
@@ -102,7 +102,7 @@ class BfclEnvironment(Environment):
         return 0.0
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the calls, those that failed (in all and by tool), and the user turns started."""
+        """Return the number of calls, of failed calls (in total and by tool) and of user turns."""
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
         turns = float(self._turn + 1)
         return {
@@ -113,7 +113,7 @@ class BfclEnvironment(Environment):
         }
 
     def _execute(self, call: ToolCall) -> Message:
-        # A function that is still held back can be called, as in BFCL: one ground truth does it.
+        # As in BFCL, a function that is still held back can be called. One ground truth does so.
         result = self._state.call(call.name, call.arguments or {})
         self._calls += 1
         self._turn_calls += 1
@@ -164,8 +164,8 @@ class BfclEnvironment(Environment):
         return StepResult(reward=reward, done=True, info={"failure": failure} if failure else {})
 
     def _tools(self) -> list[Tool]:
-        """Return the tools of the current turn: functions that are missed in a later turn are held
-        back until then.
+        """Return the tools of the current turn. Functions that the entry withholds until a later
+        turn are left out.
         """
         assert self._entry is not None
         held = {
@@ -205,7 +205,7 @@ class BfclFactory:
         return BfclData(self.category)
 
     def missing(self) -> str | None:
-        """Return the command that installs the wheel without its dependencies, which take 6.4 GB;
+        """Return the command that installs the wheel, without its dependencies (6.4 GB). Return
         None if it is installed.
         """
         return None if installed() else INSTALL
@@ -217,7 +217,9 @@ class BfclFactory:
         return [Task(entry["id"], index, split) for index, entry in enumerate(self._data.entries)]
 
     def make(self, options: EnvironmentOptions) -> BfclEnvironment:
-        """Return a new environment; it needs no user simulator (the lines are the task's)."""
+        """Return a new environment. It needs no user simulator, because the task contains the
+        user's lines.
+        """
         if options.settings:
             raise UsageError(
                 f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"

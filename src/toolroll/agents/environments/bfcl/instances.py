@@ -1,10 +1,13 @@
-"""The instances of BFCL's own tool classes, called by name, never through `eval`.
+"""Instances of BFCL's own tool classes. Functions are called by name, never through `eval`.
 
-Invariants: the instances belong to one episode; only functions that the tool documents name can be
-called; no call raises, and every call is bounded: `MathAPI` would compute `power(9, 9**9)` or three
-million digits of a root for minutes while holding the interpreter. What `MathAPI` sets for the
-whole process (mpmath's precision, the decimal context) is restored after each call, and its calls
-are made one at a time.
+Invariants:
+
+- The instances belong to one episode, and only functions that the tool documents name can be
+  called.
+- No call raises, and the work of every call is limited: without a limit, `MathAPI` would compute
+  `power(9, 9**9)`, or three million digits of a root, for minutes while holding the GIL.
+- `MathAPI` changes settings of the whole process (mpmath's precision, the decimal context). They
+  are restored after each call, and its calls are made one at a time.
 """
 
 from __future__ import annotations
@@ -61,11 +64,11 @@ class BfclInstances:
                     self._math.add(function)
 
     def call(self, name: str, arguments: Mapping[str, Any], positional: Iterable[Any] = ()) -> str:
-        """Call a function. Return its result or its error, as the text that BFCL shows."""
+        """Call a function. Return its result or its error as the text that BFCL shows."""
         function = self._functions.get(name)
         if function is None:
             return f"Error during execution: name '{name}' is not defined"
-        # Tools keep their arguments: a list in the messages must not change with the state.
+        # A tool may store its arguments, and lists in the messages must not change with the state.
         values, named = copy.deepcopy(list(positional)), copy.deepcopy(dict(arguments))
         try:
             if name in self._math:
@@ -125,7 +128,7 @@ def _call_math(
 def _too_large(
     name: str, given: list[Any], named: Mapping[str, Any], values: Sequence[Any]
 ) -> str | None:
-    """Return why a call is refused, if it is. No task comes near these bounds."""
+    """Return the reason to refuse a call, or None. No task comes near these limits."""
     for value in _numbers(given):
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             return f"a number has more than {_MAX_BITS} bits"

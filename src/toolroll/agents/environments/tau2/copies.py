@@ -67,11 +67,15 @@ def _with_own_flights(kind: type[Any]) -> type[Any]:
 
 
 def quick_digest(database: Any) -> str:
-    """Return a hash of a database. Equal hashes: equal databases. Else compare with `digest`."""
+    """Return a hash of a database. Databases with equal hashes are equal. If the hashes differ,
+    compare `digest`: the databases may differ only in the order of keys.
+    """
     return hashlib.sha256(database.model_dump_json().encode()).hexdigest()
 
 
 def digest(database: Any) -> str:
-    """Return a hash that does not depend on the order of keys. It is equal if tau2's own is."""
+    """Return a hash that does not depend on the order of keys. Two databases have equal digests if
+    tau2's own hashes of them are equal.
+    """
     data = orjson.loads(database.model_dump_json())
     return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

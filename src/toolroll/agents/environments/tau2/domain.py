@@ -34,8 +34,8 @@ READ_ONLY = frozenset({"calculate", "transfer_to_human_agents"})
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain. `functions`: name -> tool; `user_functions`: those of the simulated user, which
-    only telecom has.
+    """One domain. `functions` maps the name of each tool of the agent to its function;
+    `user_functions` does the same for the tools of the simulated user, which only telecom has.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Domain:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, task: Mapping[str, Any]) -> State:
-        """Return a new state, after the task's initial actions."""
+        """Return the state of a new episode, after the task's initial actions."""
         state = State(self, {key: make() for key, make in self.fresh.items()})
         for action in (task.get("initial_state") or {}).get("initialization_actions") or ():
             state.do(action["env_type"], action["func_name"], action["arguments"])
         return state
 
     def is_expected(self, task: Mapping[str, Any], database: Any) -> bool:
-        """Return True if `database` is the one that the task's reference actions result in."""
+        """Return True if `database` is the one that results from the task's reference actions."""
         return quick_digest(database) == self._digest(task, quick_digest) or digest(
             database
         ) == self._digest(task, digest)
@@ -81,7 +81,7 @@ class Domain:
 
 
 class State:
-    """One episode's databases, and the calls made so far by side ("assistant", "user")."""
+    """One episode's databases, and the calls so far of each side ("assistant", "user")."""
 
     def __init__(self, domain: Domain, store: Store) -> None:
         self._domain = domain
@@ -103,7 +103,9 @@ class State:
             STORE.reset(token)
 
     def do(self, side: str, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a method of the side's class of tools, assertions and initial actions included."""
+        """Call a method of the tools of `side`, which may also be one for assertions or initial
+        actions.
+        """
         token = STORE.set(self._store)
         try:
             if self._domain.name != "telecom":
@@ -120,7 +122,7 @@ class State:
             STORE.reset(token)
 
     def try_to_do(self, side: str, name: str, arguments: Mapping[str, Any]) -> None:
-        """Do the same, and ignore an error of the tool: some reference actions fail."""
+        """Call `do`, and ignore a `ToolError`: some reference actions fail."""
         try:
             self.do(side, name, arguments)
         except ToolError:

@@ -94,7 +94,7 @@ class Tau2Environment(Environment):
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Execute the calls in order; without calls, send the text to the user."""
+        """Execute the calls in order, or send the text to the user if there are none."""
         state, user = self._state, self._user
         if state is None or user is None:
             raise EnvironmentFailure("step was called before reset or after the end")
@@ -119,7 +119,9 @@ class Tau2Environment(Environment):
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the calls that failed, in all and by tool, and the user simulator's metrics."""
+        """Return the number of failed calls (in total and by tool), and the user simulator's
+        metrics.
+        """
         user = self._user.metrics() if self._user is not None else {}
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
         return {
@@ -148,7 +150,9 @@ class Tau2Environment(Environment):
 
 
 def scenario(task: Mapping[str, Any]) -> str:
-    """Return the user's scenario: the persona, and the instructions with their names."""
+    """Return the user's scenario as text: the persona, and each part of the instructions under its
+    name.
+    """
     found = task["user_scenario"]
     instructions = found["instructions"]
     if isinstance(instructions, str):

@@ -1,4 +1,4 @@
-"""`tau2/airline`, `tau2/retail` and `tau2/telecom` by name.
+"""The environments `tau2/airline`, `tau2/retail` and `tau2/telecom`.
 
 Invariants: the wheel is read once, when it is first needed; the task ids are tau2's own.
 """
@@ -20,7 +20,7 @@ _THREADS = 2  # copies and hashes hold the GIL: more threads are not faster
 
 
 class Tau2Factory:
-    """One domain."""
+    """The factory of one domain of tau2 (airline, retail or telecom)."""
 
     packages = ("inspect-evals",)
 
@@ -41,7 +41,7 @@ class Tau2Factory:
 
     @property
     def domain(self) -> Domain:
-        """The domain that all episodes share."""
+        """The domain's data, which all episodes share. It is loaded when it is first needed."""
         with self._lock:
             if self._domain is None:
                 self._domain = load_domain(self._domain_name)
@@ -69,7 +69,7 @@ class Tau2Factory:
         return Tau2Environment(self.domain, options.user, self._threads)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return the agent's part of tau2's reference actions; `ReferenceUser` does the user's."""
+        """Return the agent's reference actions. `ReferenceUser` does those of the user."""
         return reference(task.data)
 
 

@@ -1,8 +1,9 @@
 """tau2's reward of an episode: 1.0 if all criteria of the task are met, else 0.0.
 
-airline and retail: the database is the one that the reference actions result in, and the agent
-wrote every text to be communicated. telecom: the assertions on the agent's and the user's side
-hold, and if the task's reward basis has ACTION, the reference actions were done.
+For airline and retail, the final database must be the one that results from the reference actions,
+and the agent's texts must contain every required text (`communicate_info`). For telecom, the
+assertions about the agent's and the user's side must hold; if the task's reward basis has ACTION,
+the reference actions must also have been called.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from toolroll.agents.environments.tau2.domain import Call, Domain, State
 def grade(
     domain: Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Return `{"reward", "database", "communicated", "assertions", "actions"}`, None for a
-    criterion that the task does not have.
+    """Return `{"reward", "database", "communicated", "assertions", "actions"}`. A criterion that
+    the task does not have is None.
     """
     criteria = task.get("evaluation_criteria") or {}
     found: dict[str, Any] = {

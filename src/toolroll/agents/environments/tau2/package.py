@@ -1,10 +1,11 @@
 """Import tau2's domains from the inspect-evals wheel, without inspect_ai.
 
 The wheel (MIT; tau2-bench, MIT, Sierra Research) has the data, and tools that keep their state in
-inspect_ai's store. During the import, stand-ins replace the names of inspect_ai that the tools use,
-and the store is the episode's own. Invariants: nothing is imported before it is needed;
-`sys.modules` is restored; two episodes never share a store. The facts are those of inspect-evals
-0.26.0.
+inspect_ai's store. During the import, stand-in modules replace inspect_ai, and the store is the
+episode's own. This module describes inspect-evals 0.26.0.
+
+Invariants: nothing is imported before it is needed; `sys.modules` is restored; two episodes never
+share a store.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _PACKAGE = f"{WHEEL}.tau2"
 _import_lock = threading.RLock()
 
 Store = dict[tuple[type, str | None], Any]
-"""One episode's state: (class of tools, instance name) -> its object."""
+"""The state of one episode: (class of tools, instance name) -> the object."""
 
 STORE: ContextVar[Store] = ContextVar("tau2_store")
 
 
 class ToolError(Exception):
-    """Raised by a tool if the call is at fault."""
+    """Raised by a tool for a mistake in the call."""
 
 
 class StoreModel(BaseModel):
@@ -50,7 +51,9 @@ class StoreModel(BaseModel):
 
 
 def store_as(kind: type[Any], instance: str | None = None) -> Any:
-    """Return the current episode's object of a class and name."""
+    """Return the current episode's object of the class `kind` with the name `instance`. Create it
+    if it does not exist.
+    """
     store = STORE.get()
     if (kind, instance) not in store:
         store[kind, instance] = kind()
@@ -58,7 +61,7 @@ def store_as(kind: type[Any], instance: str | None = None) -> Any:
 
 
 def data_folder() -> Path | None:
-    """Return the folder of tau2's data in the wheel, None if it is not installed."""
+    """Return the folder of tau2's data in the wheel, or None if the wheel is not installed."""
     spec = importlib.util.find_spec(WHEEL)
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         found = Path(folder) / "tau2" / "data"
@@ -116,7 +119,7 @@ def _stand_ins(folder: Path) -> Iterator[None]:
 
 
 def _tool(make: Any) -> Any:
-    """Return `make` unchanged, as inspect_ai's decorator."""
+    """Return `make` unchanged. It replaces inspect_ai's decorator."""
     return make
 
 

@@ -1,4 +1,4 @@
-"""The reference actions of a task for the agent, and a user who does the user's part."""
+"""The agent's reference actions of a task, and a scripted user for the user's reference actions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 
 
 def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return the reference actions in order, consecutive ones of one side together."""
+    """Return the reference actions in order, grouped by side: consecutive actions of one side are
+    one group.
+    """
     actions = (task.get("evaluation_criteria") or {}).get("actions") or ()
     return [
         (side, list(group))
@@ -26,8 +28,8 @@ def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]
 
 
 def reference(task: Mapping[str, Any]) -> list[Action]:
-    """Return the agent's actions: its calls, one a step, its requests to the user, and a last line
-    with the texts to be communicated.
+    """Return the agent's actions: its calls, one per step, its requests to the user, and a last
+    line with the texts that the task requires.
     """
     steps: list[Action] = []
     for side, group in _groups(task):
@@ -47,7 +49,9 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
 
 
 class ReferenceUser:
-    """The user of `task`: does the reference's actions when asked, and then leaves."""
+    """The user of `task`. It does the user's reference actions when the agent asks, and then
+    leaves.
+    """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._left = [group for side, group in _groups(task) if side == "user"]
@@ -57,7 +61,7 @@ class ReferenceUser:
     def adopt_tools(
         self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
     ) -> None:
-        """Keep `call`, which does the actions."""
+        """Keep `call`, which executes the actions."""
         self._call = call
 
     async def reset(self, instruction: str) -> str:

@@ -1,9 +1,10 @@
-"""tau-bench's tool `calculate` with limits: Python's `eval`, as in the original, with powers and
-products that cannot become too large.
+"""tau-bench's tool `calculate` with limits. As in the original, Python's `eval` computes the value,
+but powers and products cannot become too large.
 
-Invariants: no expression takes more than milliseconds (`9**9**9` would hold the interpreter, and
-every other episode, for minutes, and no time limit could end it); if the original returns a text,
-errors included, so does this. Only digits, operators, brackets and points are evaluated.
+Invariants: no expression takes more than milliseconds (`9**9**9` would hold the GIL, and so block
+every other episode, for minutes, and no time limit could end it); whenever the original returns a
+text, even for an error, so does this tool. Only digits, operators, brackets and decimal points are
+evaluated.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from typing import Any
 _ALLOWED = frozenset("0123456789+-*/(). ")
 _MAX_LENGTH = 2_000
 _MAX_BITS = 1 << 16
-"""Maximum size of an intermediate integer. With more than 1,024 bits it cannot become a float: only
-a quotient of two such integers could be a result.
+"""Maximum size of an intermediate integer. An integer of more than 1,024 bits cannot be converted
+to a float, so larger ones matter only as operands of a division.
 """
 
 _TOO_LARGE = "int too large to convert to float"
 
 
 class Calculate:
-    """Replaces tau-bench's class of this name, which appears in the messages of wrong calls."""
+    """Replaces tau-bench's class of the same name. The name appears in error messages for wrong
+    calls.
+    """
 
     @staticmethod
     def invoke(data: Any, expression: Any) -> str:
@@ -46,8 +49,8 @@ class Calculate:
 
 
 def _evaluate(expression: str) -> Any:
-    """Return the value of `expression`. Raise what Python raises for it, or `OverflowError` if it
-    exceeds the bounds.
+    """Return the value of `expression`. Raise what Python's `eval` raises, or `OverflowError` if a
+    limit is exceeded.
     """
     if len(expression) > _MAX_LENGTH:
         raise OverflowError(f"the expression is longer than {_MAX_LENGTH} characters")

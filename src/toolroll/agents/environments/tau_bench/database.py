@@ -5,10 +5,13 @@ take 6 ms (retail) or 14 ms (airline), and 6 or 13 MiB of small objects per live
 Python's garbage collector visits repeatedly, although a search reads only one or two fields of each
 record. With 64 live episodes, full records blocked the event loop for 100 ms at a time.
 
-Invariants: a copy behaves like the dict that tau-bench loads (same keys, order and values; a value
-that was read stays the same object); no episode sees another's changes; two databases have equal
-`changes` if and only if tau-bench's own hash of them is equal (`1`, `1.0` and `True` differ, the
-order of keys does not matter).
+Invariants:
+
+- A copy behaves like the dict that tau-bench loads: same keys, order and values. A value that was
+  read once stays the same object.
+- No episode sees the changes of another.
+- Two databases have equal `changes` if and only if tau-bench's own hashes of them are equal. (`1`,
+  `1.0` and `True` differ; the order of keys does not matter.)
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Changes = Mapping[tuple[str, str | None], str | None]
-"""The differences from the database as loaded: (table, key) -> the record's hashable text, None if
-it was removed. A table that is not a dict of records has the key None."""
+"""The differences from the database as loaded: (table, key) -> the text of the record that
+tau-bench hashes, or None if the record was removed. A table that is not a dict of records has the
+key None.
+"""
 
 _VERSION = 2
 """Version of marshal: the last one whose bytes depend only on values, not on shared objects."""
@@ -29,17 +34,17 @@ _get = dict.__getitem__  # a global, since super() takes longer than the look-up
 
 
 class Stored(dict[str, Any]):
-    """A record as loaded, shared by all copies: its lists and dicts are bytes."""
+    """A record as loaded, which all copies share. Its lists and dicts are serialized to bytes."""
 
     __slots__ = ()
 
 
 class Table(dict[str, Any]):
-    """A table, or a record, whose values are made when they are first read.
+    """A table or a record whose values are created when they are first read.
 
-    Until then each is a `Stored` record or bytes, which JSON values never are. Python and its
-    `json` read it like any dict. C code that bypasses the methods of a subclass (`orjson`) needs
-    `dict(table)`.
+    A value that was not read is a `Stored` record or bytes, which JSON values never are. Python
+    code and its `json` module read a `Table` like any dict. C code that bypasses the methods of a
+    subclass (`orjson`) needs `dict(table)`.
     """
 
     __slots__ = ()
@@ -66,7 +71,7 @@ class Table(dict[str, Any]):
             return default
 
     def raw(self) -> Iterator[tuple[str, Any]]:
-        """Return the items as they are: stand-ins for values that were not read."""
+        """Return the items without creating values: unread values are `Stored` or bytes."""
         return iter(super().items())
 
     def read_all(self) -> None:
@@ -90,7 +95,9 @@ class Table(dict[str, Any]):
 
 
 def _whole(name: str) -> Callable[..., Any]:
-    """Return the method `name` of `dict`, for a table: it reads every value first."""
+    """Return a method for `Table` that reads every value and then calls the method `name` of
+    `dict`.
+    """
     method = getattr(dict, name)
 
     def call(table: Table, *given: Any) -> Any:
@@ -105,8 +112,8 @@ for _name in ("values", "items", "pop", "popitem", "setdefault", "copy", "__or__
 
 
 class Database:
-    """`data` is tau-bench's: tables of records. `to_hashable` and `consistent_hash` are its own
-    functions.
+    """One domain's database. `data`: tables of records, as tau-bench loads them. `to_hashable` and
+    `consistent_hash` are tau-bench's own functions.
     """
 
     def __init__(
@@ -167,9 +174,10 @@ class Database:
     # --- tau-bench's hash -------------------------------------------------------------------------
 
     def hash(self, changes: Changes) -> str:
-        """Return tau-bench's hash of the database with `changes`, made from the records' texts.
+        """Return tau-bench's hash of the database with `changes`. It is computed from the cached
+        texts of the records.
 
-        That takes milliseconds instead of tenths of a second; the first call makes all texts.
+        This takes milliseconds instead of tenths of a second. The first call computes all texts.
         """
         texts = self._all_texts()
         parts = []
@@ -222,7 +230,7 @@ def _stored(record: Any) -> Stored | bytes:
 
 
 def _plain(stored: Stored | bytes) -> Any:
-    """Return the whole value of `stored`."""
+    """Return the complete value of `stored`."""
     if isinstance(stored, bytes):
         return marshal.loads(stored)
     return {

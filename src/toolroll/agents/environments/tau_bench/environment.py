@@ -1,9 +1,11 @@
 """`TauBenchEnvironment`: one episode of tau-bench, with an asynchronous user simulator.
 
-The tasks, tools, database, policy and reward are the benchmark's; the loop is ours, since the
-package's own gives reward 1.0 for any step after the end, loads its database three times an episode
-and blocks the event loop. Invariants: nothing happens after `done`; an error of the model is an
-observation; the user never gets blank text; a failed user simulator never results in a reward.
+The tasks, tools, database, policy and reward are the benchmark's. The loop is toolroll's, because
+the package's own loop gives reward 1.0 for any step after the end, loads its database three times
+per episode and blocks the event loop.
+
+Invariants: nothing happens after `done`; an error of the model is an observation; the user never
+gets blank text; a failed user simulator never results in a reward.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ _CALL_PREFIX = "Error: "
 class TauBenchEnvironment(Environment):
     """One episode.
 
-    `bench_of(split)` returns what episodes share; `reset` calls `make_user(seed)`. `split`: for
-    tasks that do not name theirs (the published `task_index`).
+    `bench_of(split)` returns the data that episodes share. `make_user(seed)` creates the user at
+    `reset`. `split` is used for tasks that do not name their split (those chosen by `task_index`).
     """
 
     parallel_calls: ParallelCalls = "first"
@@ -87,7 +89,9 @@ class TauBenchEnvironment(Environment):
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Execute the calls until one ends the episode; without calls, send the text."""
+        """Execute the calls in order, until one ends the episode. Without calls, send the text to
+        the user.
+        """
         if self._data is None:
             raise EnvironmentFailure("step was called before reset or after the end")
         if not action.tool_calls:
@@ -130,7 +134,7 @@ class TauBenchEnvironment(Environment):
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the calls, those that failed, and the user simulator's metrics."""
+        """Return the number of calls and of failed calls, and the user simulator's metrics."""
         user = self._user.metrics() if self._user is not None else {}
         return {"env_calls": float(self._calls), "tool_errors": float(self._errors), **user}
 

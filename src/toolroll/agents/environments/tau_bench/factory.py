@@ -1,4 +1,4 @@
-"""`tau-bench/retail` and `tau-bench/airline` by name.
+"""The environments `tau-bench/retail` and `tau-bench/airline`.
 
 Invariants: the package is imported and its database read when they are first needed, once per
 split; task ids are `<split>-<index>`, since tau-bench's tasks have none.
@@ -23,7 +23,10 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 
 
 class TauBenchFactory:
-    """One domain. `package` is the import name of tau-bench."""
+    """The factory of one domain of tau-bench (retail or airline).
+
+    `package` is the name under which tau-bench is imported.
+    """
 
     packages = ("tau_bench",)
 
@@ -71,7 +74,9 @@ class TauBenchFactory:
         ]
 
     def make(self, options: EnvironmentOptions) -> TauBenchEnvironment:
-        """Return a new environment. `settings`: {"split": NAME}, for tasks that name none."""
+        """Return a new environment. Its only setting is `split`, for tasks that do not name their
+        split.
+        """
         unknown = sorted(set(options.settings) - {"split"})
         if unknown:
             raise UsageError(f"{self.name} takes only the setting split, got: {', '.join(unknown)}")
@@ -85,10 +90,10 @@ class TauBenchFactory:
         )
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return tau-bench's actions, one a step, and a last line with the required outputs and a
+        """Return tau-bench's actions, one per step, and a last line with the required outputs and a
         farewell.
 
-        A transfer to a human ends an episode at once, so it is last, and only if no output is
+        A transfer to a human ends the episode at once. So it comes last, and only if no output is
         required.
         """
         domain = self.bench(task.split or self.splits[0]).domain

@@ -1,9 +1,12 @@
 """`Bench`: the data that all episodes of one domain and split share: the domain, its database, and
 the expected outcome of each task.
 
-Invariants: rewards and reward infos are those that tau-bench computes (the reference actions are
-replayed once for each task, and their changes kept); task objects never change: every argument is a
-copy; the event loop runs between the steps of any two episodes.
+Invariants:
+
+- Rewards and reward infos are those that tau-bench computes. The reference actions are replayed
+  once for each task, and their changes are cached.
+- Task objects never change: tools get copies of the arguments.
+- The event loop runs between the steps of any two episodes.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Expected:
 
 
 class Bench:
-    """One domain with one split's tasks."""
+    """The tasks, tools and database of one split of a domain, shared by all its episodes."""
 
     def __init__(self, domain: Domain, database: Database) -> None:
         self.domain = domain
@@ -56,7 +59,7 @@ class Bench:
         return tasks[index]
 
     def invoke(self, data: dict[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool as tau-bench does: its error is the observation."""
+        """Call a tool as tau-bench does. Its error is returned as the observation."""
         if name not in self.domain.invoke:
             return f"Unknown action {name}"
         tool = Calculate.invoke if name == "calculate" else self.domain.invoke[name]
@@ -69,15 +72,15 @@ class Bench:
     async def turn(self) -> AsyncIterator[None]:
         """Allow one episode's work in each iteration of the event loop.
 
-        A look-up of a user by name reads all records, which takes milliseconds; those of many
-        episodes in a row would block the loop.
+        A look-up of a user by name reads all records, which takes milliseconds. Without this, the
+        look-ups of many episodes in a row would block the loop.
         """
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             yield
             await asyncio.sleep(0)
 
     async def expected(self, index: int) -> Expected:
-        """Return the outcome that earns the reward."""
+        """Return the outcome of the reference actions, which earns the reward."""
         if index not in self._expected:
             self._expected[index] = await self._grader.run_in_thread(
                 self.compute_expected, index, what=f"the reference of {self.domain.name} {index}"

@@ -53,7 +53,9 @@ class Domain:
 
 
 def installed(package: str, domain: str) -> bool:
-    """Return True if `package` is installed and is this benchmark: PyPI has others of that name."""
+    """Return True if `package` is installed and is this benchmark: PyPI has other packages of that
+    name.
+    """
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec is not None else None
     return bool(folders) and any(
@@ -127,7 +129,10 @@ def _completion(*args: Any, **kwargs: Any) -> Any:
 
 
 def import_litellm() -> ModuleType:
-    """Import litellm without its network call. Raise `UsageError` if it is not installed."""
+    """Import litellm, and keep it from downloading its price list during the import.
+
+    Raise `UsageError` if it is not installed.
+    """
     with _import_lock, _local_price_list():
         try:
             return importlib.import_module("litellm")

@@ -1,7 +1,8 @@
-"""tau-bench's own user simulators, which use litellm, as asynchronous ones: each call in a thread.
+"""tau-bench's own user simulators, which use litellm, as asynchronous ones. Each call runs in a
+thread.
 
 Invariants: the event loop never waits for litellm; a failure is a `UserSimulatorError`, never a
-line; a stop marker in the simulator's reasoning does not end anything; a call that hangs neither
+line; a stop marker in the simulator's reasoning does not end the episode; a call that hangs neither
 delays the others nor keeps the process alive. For a model behind an OpenAI-compatible endpoint use
 `toolroll.agents.users`: it has retries and a seed, and needs no threads.
 """

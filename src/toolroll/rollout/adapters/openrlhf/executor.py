@@ -25,6 +25,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
+from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Trajectory
 
@@ -239,6 +240,8 @@ def _result(
 ) -> dict[str, Any]:
     trained = [turn for turn in chosen.turns if turn.excluded is None]
     mask = chosen.loss_mask.astype(bool)
+    if logprobs:
+        check_trained_logprobs(chosen.logprobs, mask)
     reward, scores = outcome.get("reward"), outcome.get("scores")
     extra = {"turns": len(trained), "left_out_tokens": left_out, **outcome.get("extra_logs", {})}
     return {

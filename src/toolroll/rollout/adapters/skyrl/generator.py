@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index
+from toolroll.rollout.adapters.episodes import EpisodeSettings, gather, task_index
 from toolroll.rollout.adapters.framework_engine import LoopPlayers, from_vllm
 from toolroll.rollout.adapters.sequences import (
     TrainingSequence,
@@ -98,16 +98,7 @@ class ToolrollGenerator:
             async with limit:
                 return await self._play(input_batch, at, params)
 
-        tasks: list[asyncio.Task[_Played]] = []
-        wrong: BaseException | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks += [group.create_task(one(at)) for at in range(count)]
-        except* UsageError as errors:
-            wrong = errors.exceptions[0]
-        if wrong is not None:
-            raise wrong
-        played = [task.result() for task in tasks]
+        played = await gather(one(at) for at in range(count))
         return self._output(played, input_batch, with_logprobs=params.get("logprobs") is not None)
 
     async def aclose(self) -> None:

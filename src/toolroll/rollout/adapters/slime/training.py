@@ -3,19 +3,20 @@
 
 Invariants: a group is trained on only if each of its episodes was graded. A failed group is
 replaced by another group; too many failures in a row end the rollout with the last error. No
-request is left running at the engine on return. Aborted episodes are not in an evaluation's mean.
+episode and no request is left running on return, on an error or on an interrupt (Ctrl-C). Aborted
+episodes are not in an evaluation's mean.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
+from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.slime.evaluation import evaluate
 from toolroll.rollout.adapters.slime.filters import has_aborted, leaves
 from toolroll.rollout.adapters.slime.generate import aclose, player, unplayed
@@ -39,42 +40,34 @@ def generate_rollout(
     """
     outputs = import_module("slime.rollout.base_types")
     if evaluation:
-        data, metrics = _background().run(evaluate(args, rollout_id))
+        data, metrics = _run(evaluate(args, rollout_id))
         return outputs.RolloutFnEvalOutput(data=data, metrics=metrics)
-    groups, metrics = _background().run(collect(args, data_source))
+    groups, metrics = _run(collect(args, data_source))
     return outputs.RolloutFnTrainOutput(samples=groups, metrics=metrics)
 
 
 def close_rollout() -> None:
     """Close the connections that `generate_rollout` keeps open from one rollout to the next."""
-    _background().run(aclose())
-
-
-class _Background:
-    """An event loop in a separate thread. It lives as long as the process, because connections
-    belong to their loop.
-    """
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, name="toolroll-slime", daemon=True).start()
-
-    def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` and return its result. If several errors are raised concurrently, raise the
-        first one.
-        """
-        try:
-            return asyncio.run_coroutine_threadsafe(main, self.loop).result()
-        except* ToolrollError as group:
-            error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error
+    _run(aclose())
 
 
 @cache
-def _background() -> _Background:
-    return _Background()
+def _background() -> Background:
+    """Return the event loop of all rollouts: connections, which are kept, belong to their loop."""
+    return Background("toolroll-slime")
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` and return its result. If several errors are raised concurrently, raise the first
+    one.
+    """
+    try:
+        return _background().run(main)
+    except* ToolrollError as group:
+        error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    raise error
 
 
 def train_sampling_params(args: Any) -> dict[str, Any]:

@@ -5,18 +5,22 @@ TRL ends an episode with the first reply without a call, and gives that reply to
 only. `finish_episodes` is a reward function that passes the reply to the environment, which grades
 it. So put `finish_episodes` first in `reward_funcs`. If the environment answers such a reply (as a
 user does), the reward is None: use `make_rollout_func` for such environments.
+
+The environment of an episode is closed by the next `reset`, or else when TRL drops the instance, at
+the latest when the interpreter ends.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.episodes import task_index
-from toolroll.rollout.adapters.trl.background import Background
 from toolroll.rollout.adapters.trl.tools import tool_method
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.runs.registry import load_environment
@@ -40,10 +44,11 @@ class _Episode:
     tasks: Sequence[Task]
     seed: int
     names: tuple[str, ...]
-    _background = Background()
+    _background = Background("toolroll-trl")
 
     def __init__(self) -> None:
         self._environment: Environment | None = None
+        self._closing: weakref.finalize[[Environment, Background], _Episode] | None = None
         self._over = self._failed = False
         self._rewards: list[float] = []
 
@@ -55,6 +60,9 @@ class _Episode:
         task = _task(self.factory, self.tasks, row["index"])
         self._over, self._failed, self._rewards = False, False, []
         self._environment = self.factory.make(EnvironmentOptions())
+        self._closing = weakref.finalize(
+            self, _close_environment, self._environment, self._background
+        )
         seed = episode_seed(self.seed, task.id, 0)
         observation: Observation = self._await(self._environment.reset(task, seed))
         if tuple(sorted(_names(observation.tools))) != self.names:
@@ -116,12 +124,18 @@ class _Episode:
         return result
 
     def _close(self) -> None:
-        if self._environment is not None:
-            self._await(self._environment.close())
-            self._environment = None
+        if self._closing is not None:
+            self._closing()
+        self._environment = self._closing = None
 
     def _await(self, value: Any) -> Any:
         return self._background.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+def _close_environment(environment: Environment, background: Background) -> None:
+    closing: Any = environment.close()
+    if inspect.isawaitable(closing):
+        background.finish(_awaited(closing))
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
@@ -216,11 +230,13 @@ def _first(factory: EnvironmentFactory, tasks: Sequence[Task], seed: int) -> Obs
     """Return the first observation of the first of `tasks`."""
     probe = type("_Probe", (_Episode,), {})()
     environment = factory.make(EnvironmentOptions())
-    found: Observation = probe._await(
-        environment.reset(tasks[0], episode_seed(seed, tasks[0].id, 0))
-    )
-    probe._await(environment.close())
-    return found
+    try:
+        found: Observation = probe._await(
+            environment.reset(tasks[0], episode_seed(seed, tasks[0].id, 0))
+        )
+        return found
+    finally:
+        probe._await(environment.close())
 
 
 def _opening(

@@ -1,8 +1,8 @@
 """`RolloutFunc`: the function that `GRPOTrainer(rollout_func=...)` calls for a batch of prompts.
 
 Invariants: there is one entry per prompt, in the order of the prompts. The episodes of one call run
-concurrently in an event loop of their own. A wrong setting raises an error, which ends the episodes
-that still run.
+concurrently in an event loop of their own. A wrong setting raises an error. Before an error or an
+interrupt (Ctrl-C) is raised, the episodes that still run are cancelled and awaited.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index
-from toolroll.rollout.adapters.trl.background import Background
+from toolroll.rollout.adapters.background import Background
+from toolroll.rollout.adapters.episodes import EpisodePlayer, gather, task_index
 from toolroll.rollout.adapters.trl.samples import to_output
 from toolroll.rollout.adapters.trl.settings import TrlSettings, read_settings, sampling_params
 from toolroll.rollout.engine import Engine, EngineClient
@@ -68,7 +68,7 @@ class RolloutFunc:
         self._make_engine = engine
         self._sync_weights = sync_weights
         self._synced: int | None = None
-        self._background = Background()
+        self._background = Background("toolroll-trl")
         self._player: EpisodePlayer | None = None
         self._played: Counter[tuple[int, str]] = Counter()
 
@@ -129,17 +129,13 @@ class RolloutFunc:
                 return await player.play(index, params, metadata=metadata, number=number)
 
         processes, process = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        episodes = []
+        wanted = []
         for index, metadata in asked:
             key = (index, f"{metadata.get('env')}/{metadata.get('split')}")
             number = self._played[key] * processes + process
             self._played[key] += 1
-            episodes.append(asyncio.create_task(one(index, metadata, number)))
-        try:
-            return list(await asyncio.gather(*episodes))
-        finally:
-            for episode in episodes:
-                episode.cancel()
+            wanted.append(one(index, metadata, number))
+        return await gather(wanted)
 
 
 def _check_supported(trainer: Any) -> None:

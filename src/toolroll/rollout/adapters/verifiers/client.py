@@ -36,8 +36,8 @@ class EndpointClient:
     ) -> Any:
         """Return verifiers' `Response` of one chat completion, in the session `session_id`.
 
-        Raise `ProviderError` if `dialect` is not chat completions, or if the answer has no token
-        ids.
+        Raise `ProviderError` if `dialect` is not chat completions, if `n` is not 1, or if the
+        answer has no token ids.
         """
         if dialect.upstream_path != _CHAT:
             raise _error(
@@ -45,6 +45,9 @@ class EndpointClient:
                 "harness that calls /v1/chat/completions",
                 400,
             )
+        for n in (body.get("n"), getattr(sampling, "n", None)):
+            if n not in (None, 1):
+                raise _error(f"n={n} is not supported: a turn has one answer, so leave n out", 400)
         asked = {name: value for name, value in body.items() if name not in _STREAM}
         response = await self._inner.get_response(
             dialect, {**asked, "logprobs": True}, sampling, session_id, turn, headers
@@ -87,6 +90,8 @@ def _tokens(raw: Mapping[str, Any]) -> Any:
             "of `toolroll serve`",
             422,
         )
+    if any(place.get("logprob") is None for place in content):
+        raise _error("a sampled token of the answer has no logprob", 422)
     if choice.get("finish_reason") not in ("stop", "length", "tool_calls"):
         raise _error(f"the engine ended the turn with {choice.get('finish_reason')!r}", 503)
     return _module("types").TurnTokens(

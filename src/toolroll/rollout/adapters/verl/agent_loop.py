@@ -132,12 +132,21 @@ class ToolrollAgentLoop:
 
 
 def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row's `extra_info`, which names its task."""
-    info = dict(row.get("extra_info") or {})
-    index = info.get("index", row.get("index"))
+    """Return the row's `extra_info`, which names its task. A key of `extra_info.metadata` counts if
+    `extra_info` itself does not have the key, or has None: a Parquet file fills missing keys.
+    """
+    info = row.get("extra_info") or {}
+    metadata = info.get("metadata") or {}
+    if not isinstance(metadata, Mapping):
+        raise UsageError(
+            f"extra_info.metadata must be a mapping, with env and split, not {metadata!r:.60}"
+        )
+    own = {name: value for name, value in info.items() if value is not None}
+    found = {**metadata, **own}
+    index = found.get("index", row.get("index"))
     if index is None:
         raise UsageError("a row needs extra_info.index, the task's index")
-    return {**info, "index": int(index)}
+    return {**found, "index": int(index)}
 
 
 def _verl() -> Any:

@@ -1,8 +1,11 @@
 """`write_dataset`: write training samples as a folder of Parquet files for `datasets.load_dataset`,
 `pyarrow.dataset`, pandas and polars.
 
-Invariants: rows are those of `sample_rows`; only the rows of one file are in memory; existing
-folders are never changed; the folder has only Parquet files, because some readers open every file.
+Invariants:
+
+- The rows are those of `sample_rows`, and only the rows of one file are in memory.
+- An existing folder is never changed.
+- The folder contains only Parquet files, because some readers open every file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`tau_bench_results`: a run in tau-bench's own format.
 
-Invariant: tau-bench takes the number of trials from the file and counts a missing one as a failure,
-so only tasks with every trial are written; the others are listed.
+tau-bench infers the number of trials from the file, and counts a missing trial as a failure. So
+only tasks with all trials are written.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from toolroll.rollout.types import Episode, Status
 
 
 def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return tau-bench's `EnvRunResult`s of one environment's episodes, ordered by trial and task,
-    and the tasks that are left out.
+    """Return tau-bench's `EnvRunResult`s, ordered by trial and task, and the ids of the tasks that
+    are left out because a trial is missing.
+
+    `episodes` must belong to one environment.
     """
     graded = [
         found

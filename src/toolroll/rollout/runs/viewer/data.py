@@ -2,11 +2,13 @@
 
 `view.html` contains JSON in blocks `<script type="text/plain" id=ID>`, each deflated and in base64:
 
-- `index`: `title`, `rows` (one for each episode: `row`), and by environment `settings` (`run.json`)
-  and `summary` (`summary.json`);
-- `block-N`: a list of conversations (`conversation`); a row has its `block` and its `place` in it;
-- `tools-N`: a list of tools in OpenAI's format; a conversation has its N as `tools`;
-- `tokens-I`: the sequences (`sequences`) of the episode in row I, if its `hasTokens` is true.
+- `index`: `title`; `rows`, with the result of `row` for each episode; and `settings` (`run.json`)
+  and `summary` (`summary.json`), each by environment.
+- `block-N`: a list of results of `conversation`. A row has the N of its block as `block`, and its
+  index in the list as `place`.
+- `tools-N`: a list of tools in OpenAI's format. A conversation has its N as `tools`.
+- `tokens-I`: the result of `sequences` for the episode in row I. It exists if `hasTokens` of the
+  row is true.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Write the page: one self-contained HTML file.
 
-Invariants: the page loads nothing (a content security policy forbids it); all data of an episode is
-shown as text: it is stored as compressed data, and the script only creates text nodes from it; a
-page is written completely or not at all.
+Invariants:
+
+- The page loads nothing. A content security policy forbids it.
+- All data of an episode is shown as text. It is stored as compressed data, and the script creates
+  only text nodes from it.
+- The page is written completely or not at all.
 """
 
 from __future__ import annotations
@@ -42,10 +45,10 @@ def write_page(
     """Write the page of `episodes` to `out`. Return their number.
 
     Args:
-        pieces_of: Returns the `Pieces` for the tokens of an environment, or None.
+        pieces_of: Returns the `Pieces` for the tokens of an environment, or None to show ids.
         settings: The content of `run.json`, by environment.
         summary: The content of `summary.json`, by environment.
-        tokens_of: The number of episodes, from the first on, whose tokens are in the page.
+        tokens_of: The tokens of the first `tokens_of` episodes are included in the page.
     """
     head, tail = _template()
     rows: list[dict[str, Any]] = []
@@ -103,7 +106,7 @@ def _json(data: Any) -> bytes:
 
 
 def _write(file: BinaryIO, name: str, data: bytes) -> None:
-    """Write a data block. Base64 cannot contain markup."""
+    """Write a data block. It is in base64, which cannot contain markup."""
     packed = base64.b64encode(zlib.compress(data, 6))
     file.write(b'<script type="text/plain" id="' + name.encode() + b'">' + packed + b"</script>\n")
 

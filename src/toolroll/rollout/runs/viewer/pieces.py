@@ -1,7 +1,7 @@
-"""The text of each token of a sequence, to be displayed.
+"""The text of each token of a sequence, for the display.
 
-Invariant: joined, the pieces of a sequence are its text. A token with only part of a character has
-an empty piece; the token that completes the character has the whole character.
+Invariant: the pieces of a sequence, joined, are its text. If a character consists of several
+tokens, the last of them has the whole character, and the pieces of the others are empty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Pieces:
         self._known: dict[int, str] = {}
 
     def of(self, ids: Sequence[int]) -> list[str]:
-        """Return one text for each of `ids`."""
+        """Return the piece of each token in `ids`."""
         found: list[str] = []
         waiting: list[int] = []
         for index in ids:

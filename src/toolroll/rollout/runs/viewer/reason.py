@@ -1,4 +1,4 @@
-"""Find the reason for a reward in the info of the environment."""
+"""Find the reason for a reward in the `info` of an episode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LEAVES = 8
 
 
 def reward_reason(info: Mapping[str, Any]) -> str:
-    """Return the reason for the reward as one line; "" if `info` has none.
+    """Return the reason for the reward as one line, or "" if `info` has none.
 
-    An error comes first, then a text, then the parts of `reward_info` (as tau-bench and tau2 report
-    them).
+    It is the error, or else a text, or else the parts of `reward_info` (as tau-bench and tau2
+    report them).
     """
     error = info.get("error")
     if isinstance(error, Mapping):

@@ -12,12 +12,18 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
+from toolroll.rollout.server.nesting import too_deep
 from toolroll.rollout.types import Message
 
-UNPARSED = "_unparsed_arguments"
-"""The only key of a call's input if the model wrote arguments that are not a JSON object."""
+_UNPARSED = "_unparsed_arguments"
+"""The only key of a call's input if the arguments are not a JSON object, are nested too deep, or
+are themselves an object that has only this key and a text.
+"""
 
-_PICTURES = frozenset({"image", "input_image", "image_url", "computer_screenshot"})
+_AROUND_INPUT = 5
+"""Number of levels of a body around a call's input: body, messages, message, content, block."""
+
+_PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
 def mapping(given: Any, place: str) -> Mapping[str, Any]:
@@ -36,9 +42,9 @@ def text(given: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    """Raise `ApiError` for a field of `given` that is set and not `known`."""
+    """Raise `ApiError` for a field of `given` that is not null and not `known`."""
     for name, value in given.items():
-        if name not in known and value not in (None, [], {}, False):
+        if name not in known and value is not None:
             where = f"{place}.{name}"
             raise refused(where, f"{where} cannot be honored: no chat template shows it")
 
@@ -74,20 +80,42 @@ def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def arguments_of(given: Any) -> str:
+def arguments_of(given: Mapping[str, Any]) -> str:
     """Return the arguments of a call as JSON text. The inverse of `input_of`."""
-    if isinstance(given, Mapping) and list(given) == [UNPARSED]:
-        return str(given[UNPARSED])
-    return orjson.dumps(given).decode()
+    unparsed = _unparsed(given)
+    return orjson.dumps(given).decode() if unparsed is None else unparsed
 
 
 def input_of(arguments: str) -> dict[str, Any]:
     """Return the arguments of a call as an object."""
+    found = _object(arguments)
+    return {_UNPARSED: arguments} if found is None else found
+
+
+def input_json(arguments: str) -> str:
+    """Return the JSON text of `input_of(arguments)`: `arguments` itself if possible."""
+    if _object(arguments) is not None:
+        return arguments
+    return orjson.dumps({_UNPARSED: arguments}).decode()
+
+
+def _object(arguments: str) -> dict[str, Any] | None:
+    """Return the JSON object `arguments`. Return None if it is not one, if `arguments_of` would
+    take it for unparsed arguments, or if a body could not contain it.
+    """
     try:
         found = orjson.loads(arguments)
     except orjson.JSONDecodeError:
-        found = None
-    return found if isinstance(found, dict) else {UNPARSED: arguments}
+        return None
+    if not isinstance(found, dict) or _unparsed(found) is not None:
+        return None
+    return None if too_deep(found, around=_AROUND_INPUT) else found
+
+
+def _unparsed(given: Mapping[str, Any]) -> str | None:
+    """Return the text of unparsed arguments; None if `given` is an ordinary input."""
+    text = given.get(_UNPARSED)
+    return text if len(given) == 1 and isinstance(text, str) else None
 
 
 def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Message]:

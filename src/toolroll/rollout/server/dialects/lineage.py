@@ -1,4 +1,5 @@
-"""The labels in a request that name the conversation of the client to which the request belongs.
+"""Read the labels that say to which conversation of the client, and to which part of it, a request
+belongs.
 
 Invariant: only labels of conversations are kept. Ids of the client's installation, device or
 account are dropped.
@@ -27,9 +28,11 @@ _KNOWN = frozenset(
 
 
 def lineage_of(given: Any) -> dict[str, str]:
-    """Return the known labels in `given`, which is an object or its JSON text. A value in the
-    object may be such a JSON text too, like Codex' `x-codex-turn-metadata` and Claude Code's
-    `user_id`.
+    """Return the labels of conversations in `given`, which is an object or the JSON text of one:
+    the names in `_KNOWN`, and those that start with `parent_`.
+
+    A value of the object may itself be the JSON text of an object (Codex's `x-codex-turn-metadata`,
+    Claude Code's `user_id`). The labels in that object are returned too.
     """
     found: dict[str, str] = {}
     labels = _object(given)

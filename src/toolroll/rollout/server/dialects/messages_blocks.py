@@ -15,6 +15,7 @@ from toolroll.rollout.server.dialects.blocks import (
     unknown_type,
 )
 from toolroll.rollout.server.dialects.messages_request import MessagesRequest
+from toolroll.rollout.server.dialects.tools import function_tool, is_function
 from toolroll.rollout.server.errors import refused
 from toolroll.rollout.server.protocol import NamedChoice, NamedFunction
 from toolroll.rollout.types import Message, Tool
@@ -131,26 +132,13 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
     for index, entry in enumerate(given):
         place = f"tools[{index}]"
         tool = mapping(entry, place)
-        kind = tool.get("type")
-        if kind not in (None, "custom"):
-            if drop:
-                continue
-            words = f"{place} is {kind!r}, a tool of the provider: this endpoint has none"
-            raise refused(f"{place}.type", f"{words}. Leave it out, or serve with --server-tools "
-                          "drop")  # fmt: skip
-        callers = tool.get("allowed_callers")
-        only({**tool, "allowed_callers": None if callers == ["direct"] else callers}, _TOOL, place)
-        function: dict[str, Any] = {"name": text(tool, "name", place)}
-        if not 0 < len(function["name"]) <= 256:
-            words = f"{place}.name must have 1 to 256 characters"
-            raise refused(f"{place}.name", words, code="invalid_value")
-        if tool.get("description") is not None:
-            function["description"] = text(tool, "description", place)
-        schema = tool.get("input_schema")
-        function["parameters"] = dict(mapping(schema, f"{place}.input_schema"))
-        if tool.get("strict"):
-            function["strict"] = True
-        found.append({"type": "function", "function": function})
+        if not is_function(tool, (None, "custom"), _TOOL, place, drop=drop):
+            continue
+        name, about = text(tool, "name", place), tool.get("description")
+        description = None if about is None else text(tool, "description", place)
+        schema = mapping(tool.get("input_schema"), f"{place}.input_schema")
+        strict = bool(tool.get("strict"))
+        found.append(function_tool(name, description, schema, place, strict=strict))
     return found
 
 

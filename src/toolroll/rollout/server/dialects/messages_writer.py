@@ -11,11 +11,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-import orjson
-
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta, ToolCall
-from toolroll.rollout.server.dialects.blocks import UNPARSED, input_of
+from toolroll.rollout.server.dialects.blocks import input_json, input_of
 from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext
 from toolroll.rollout.server.dialects.messages_errors import error_body
 from toolroll.rollout.server.errors import ApiError
@@ -147,9 +145,7 @@ class MessagesWriter:
     def _call(self, call: ToolCall) -> Iterable[Event]:
         function = openai_function(call)
         yield from self._start_block("tool_use", _tool_use(call.id, function["name"], {}))
-        given = function["arguments"]
-        if list(input_of(given)) == [UNPARSED]:
-            given = orjson.dumps(input_of(given)).decode()
+        given = input_json(function["arguments"])
         yield self._delta({"type": "input_json_delta", "partial_json": given})
         yield from self._close()
 

@@ -18,6 +18,7 @@ from toolroll.rollout.server.dialects.blocks import (
     text_parts,
     unknown_type,
 )
+from toolroll.rollout.server.dialects.tools import function_tool, is_function
 from toolroll.rollout.server.errors import refused
 from toolroll.rollout.types import Message, Tool
 
@@ -32,6 +33,8 @@ _FIELDS = {
 _ROLES = ("user", "system", "developer", "assistant")
 _FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
 _NAMESPACE = frozenset({"type", "name", "description", "tools"})
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 _TAGGED = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
 """The form in which pydantic-ai sends thoughts back: as a message of their own."""
@@ -54,7 +57,7 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
         place = f"input[{index}]"
         item = mapping(entry, place)
         kind = item.get("type") or ("message" if "role" in item else None)
-        if kind not in _FIELDS:
+        if not isinstance(kind, str) or kind not in _FIELDS:
             raise unknown_type(kind, place)
         only(item, _FIELDS[kind], place)
         if kind == "function_call_output":
@@ -136,38 +139,19 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
     """
     found: list[Tool] = []
     names: Names = {}
-    taken: set[str] = set()
     for tool, place, namespace, about in _flattened(given):
-        kind = tool.get("type")
-        if kind != "function":
-            if drop:
-                continue
-            words = f"{place} is {kind!r}: this endpoint has function tools only"
-            raise refused(f"{place}.type", f"{words}. Leave it out, or serve with --server-tools "
-                          "drop")  # fmt: skip
-        callers = tool.get("allowed_callers")
-        left = {**tool, "allowed_callers": None if callers == ["direct"] else callers}
-        only(left, _FUNCTION, place)
+        if not is_function(tool, ("function",), _FUNCTION, place, drop=drop):
+            continue
         name = text(tool, "name", place)
         flat = flat_name(namespace, name) if namespace else name
         if namespace:
             names[flat] = (namespace, name)
-        if flat in taken or not 0 < len(flat) <= 256:
-            words = f"{place}.name: {flat!r} is taken, empty, or longer than 256 characters"
-            raise refused(f"{place}.name", words, code="invalid_value")
-        taken.add(flat)
-        function: dict[str, Any] = {"name": flat}
         own = text(tool, "description", place) if tool.get("description") is not None else ""
-        if own or about:
-            function["description"] = "\n\n".join(filter(None, (about, own)))
+        description = "\n\n".join(filter(None, (about, own))) or None
         schema = tool.get("parameters")
-        empty: dict[str, Any] = {"type": "object", "properties": {}}
-        function["parameters"] = (
-            empty if schema is None else dict(mapping(schema, f"{place}.parameters"))
-        )
-        if tool.get("strict"):
-            function["strict"] = True
-        found.append({"type": "function", "function": function})
+        schema = _NO_PARAMETERS if schema is None else mapping(schema, f"{place}.parameters")
+        strict = bool(tool.get("strict"))
+        found.append(function_tool(flat, description, schema, place, strict=strict))
     return found, names
 
 

@@ -34,7 +34,9 @@ def output_of(result: CompletionResult, names: Names, *, encrypted: bool) -> lis
     for call in message.get("tool_calls") or ():
         function = call["function"]
         made.add(made.call(call["id"], function["name"], function["arguments"]))
-    if choice.completion.finish_reason == "length" and made.items:
+    if not made.items:
+        made.add(made.message(""))  # so that a client can send the reply back
+    if choice.completion.finish_reason == "length":
         made.items[-1]["status"] = "incomplete"
     return made.items
 
@@ -163,6 +165,9 @@ class ResponsesWriter:
     async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
         """Yield the end of the last item, and the finished response."""
         state = state_of(result)
+        if self._kind is None and not self._items.items:
+            for event in self.add(0, Delta("content", "")):
+                yield event
         for event in self._close(state["status"]):
             yield event
         response = {

@@ -1,8 +1,9 @@
 """`ManagedSession`: the calls and the state of one rollout, with the methods of Atropos'
 `ManagedServer`.
 
-Invariants: a call returns only its own data. `get_state` has every returned answer exactly once.
-Concurrent calls are safe. A session is dropped when its context ends.
+Invariants: a call returns only its own data. `get_state` has every returned answer exactly once,
+and may have the answer of a call that was cancelled just before it returned. Concurrent calls are
+safe. A session is dropped when its context ends.
 """
 
 from __future__ import annotations

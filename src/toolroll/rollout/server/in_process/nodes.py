@@ -1,7 +1,8 @@
 """`SequenceNode`: a sequence in Atropos' form: -100 for masked tokens, logprob 1.0 on prompts.
 
 Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0. A token with
-loss has the engine's logprob. A sampled token is unmasked in exactly one node of a state.
+loss has the engine's logprob; if it has none, `TokenError` is raised. A sampled token is unmasked
+in exactly one node of a state.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Trajectory
 
@@ -34,6 +36,7 @@ class SequenceNode(BaseModel):
 def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
     """Return a whole trajectory as one node."""
     trained = found.loss_mask.astype(bool)
+    check_trained_logprobs(found.logprobs, trained)
     last = found.turns[-1] if found.turns else None
     metadata = {
         "trainable": bool(trained.any()),
@@ -45,7 +48,7 @@ def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
         full_text=encoder.decode(found.input_ids),
         tokens=found.input_ids.tolist(),
         masked_tokens=np.where(trained, found.input_ids, MASKED).tolist(),
-        logprobs=np.where(trained, np.nan_to_num(found.logprobs), PROMPT_LOGPROB).tolist(),
+        logprobs=np.where(trained, found.logprobs, PROMPT_LOGPROB).tolist(),
         metadata=metadata,
     )
 
@@ -75,8 +78,10 @@ def tree_nodes(
         trained = np.zeros(len(ids), dtype=bool)
         trained[node.start :] = node.excluded is None
         logprobs = np.full(len(ids), PROMPT_LOGPROB)
-        if completion.logprobs is not None and node.excluded is None:
-            logprobs[node.start :] = completion.logprobs
+        if node.excluded is None:
+            given = completion.logprobs
+            logprobs[node.start :] = np.nan if given is None else given
+        check_trained_logprobs(logprobs, trained)
         parent = next((keys[step] for step in reversed(node.path()[:-1]) if step in keys), None)
         found[key] = SequenceNode(
             full_text=text,

@@ -20,12 +20,12 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.server.dialects.dialect import ParsedRequest
-from toolroll.rollout.server.endpoint import Endpoint, Starter, model_card, retry_number
+from toolroll.rollout.server.endpoint import Endpoint, Starter, model_card
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.pending import PendingRequest
+from toolroll.rollout.server.pending import PendingRequest, retry_number
 from toolroll.rollout.server.received import decoded
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sessions import LiveSession, check_id
+from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.server.tokenizing import tokenize
 
@@ -54,7 +54,10 @@ class InProcessTransport:
         """Do nothing: no connection is open."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Return the answer to a request of the SDK, an object of the request's HTTP library."""
+        """Answer a request of the SDK.
+
+        `request` and the returned response are objects of the HTTP library that the SDK uses.
+        """
         http = importlib.import_module(type(request).__module__.partition(".")[0])
         try:
             return await self._answer(http, request)
@@ -91,7 +94,7 @@ class InProcessTransport:
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
         _ask_for_tokens(body.data, chat=what == "chat/completions")
         live = self._live(match["session"])
-        parsed, pending = await ask(
+        live, parsed, pending = await ask(
             live, body, retry=retry_number(request.headers.get("x-stainless-retry-count"))
         )
         limit = request.extensions.get("timeout", {}).get("read")
@@ -112,7 +115,7 @@ class InProcessTransport:
     def _live(self, session: str | None) -> LiveSession:
         if session is None:
             return self._endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
-        return self._endpoint.sessions.of(check_id(session))
+        return self._endpoint.sessions.of(session)
 
     async def _stream(
         self,

@@ -5,10 +5,10 @@ differ: `strftime_now` reads a given time, Jinja's sandbox does not repeat its s
 built-in types that templates use often, and one render takes at most `MOST_STEPS` steps of loops
 and calls.
 
-Invariant: within these steps, `CachingSandbox` returns, refuses and raises exactly what
-`ImmutableSandboxedEnvironment` does. For an object of a built-in type both depend only on its type
-and the attribute's name, so Jinja's own answers are computed once, at import
-(`tests/unit/template/test_sandbox.py`).
+Invariant: within this limit, `CachingSandbox` returns, refuses and raises exactly what
+`ImmutableSandboxedEnvironment` does (`tests/unit/template/test_sandbox.py`). For an object of a
+built-in type, the safety check of Jinja depends only on the type and the attribute's name, so its
+results are computed once, at import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SAFE = frozenset(
     (type(sample), name)
     for sample in _SAMPLES
     for name in dir(sample)
-    if _CHECKER.is_safe_attribute(sample, name, None)  # this does not look at the value
+    if _CHECKER.is_safe_attribute(sample, name, None)  # the check ignores the value
 )
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
@@ -55,7 +55,7 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call `obj` for the template; count the call."""
+        """Call `obj` for the template, and count the call as one step."""
         _count(context, 1)
         return super().call(context, obj, *args, **kwargs)
 
@@ -84,7 +84,9 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def _counted(context: Context, iterable: Any) -> Any:
-    """Return the items of a loop, and count its iterations: at once if they have a length."""
+    """Return the items of a loop, and count its iterations: all at once if the items have a length,
+    else one by one.
+    """
     if isinstance(iterable, Undefined):
         return iterable
     try:
@@ -105,8 +107,8 @@ def _count(context: Context, steps: int) -> None:
     setattr(context, _COUNTED, taken)
     if taken > MOST_STEPS:
         raise jinja2.TemplateRuntimeError(
-            f"the template takes more than {MOST_STEPS:,} steps for one render: does it loop "
-            f"forever?"
+            f"the template takes more than {MOST_STEPS:,} steps for one render, so it may loop "
+            "forever"
         )
 
 

@@ -7,7 +7,7 @@ async function unpack(id) {
 }
 
 const KEPT_BLOCKS = 8;
-const kept = new Map(); // the blocks used last, by their ids
+const kept = new Map(); // the most recently used blocks, by id
 
 function block(id) {
   const found = kept.get(id) || unpack(id);
@@ -17,7 +17,7 @@ function block(id) {
   return found;
 }
 
-// One episode: its conversation, its tools, and its sequences (null if they are not in the page).
+// Return one episode: its conversation, tools and sequences (null if they are not in the page).
 async function loadEpisode(row) {
   const conversation = (await block("block-" + row.block))[row.place];
   const [tools, sequences] = await Promise.all([

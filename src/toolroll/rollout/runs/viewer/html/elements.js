@@ -1,4 +1,4 @@
-// Elements. Everything from episodes becomes a text node: nothing is ever parsed as markup.
+// Create elements. All text from episodes becomes text nodes, so it is never parsed as markup.
 
 const at = id => document.getElementById(id);
 const narrow = matchMedia("(max-width: 760px)");
@@ -21,7 +21,7 @@ function make(name, attributes, ...children) {
   return node;
 }
 
-// The text as nodes, with what the search found in marks.
+// Return the text as nodes. What matches the search is in `mark` elements.
 function marked(text) {
   const wanted = state.filters.q.toLowerCase(),
     lower = text.toLowerCase();
@@ -35,7 +35,7 @@ function marked(text) {
   return [...nodes, text.slice(from)];
 }
 
-// Run what draws elements again, and focus the one that takes the place of the focused one.
+// Call `run`, which replaces elements, and then focus the element that replaces the focused one.
 function keepFocus(run) {
   const old = document.activeElement;
   run();
@@ -74,7 +74,7 @@ async function copy(text, notice) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // no permission: the old way
+    // The clipboard API needs a permission; this older way does not.
     const area = make("textarea", { "aria-label": "Text to copy" });
     area.value = text;
     document.body.append(area);

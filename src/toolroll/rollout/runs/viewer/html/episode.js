@@ -1,9 +1,9 @@
 // The open episode, alone or beside a pinned one.
 
-const panels = []; // of each `{detail, node, sequence, whole}`, the pinned one first
+const panels = []; // objects `{detail, node, sequence, whole}`, the pinned episode's first
 
-// Open `row`. `step`: as a new step of the history. `show`: also on a phone, which shows either the
-// table or the episode.
+// Open `row`. `step`: add an entry to the browser's history. `show`: on a narrow screen, which
+// shows either the table or the episode, show the episode.
 function openRow(row, { step = false, show = false } = {}) {
   state.open = row;
   writeAddress(step);
@@ -44,7 +44,7 @@ async function drawDetail() {
     return;
   }
   const details = await Promise.all(rows.map(loadEpisode));
-  if (at("detail").dataset.wanted !== wanted) return; // another one was opened meanwhile
+  if (at("detail").dataset.wanted !== wanted) return; // another episode was opened meanwhile
   panels.splice(
     0,
     panels.length,
@@ -139,7 +139,7 @@ function stepView(event) {
 }
 
 function asJson({ detail }) {
-  // Without what only the page uses.
+  // Leave out the fields that only the page uses.
   const { i, block, place, hasTokens, called, ...row } = detail.row;
   const { row: _, tools, sequences, ...rest } = detail;
   return { ...row, ...rest, tools, sequences };

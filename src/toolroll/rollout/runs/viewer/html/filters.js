@@ -94,7 +94,7 @@ function makeFilters() {
   });
 }
 
-// Set the fields from the state.
+// Update the search field and the filters from the state.
 function drawFilters() {
   for (const name of FILTERS)
     if (at("filter-" + name) && at("filter-" + name).value !== state.filters[name])

@@ -1,4 +1,4 @@
-// The keys. `?` shows them.
+// The keyboard shortcuts. `?` shows them.
 
 const KEYS = [
   ["j  k", "next, previous episode"],

@@ -1,4 +1,4 @@
-// The address: `#env/task#sample?filters`. It holds all of the state that a link should restore.
+// The page's address: `#env/task#sample?filters`. It has all state that a link should restore.
 
 const FILTERS = ["q", "env", "reward", "status", "stop", "tool", "flag"];
 const VIEWS = ["conversation", "tokens", "tools", "data"];
@@ -9,11 +9,11 @@ const state = {
   summary: {},
   byKey: new Map(),
   filters: Object.fromEntries(FILTERS.map(name => [name, ""])),
-  sort: "", // a column, with "-" before it for descending
+  sort: "", // a column; "-" before it sorts in descending order
   group: false,
-  expanded: new Set(), // tasks whose episodes are shown while grouped
-  open: null,
-  pinned: null, // rows
+  expanded: new Set(), // tasks whose episodes are shown if the table is grouped by task
+  open: null, // a row
+  pinned: null, // a row
   view: "conversation",
   color: "mask",
 };
@@ -64,11 +64,11 @@ function readAddress() {
 
 let addressTimer = 0;
 
-// Write the state into the address. `step`: as a new step of the history, so that Back undoes it.
+// Write the state into the address. `step`: add an entry to the history, so that Back undoes it.
 function writeAddress(step) {
   clearTimeout(addressTimer);
   if (step && address() !== (location.hash || "#")) history.pushState(null, "", address());
   if (step) return;
-  // A browser refuses to change the address many times a second.
+  // Wait, because browsers limit how often a page may change its address.
   addressTimer = setTimeout(() => history.replaceState(null, "", address()), 200);
 }

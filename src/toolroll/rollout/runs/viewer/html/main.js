@@ -1,4 +1,4 @@
-// Start the page, and follow its address.
+// Start the page, and show what its address names.
 
 function follow() {
   const known = readAddress();

@@ -1,6 +1,6 @@
-// An episode as a conversation, its tools, and its data.
+// The views of an episode's conversation, tools and data.
 
-const LONG = 2400; // characters of a text that are shown at first
+const LONG = 2400; // a longer text is cut after this many characters, until it is expanded
 
 function conversation(panel) {
   const { messages, invalid } = panel.detail;
@@ -52,7 +52,7 @@ function oneCall(call, status) {
   try {
     values = pretty(typeof values === "string" ? JSON.parse(values) : values);
   } catch {
-    /* shown as it was written */
+    /* not JSON: show it as it is */
   }
   return make(
     "div",
@@ -67,7 +67,7 @@ function oneCall(call, status) {
   );
 }
 
-// A text; of a long one the start, unless the search found something in it.
+// Return an element with the text. A long text is cut, unless it matches the search.
 function long(text, shown = LONG, code = false) {
   const box = make(code ? "pre" : "div", { class: "text" });
   const all = () => box.replaceChildren(...marked(text));

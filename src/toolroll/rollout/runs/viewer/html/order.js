@@ -21,7 +21,7 @@ function matches(row) {
   );
 }
 
-// `x` against `y`; what has no value comes last either way.
+// Compare two values. null comes last in ascending and in descending order.
 function compare(x, y, sign) {
   if (x === y) return 0;
   if (x === null || y === null) return x === null ? 1 : -1;
@@ -42,8 +42,8 @@ function sorted(things, value) {
 
 const sortKey = () => state.sort.replace(/^-/, "");
 
-// The episodes that match, as groups `{key, env, task, rows, graded, passed}`; one group if they
-// are not grouped.
+// Return the matching episodes as groups `{key, env, task, rows, graded, passed}`. If the table is
+// not grouped, return one group that has only `rows`.
 function groups() {
   const rows = sorted(state.rows.filter(matches), row => row[sortKey()]);
   if (!state.group) return [{ rows }];

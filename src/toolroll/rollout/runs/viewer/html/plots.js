@@ -1,4 +1,4 @@
-// The summary: a card for each environment, and histograms of what the table shows.
+// The summary: a card for each environment, and histograms of the episodes in the table.
 
 function drawCards() {
   const interval = rate =>

@@ -1,9 +1,11 @@
-// Search in messages, calls and results. Blocks are read in turn, so that keys are never blocked.
+// Search in messages, calls and results. The search reads one block after another, and lets the
+// page handle events in between.
 
 const hits = { query: "", rows: new Set(), share: 1 };
 const texts = new Map(); // the searched text of each conversation, in lower case, by block
 
-// True if the task or the conversation of `row` holds the query, as far as the search has come.
+// Return true if the task, the reason or the conversation of `row` contains the query. During a
+// search, only the conversations that were already read are considered.
 function found(row) {
   const query = state.filters.q.toLowerCase();
   return (

@@ -1,4 +1,4 @@
-// The table. Only the rows in sight are in the document.
+// The table. Only the visible rows are in the document.
 
 const COLUMNS = [
   { key: "task", words: "Task", width: 170, keep: true },
@@ -16,10 +16,10 @@ const COLUMNS = [
   { key: "stop", words: "Stop reason", width: 130 },
   { key: "env", words: "Environment", width: 170 },
 ];
-const SPARE = 8; // rows above and below those in sight
+const SPARE = 8; // number of rows that are drawn above and below the visible ones
 const table = { columns: COLUMNS, groups: [], items: [], place: new Map(), active: null };
 
-// A column whose value is the same in all episodes is left out.
+// Leave out columns whose value is the same in all episodes, except those with `keep`.
 function chooseColumns() {
   table.columns = COLUMNS.filter(
     ({ key, keep }) => keep || state.rows.some(row => row[key] !== state.rows[0][key]),
@@ -35,7 +35,7 @@ function chooseColumns() {
 const rowHeight = () => (narrow.matches ? 58 : 34);
 const idOf = item => (item.row ? "row-" + item.row.i : "group-" + item.group.rows[0].i);
 
-// Find what matches, and draw it.
+// Draw the table with the matching episodes.
 function drawTable() {
   table.groups = groups();
   layRows();

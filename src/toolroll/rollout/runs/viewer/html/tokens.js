@@ -1,6 +1,6 @@
 // An episode as tokens, colored by loss mask, logprob or weight version.
 
-const CONTEXT = 300; // of a long run of tokens that were not sampled, the last ones are shown
+const CONTEXT = 300; // of a long run of tokens that were not sampled, only this many are shown
 const PALETTE = [
   "#7fb3d5",
   "#f5b041",
@@ -115,7 +115,8 @@ function legend(versions) {
   );
 }
 
-// Where the long runs of tokens that were not sampled are cut: `[start, stop)` is left out.
+// Return which tokens to leave out, as a map from start to stop: all but the last `CONTEXT` tokens
+// of each long run of tokens that were not sampled.
 function gaps(part) {
   const found = [];
   let end = 0;
@@ -227,7 +228,7 @@ function sequence(panel, part, versions) {
   return box;
 }
 
-// Line breaks are shown, and still break the line.
+// Return the element of a token. A line break is shown as a symbol, and also breaks the line.
 function oneToken(part, k, back) {
   const token = make("span", {
     "data-k": k,

@@ -1,4 +1,6 @@
-"""The parts of the test bench that can be tested without a server of SGLang's."""
+"""The server processes that tests start (`support.processes`), and the proxy that counts their
+requests, without a server of SGLang's.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,38 @@
+"""`python -m examples.learn_desk`: train the model, or one of the controls."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+
+import torch
+from examples.learn_desk.learn import Learner, Lessons, prepare
+from examples.learn_desk.mistakes import MISTAKES
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m examples.learn_desk", description=__doc__)
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/learn"), help="continues what is there"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--control",
+        choices=MISTAKES,
+        help="repeat the policy gradient from the seed's imitation, with this mistake",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("examples.learn_desk").setLevel(logging.INFO)
+    lessons = Lessons()
+    await prepare(given.out, lessons)
+    control = MISTAKES[given.control] if given.control else None
+    await Learner(given.out, given.seed, lessons, control).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

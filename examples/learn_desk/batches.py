@@ -1,0 +1,94 @@
+"""`Sample`: one training sequence; and batches of them as tensors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from toolroll.rollout.adapters.sequences import training_sequences
+from toolroll.rollout.types import InteractionResult
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Three lists of the length of the sequence. `logprobs` is 0 where `loss_mask` is 0."""
+
+    ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    logprobs: npt.NDArray[np.float32]
+
+
+def samples_of(result: InteractionResult) -> list[Sample]:
+    """Return the sequences of an episode, by the function that every adapter uses."""
+    return [
+        Sample(
+            np.array(one.prompt_ids + one.response_ids, np.int32),
+            np.array([0] * len(one.prompt_ids) + one.loss_mask, np.uint8),
+            np.array([0.0] * len(one.prompt_ids) + one.logprobs, np.float32),
+        )
+        for one in training_sequences(result)
+        if one.trained_tokens
+    ]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples side by side, padded on the right. All tensors are [samples, tokens]."""
+
+    ids: Tensor
+    trained: Tensor
+    logprobs: Tensor
+
+
+def to_batch(samples: Sequence[Sample]) -> Batch:
+    """Return the samples as tensors: int64, bool and float32."""
+    length = max(len(sample.ids) for sample in samples)
+    ids = np.zeros((len(samples), length), np.int64)
+    trained = np.zeros((len(samples), length), bool)
+    logprobs = np.zeros((len(samples), length), np.float32)
+    for at, sample in enumerate(samples):
+        end = len(sample.ids)
+        ids[at, :end] = sample.ids
+        trained[at, :end] = sample.loss_mask
+        logprobs[at, :end] = sample.logprobs
+    return Batch(torch.from_numpy(ids), torch.from_numpy(trained), torch.from_numpy(logprobs))
+
+
+def shuffled(samples: Sequence[Sample], size: int, rng: random.Random) -> Iterator[list[Sample]]:
+    """Return batches of samples of about the same length, in random order, forever."""
+    while True:
+        order = sorted(
+            range(len(samples)), key=lambda at: len(samples[at].ids) * rng.uniform(0.8, 1.2)
+        )
+        starts = list(range(0, len(order) - size + 1, size))
+        rng.shuffle(starts)
+        for start in starts:
+            yield [samples[at] for at in order[start : start + size]]
+
+
+def save_samples(samples: Sequence[Sample], path: Path) -> None:
+    """Write samples to an npz file."""
+    np.savez_compressed(
+        path,
+        lengths=np.array([len(sample.ids) for sample in samples]),
+        ids=np.concatenate([sample.ids for sample in samples]).astype(np.int16),
+        loss_mask=np.concatenate([sample.loss_mask for sample in samples]),
+    )
+
+
+def load_samples(path: Path) -> list[Sample]:
+    """Return the samples of a file, without logprobs: those of references mean nothing."""
+    with np.load(path) as file:
+        lengths, ids, mask = file["lengths"], file["ids"].astype(np.int32), file["loss_mask"]
+    ends = np.cumsum(lengths)
+    return [
+        Sample(ids[end - size : end], mask[end - size : end], np.zeros(size, np.float32))
+        for size, end in zip(lengths.tolist(), ends.tolist(), strict=True)
+    ]

@@ -1,0 +1,167 @@
+"""Negative controls: what a wrong mask, wrong tokens or a wrong reward cost.
+
+Each makes one mistake that rollout code in the field makes, and nothing else. A recorded logprob
+that a mistake has no use for is replaced by the trainer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from examples.learn_desk.batches import Sample, to_batch
+from examples.learn_desk.network import Network
+from examples.learn_desk.reinforce import Scored, scored
+
+from toolroll.agents.environments.desk import BRIEF_POLICY, Desk
+from toolroll.rollout.types import (
+    Action,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    Observation,
+    Status,
+    StepResult,
+    Task,
+)
+
+Change = Callable[[Sample, Any], Sample]
+
+
+def _shifted(sample: Sample, _: Any) -> Sample:
+    mask = np.roll(sample.loss_mask, 1)
+    mask[0] = 0
+    return replace(sample, loss_mask=mask)
+
+
+def _everywhere(sample: Sample, _: Any) -> Sample:
+    mask = np.ones_like(sample.loss_mask)
+    mask[0] = 0
+    return replace(sample, loss_mask=mask)
+
+
+def _from_text(sample: Sample, tokenizer: Any) -> Sample:
+    """Encode the text of each part again, as loops do that keep messages instead of tokens."""
+    ids: list[int] = []
+    mask: list[int] = []
+    cuts = np.flatnonzero(np.diff(sample.loss_mask)) + 1
+    for part, flags in zip(
+        np.split(sample.ids, cuts), np.split(sample.loss_mask, cuts), strict=True
+    ):
+        encoded = tokenizer.encode(tokenizer.decode(part), add_special_tokens=False)
+        ids += encoded
+        mask += [int(flags[0])] * len(encoded)
+    return Sample(np.array(ids, np.int32), np.array(mask, np.uint8), np.zeros(len(ids), np.float32))
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`change` alters each sample; the other fields alter the episodes or what is read of them."""
+
+    name: str
+    change: Change | None = None
+    failures: bool = False
+    failures_graded: bool = False
+    forks: bool = False
+    forks_trained_twice: bool = False
+
+    def batch(self, episodes: Sequence[Episode], network: Network, tokenizer: Any) -> list[Scored]:
+        """Return the samples of the episodes, with the mistake."""
+        if self.failures_graded:
+            for episode in episodes:
+                _grade(episode.result)
+        if self.forks_trained_twice:
+            for episode in episodes:
+                _train_context(episode.result)
+        found = scored(episodes)
+        if self.change is not None:
+            found = [replace(one, sample=self.change(one.sample, tokenizer)) for one in found]
+        if self.change is not None or self.forks_trained_twice:
+            found = [replace(one, sample=_own_logprobs(one.sample, network)) for one in found]
+        return found
+
+
+def _grade(result: InteractionResult) -> None:
+    """Take an aborted episode for one that earned nothing."""
+    if result.status is Status.ABORTED:
+        result.status, result.reward = Status.COMPLETED, 0.0
+
+
+def _train_context(result: InteractionResult) -> None:
+    """Train all turns of each sequence, those too that an earlier sequence has already trained."""
+    changed = []
+    for trajectory in result.trajectories:
+        mask = trajectory.loss_mask.copy()
+        for turn in trajectory.turns:
+            mask[turn.start : turn.stop] = 1
+        start = min((turn.start for turn in trajectory.turns), default=trajectory.prompt_length)
+        changed.append(replace(trajectory, loss_mask=mask, prompt_length=start))
+    result.trajectories = tuple(changed)
+
+
+def _own_logprobs(sample: Sample, network: Network) -> Sample:
+    batch = to_batch([sample])
+    logprobs = np.zeros(len(sample.ids), np.float32)
+    with torch.no_grad():
+        logprobs[sample.loss_mask == 1] = network.logprobs(batch.ids, batch.trained).numpy()
+    return replace(sample, logprobs=logprobs)
+
+
+class FlakyDesk(Desk):
+    """A desk whose database cannot be reached in one of 25 calls."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the task."""
+        self._luck = np.random.default_rng(seed)
+        return await super().reset(task, seed)
+
+    async def step(self, action: Action) -> StepResult:
+        """Run the calls, or raise `ConnectionError`."""
+        if action.tool_calls and self._luck.random() < 1 / 25:
+            raise ConnectionError("the database of the desk cannot be reached")
+        return await super().step(action)
+
+
+def flaky_desk(options: EnvironmentOptions) -> Desk:
+    """Return a flaky desk with the brief policy."""
+    return FlakyDesk(options, BRIEF_POLICY)
+
+
+_FIND_LAST = (
+    "{%- set seen = namespace(last=-1) -%}{%- for message in messages -%}"
+    "{%- if message.role == 'assistant' -%}{%- set seen.last = loop.index0 -%}{%- endif -%}"
+    "{%- endfor -%}"
+)
+
+
+def forgetful_template() -> str:
+    """Return the model's chat template with the thoughts of the last turn only; Qwen3's drops those
+    of earlier turns too. A turn after two thoughts starts a new sequence.
+    """
+    template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+    shown = "{% if message.reasoning_content %}"
+    assert shown in template
+    only_last = "{% if message.reasoning_content and loop.index0 == seen.last %}"
+    return _FIND_LAST + template.replace(shown, only_last)
+
+
+MISTAKES: Mapping[str, Mistake] = {
+    mistake.name: mistake
+    for mistake in (
+        Mistake("none"),
+        Mistake("shifted-mask", change=_shifted),
+        Mistake("mask-everywhere", change=_everywhere),
+        Mistake("tokens-from-text", change=_from_text),
+        Mistake("failures", failures=True),
+        Mistake("failures-are-reward-0", failures=True, failures_graded=True),
+        Mistake("forks", forks=True),
+        Mistake("forks-trained-twice", forks=True, forks_trained_twice=True),
+    )
+}
+"""The controls by name. `none`, `failures` and `forks` make no mistake: the others are compared
+with them.
+"""

@@ -1,0 +1,96 @@
+"""Policy gradient with the episodes' own logprobs: GRPO's advantages, PPO's clipped ratio."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from examples.learn_desk.batches import Sample, samples_of, to_batch
+from examples.learn_desk.network import Network
+from torch import Tensor
+
+from toolroll.rollout.advantages import group_advantages
+from toolroll.rollout.types import Episode
+
+CLIP = 0.2
+_TOKENS = 16_384
+"""How many tokens, padding included, are computed at once."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A sample and the advantage of its episode."""
+
+    sample: Sample
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The trainer's logprobs beside those that the engine recorded, over `tokens` tokens."""
+
+    tokens: int
+    largest: float
+    mean: float
+
+
+def scored(episodes: Sequence[Episode]) -> list[Scored]:
+    """Return the samples of groups whose rewards differ. The episodes of one task are a group."""
+    groups: defaultdict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        groups[episode.task_id].append(episode)
+    found = []
+    for group in groups.values():
+        advantages = group_advantages([episode.result for episode in group])
+        for episode, advantage in zip(group, advantages, strict=True):
+            if advantage:  # an aborted episode has None, and an equal one teaches nothing
+                found += [Scored(sample, advantage) for sample in samples_of(episode.result)]
+    return found
+
+
+def agreement(network: Network, samples: Sequence[Sample]) -> Agreement:
+    """Compare the recorded logprobs of all trained tokens with the network's."""
+    differences = []
+    with torch.no_grad():
+        for chunk in _chunks([Scored(sample, 0.0) for sample in samples]):
+            batch = to_batch([one.sample for one in chunk])
+            found = network.logprobs(batch.ids, batch.trained)
+            differences.append((found - batch.logprobs[batch.trained]).abs())
+    every = torch.cat(differences)
+    return Agreement(len(every), float(every.max()), float(every.mean()))
+
+
+def update(network: Network, optimizer: torch.optim.Optimizer, batch: Sequence[Scored]) -> float:
+    """Make one step of the optimizer. Return the norm of the gradient before it is clipped.
+
+    The loss is the mean over the trained tokens of all samples.
+    """
+    tokens = sum(int(one.sample.loss_mask.sum()) for one in batch)
+    optimizer.zero_grad()
+    for chunk in _chunks(batch):
+        (_loss(network, chunk) / tokens).backward()
+    norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    optimizer.step()
+    return float(norm)
+
+
+def _loss(network: Network, chunk: Sequence[Scored]) -> Tensor:
+    batch = to_batch([one.sample for one in chunk])
+    advantages = torch.tensor([one.advantage for one in chunk]).unsqueeze(1)
+    advantages = advantages.expand(batch.ids.shape)[batch.trained]
+    logprobs = network.logprobs(batch.ids, batch.trained)
+    ratio = (logprobs - batch.logprobs[batch.trained]).exp()
+    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+    return -torch.minimum(ratio * advantages, clipped * advantages).sum()
+
+
+def _chunks(batch: Sequence[Scored]) -> list[list[Scored]]:
+    """Return the samples in chunks of similar length."""
+    chunks: list[list[Scored]] = []
+    for one in sorted(batch, key=lambda each: len(each.sample.ids)):
+        if not chunks or (len(chunks[-1]) + 1) * len(one.sample.ids) > _TOKENS:
+            chunks.append([])
+        chunks[-1].append(one)
+    return chunks

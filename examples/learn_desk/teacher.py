@@ -1,0 +1,165 @@
+"""What a good model would reply: the reference actions, with the thoughts that lead to them.
+
+A thought quotes the facts from the conversation, and judges each by the rule that it concerns: `ok`
+or the rule's code. It quotes them as they stand there, because copying is what a small model does
+best.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolroll.agents.environments.desk import reference
+from toolroll.agents.environments.desk.rules import money
+from toolroll.rollout.testing.reference_policy import write_action
+from toolroll.rollout.types import Action, Task
+
+Facts = Mapping[str, Any]
+Fact = tuple[str, str | None]
+"""A quoted fact, and the rule that it is judged by."""
+
+
+def replies(task: Task) -> list[str]:
+    """Return the texts of the model's turns in `task`, a generated one."""
+    thoughts = _thoughts(task.data)
+    return [_said(next(thoughts), action) for action in reference(task)]
+
+
+def quote(row: Mapping[str, Any], *names: str) -> str:
+    """Return fields of a JSON object as `json.dumps` writes them, without the brackets."""
+    return json.dumps({name: row[name] for name in names})[1:-1]
+
+
+def account(data: Facts) -> dict[str, Any]:
+    """Return what `find_member` shows of the member who writes."""
+    names = ("card", "name", "postcode", "tier", "status", "owed", "waived_on")
+    rows = data["rows"]
+    titles = {book[0]: book[1] for book in rows["books"]}
+    shown: dict[str, Any] = dict(zip(names, rows["members"][0], strict=True))
+    shown["owed"] = money(shown["owed"])
+    card = shown["card"]
+    shown["loans"] = [
+        {"title": titles[book], "loan_id": loan, "due": due, "renewals": renewals}
+        for loan, owner, book, due, renewals in rows["loans"]
+        if owner == card
+    ]
+    shown["holds"] = [
+        {"title": titles[book], "hold_id": hold}
+        for hold, owner, book in rows["holds"]
+        if owner == card
+    ]
+    return shown
+
+
+def found_book(data: Facts, title: str) -> dict[str, Any]:
+    """Return what `search_books` shows of the book."""
+    rows = data["rows"]
+    [row] = [row for row in rows["books"] if row[1] == title]
+    book_id, title, author, kind, on_shelf = row
+    return {
+        "title": title,
+        "author": author,
+        "book_id": book_id,
+        "kind": kind,
+        "on_shelf": on_shelf,
+        "waiting": sum(hold[2] == book_id for hold in rows["holds"]),
+    }
+
+
+def identity(given: str, member: Facts) -> str:
+    """Return the comparison of the postcode that the member gave with the account's."""
+    right = given == member["postcode"]
+    return f"the postcode {given}, {quote(member, 'postcode')} {'ok' if right else 'A1'}"
+
+
+def loan(member: Facts, title: str) -> str:
+    """Return the quoted loan of a title."""
+    [row] = [row for row in member["loans"] if row["title"] == title]
+    return quote(row, "title", "loan_id", "due", "renewals")
+
+
+def hold(member: Facts, title: str) -> str:
+    """Return the quoted hold on a title."""
+    [row] = [row for row in member["holds"] if row["title"] == title]
+    return quote(row, "title", "hold_id")
+
+
+def _said(thought: str, action: Action) -> str:
+    text = write_action(action)
+    return f"<think>{thought}</think>{text}" if thought else text
+
+
+def _thoughts(data: Facts) -> Iterator[str]:
+    """Return the thought before each reference action."""
+    yield ""  # the greeting
+    yield ""  # the call of find_member
+    member, requests = account(data), data["requests"]
+    start = identity(data["postcode"], member)
+    if start.endswith("A1"):
+        yield start
+        return
+    start += f"\n{quote(member, 'status')} "
+    if member["status"] == "blocked":
+        yield start + "blocked"
+        return
+    start += "ok\n"
+    for request in requests:
+        yield from _settling(start, request, member, data)
+        start = ""
+
+
+def _settling(start: str, request: Facts, member: Facts, data: Facts) -> Iterator[str]:
+    """Return the thoughts before the calls and the reply that settle one request."""
+    kind, title = request["kind"], request["title"]
+    start += f"{kind} {title}".rstrip()
+    if kind in ("renew", "hold"):
+        yield start
+        facts: list[Fact] = (
+            _renewal(member, loan(member, title), found_book(data, title))
+            if kind == "renew"
+            else _holding(member, found_book(data, title))
+        )
+    else:
+        facts = [(start, None)]
+        if kind == "cancel":
+            facts.append((hold(member, title), None))
+        elif kind == "due":
+            facts.append((loan(member, title), None))
+        elif kind == "owed":
+            facts.append((quote(member, "owed"), None))
+        elif kind == "waive":
+            facts += [(quote(member, "owed"), "F1"), (quote(member, "waived_on"), "F2")]
+    yield _judged(facts, set(request["told"]))
+    # After its last call, the model has only to report.
+    if request["reply"] and len(request["actions"]) > (kind in ("renew", "hold")):
+        yield ""
+
+
+def _renewal(member: Facts, row: str, book: Facts) -> list[Fact]:
+    return [
+        (quote(member, "tier") + "\n" + row, "R1"),
+        (quote(book, "waiting"), "R2"),
+        ("due", "R3"),
+        (quote(member, "owed"), "R4"),
+    ]
+
+
+def _holding(member: Facts, book: Facts) -> list[Fact]:
+    return [
+        (quote(book, "title", "author", "book_id", "kind"), "H3"),
+        (quote(book, "on_shelf"), "H2"),
+        (f"{quote(member, 'tier')}, {len(member['holds'])} holds", "H1"),
+        (quote(member, "owed"), "R4"),
+    ]
+
+
+def _judged(facts: list[Fact], broken: set[str]) -> str:
+    """Return one line for each fact, up to the first that breaks its rule."""
+    lines = []
+    for fact, code in facts:
+        lines.append(fact if code is None else f"{fact} {code if code in broken else 'ok'}")
+        if code in broken:
+            break
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""`DeskFactory`: the tasks of the desk, and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from toolroll.agents.environments.desk.database import handwritten
+from toolroll.agents.environments.desk.environment import Desk
+from toolroll.agents.environments.desk.generate import generate
+from toolroll.agents.environments.desk.judge import reference
+from toolroll.agents.environments.desk.policy import BRIEF_POLICY, POLICY
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Action, EnvironmentOptions, Task
+
+_POLICIES = {"full": POLICY, "brief": BRIEF_POLICY}
+_GENERATED = {"train": 10_000, "held-out": 1_000}
+
+
+@cache
+def _tasks(split: str) -> tuple[Task, ...]:
+    if split == "test":
+        rows = handwritten()["tasks"]
+    else:
+        rows = generate(_GENERATED[split], held_out=split == "held-out")
+    return tuple(Task(row["id"], index, split, row) for index, row in enumerate(rows))
+
+
+class DeskFactory:
+    """The factory of the environment.
+
+    The tasks of `test` are written by hand. Those of `train` and `held-out` are generated from a
+    seed, each with a library of its own. They share no member, book, loan or hold with `test`, and
+    no title and no card with each other.
+
+    The setting `policy` is the system message: `full` (the default) states the rules, `brief` does
+    not, for a model that was trained on them.
+    """
+
+    name = "desk"
+    description = (
+        "The service desk of a lending library: 33 tasks and 11,000 generated ones, seven tools, "
+        "no server and no download."
+    )
+    splits: tuple[str, ...] = ("test", "train", "held-out")
+
+    def missing(self) -> str | None:
+        """Return None: nothing needs to be installed."""
+        return None
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks in order. Raise `UsageError` for an unknown split."""
+        if split not in self.splits:
+            raise UsageError(f"desk has no split {split!r}; it has {', '.join(self.splits)}")
+        return _tasks(split)
+
+    def make(self, options: EnvironmentOptions) -> Desk:
+        """Return a new desk. Raise `UsageError` for an unknown setting or policy."""
+        unknown = sorted(set(options.settings) - {"policy"})
+        if unknown:
+            raise UsageError(f"desk has the setting policy only, got: {', '.join(unknown)}")
+        policy = options.settings.get("policy", "full")
+        if policy not in _POLICIES:
+            raise UsageError(f"desk: policy must be full or brief, not {policy!r}")
+        return Desk(options, _POLICIES[policy])
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        """Return the actions that earn 1.0."""
+        return reference(task)
+
+
+DESK = DeskFactory()

@@ -1,0 +1,168 @@
+"""What each kind of request may refer to, what the rules say, and how it is settled.
+
+These are the rules of `policy.POLICY`, written a second time as code: they decide what the tools do
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from toolroll.agents.environments.desk.library import Book, Hold, Library, Loan
+from toolroll.agents.environments.desk.policy import RENEWED_UNTIL, TODAY
+
+Call = tuple[str, dict[str, str]]
+
+TOO_LATE = "2031-02-24"
+"""A loan that was due before this day is more than 14 days overdue."""
+
+A_YEAR_AGO = "2030-03-10"
+_RENEWALS = {"standard": 2, "plus": 4}
+_HOLDS = {"standard": 3, "plus": 5}
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A request and its reference. `told` is what the reply must contain."""
+
+    kind: str
+    title: str
+    actions: list[Call]
+    reply: str
+    told: list[str]
+
+
+def money(cents: int) -> str:
+    """Return an amount as the desk writes it."""
+    return f"{cents // 100}.{cents % 100:02d}"
+
+
+def _forbidden(kind: str, title: str, actions: list[Call], code: str) -> Settled:
+    return Settled(kind, title, actions, f"I cannot do that, because of rule {code}.", [code])
+
+
+def _the_one(broken: Mapping[str, bool]) -> str | None:
+    """Return the code of the broken rule, or None. Raise `LookupError` if several are broken: the
+    reply must name one.
+    """
+    codes = [code for code, is_broken in broken.items() if is_broken]
+    if len(codes) > 1:
+        raise LookupError(codes)
+    return codes[0] if codes else None
+
+
+def renew(library: Library, loan: Loan) -> Settled:
+    """Renew a loan of the member."""
+    title, member = library.book(loan.book).title, library.member
+    search = ("search_books", {"title": title})
+    code = _the_one(
+        {
+            "R1": loan.renewals >= _RENEWALS[member.tier],
+            "R2": library.waiting(loan.book) > 0,
+            "R3": loan.due < TOO_LATE,
+            "R4": member.owed > 1000,
+        }
+    )
+    if code:
+        return _forbidden("renew", title, [search], code)
+    loan.due, loan.renewals = RENEWED_UNTIL, loan.renewals + 1
+    actions = [search, ("renew_loan", {"loan_id": loan.id})]
+    reply = f"{title} is renewed until {RENEWED_UNTIL}."
+    return Settled("renew", title, actions, reply, [RENEWED_UNTIL])
+
+
+def hold(library: Library, book: Book) -> Settled:
+    """Place a hold on a book that the member neither has nor waits for."""
+    member = library.member
+    search = ("search_books", {"title": book.title})
+    code = _the_one(
+        {
+            "H1": len(library.own_holds()) >= _HOLDS[member.tier],
+            "H2": book.on_shelf > 0,
+            "H3": book.kind == "reference",
+            "R4": member.owed > 1000,
+        }
+    )
+    if code:
+        return _forbidden("hold", book.title, [search], code)
+    library.holds.append(Hold("new", member.card, book.id))
+    place = str(library.waiting(book.id))
+    actions = [search, ("place_hold", {"card": member.card, "book_id": book.id})]
+    reply = f"Your place in the queue for {book.title} is {place}."
+    return Settled("hold", book.title, actions, reply, [place])
+
+
+def cancel(library: Library, held: Hold) -> Settled:
+    """Cancel a hold of the member."""
+    title = library.book(held.book).title
+    library.holds.remove(held)
+    actions = [("cancel_hold", {"hold_id": held.id})]
+    return Settled("cancel", title, actions, f"Your hold on {title} is cancelled.", [])
+
+
+def waive(library: Library, _: None) -> Settled:
+    """Waive the fees. The member owes something."""
+    member = library.member
+    code = _the_one({"F1": member.owed > 500, "F2": member.waived_on > A_YEAR_AGO})
+    if code:
+        return _forbidden("waive", "", [], code)
+    amount = money(member.owed)
+    member.owed, member.waived_on = 0, TODAY
+    actions = [("waive_fees", {"card": member.card})]
+    return Settled("waive", "", actions, f"I have waived {amount}.", [amount])
+
+
+def due(library: Library, loan: Loan) -> Settled:
+    """Tell when a loan is due."""
+    title = library.book(loan.book).title
+    return Settled("due", title, [], f"{title} is due on {loan.due}.", [loan.due])
+
+
+def owed(library: Library, _: None) -> Settled:
+    """Tell what the member owes."""
+    amount = money(library.member.owed)
+    return Settled("owed", "", [], f"You owe {amount}.", [amount])
+
+
+def transfer(library: Library, kind: str, title: str, topic: str) -> Settled:
+    """Hand the chat to a person."""
+    arguments = {"card": library.member.card, "topic": topic}
+    return Settled(kind, title, [("transfer_to_person", arguments)], "", [])
+
+
+def lost(library: Library, loan: Loan) -> Settled:
+    """Report the loss of a loan."""
+    return transfer(library, "lost", library.book(loan.book).title, "lost_item")
+
+
+def complaint(library: Library, _: None) -> Settled:
+    """Complain about staff."""
+    return transfer(library, "complaint", "", "complaint")
+
+
+def choices(library: Library, kind: str) -> list[Any]:
+    """Return what a request of the kind may refer to. The list is empty if nothing fits."""
+    if kind in ("renew", "due", "lost"):
+        # A loan that was just renewed is not renewed again.
+        return [loan for loan in library.own_loans() if loan.due != RENEWED_UNTIL]
+    if kind == "cancel":
+        return [held for held in library.own_holds() if held.id != "new"]
+    if kind == "hold":
+        taken = {loan.book for loan in library.own_loans()}
+        taken |= {held.book for held in library.own_holds()}
+        return [book for book in library.books if book.id not in taken]
+    return [None] if kind != "waive" or library.member.owed else []
+
+
+SETTLE: Mapping[str, Callable[[Library, Any], Settled]] = {
+    "renew": renew,
+    "hold": hold,
+    "cancel": cancel,
+    "waive": waive,
+    "due": due,
+    "owed": owed,
+    "lost": lost,
+    "complaint": complaint,
+}

@@ -1,0 +1,47 @@
+"""`hook_value`: check that an overridden hook returned a value, and not a coroutine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from toolroll.rollout.errors import EnvironmentFailure
+
+T = TypeVar("T")
+
+_FIELDS = ("observation", "messages", "reward", "done", "info", "tools")
+
+
+def hook_value(hook: str, found: T, *, depth: int = 0) -> T:
+    """Return `found`, which the hook returned.
+
+    Raise `EnvironmentFailure` if it is a coroutine, or contains one within `depth` levels. The
+    coroutine is closed, so that Python does not warn about it.
+    """
+    left = [value for value in _values(found, depth) if inspect.isawaitable(value)]
+    for value in left:
+        if inspect.iscoroutine(value):
+            value.close()
+    if not left:
+        return found
+    name = left[0].__qualname__ if inspect.iscoroutine(left[0]) else type(left[0]).__name__
+    what = "a coroutine" if left[0] is found else "an object that contains a coroutine"
+    raise EnvironmentFailure(
+        f"{hook} returned {what} ({name}) instead of a value: an `await` is missing, or the hook "
+        "must not be async"
+    )
+
+
+def _values(value: Any, depth: int) -> Iterator[Any]:
+    yield value
+    if depth == 0 or inspect.isawaitable(value):
+        return
+    if isinstance(value, Mapping):
+        parts: Any = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    else:
+        parts = [getattr(value, name, None) for name in _FIELDS]
+    for part in parts:
+        yield from _values(part, depth - 1)

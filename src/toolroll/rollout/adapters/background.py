@@ -1,0 +1,79 @@
+"""`Background`: an event loop in a separate thread, for trainers whose calls are not async.
+
+Invariant: a call ends only after its coroutine has ended. An interrupt (Ctrl-C) cancels the
+coroutine, so that its episodes close their environments before the call ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Background:
+    """Runs coroutines for threads without an event loop. The first coroutine starts the thread,
+    which is named `name`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.RLock()  # a finalizer may run while it is held
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` to its end, and return its result.
+
+        If the waiting thread is interrupted, cancel the coroutine and wait for its end. A second
+        interrupt ends the wait.
+        """
+        loop, ended = self._started(), threading.Event()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda task: ended.set())
+
+        loop.call_soon_threadsafe(start)
+        try:
+            ended.wait()
+        except BaseException:
+            loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            ended.wait()
+            if not tasks[0].cancelled():
+                tasks[0].exception()  # retrieved, so that asyncio does not log it
+            raise
+        return tasks[0].result()
+
+    def finish(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run `coroutine` to its end, for a finalizer: the garbage collector may call it in the
+        loop's own thread, where nothing can wait. There it only starts the coroutine.
+        """
+        if threading.current_thread() is self._thread:
+            asyncio.run_coroutine_threadsafe(coroutine, self._started())
+        else:
+            self.run(coroutine)
+
+    def close(self) -> None:
+        """End the thread. A later `run` starts another thread."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name=self._name, daemon=True
+                )
+                self._thread.start()
+            return self._loop

@@ -1,0 +1,38 @@
+"""A limit on the nesting of JSON, so that whatever is accepted can also be written, inside of other
+objects: orjson reads 1024 levels, but writes only 254.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+DEEPEST = 200
+"""Maximum number of levels of a body."""
+_SPARE = 54
+
+
+def too_deep(data: Any, *, around: int = 0) -> bool:
+    """Return True if `data`, inside of `around` other objects, has more than `DEEPEST` levels."""
+    for _ in range(_SPARE + around):
+        data = [data]
+    try:
+        orjson.dumps(data)
+    except orjson.JSONEncodeError:
+        return True
+    return False
+
+
+def too_deep_text(text: str) -> bool:
+    """Return True if `text` may be JSON, but is nested too deep for Python's reader, with which
+    chat templates get the arguments of calls.
+    """
+    try:
+        json.loads("[" * _SPARE + text + "]" * _SPARE)  # the reader's stack may be higher
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return False

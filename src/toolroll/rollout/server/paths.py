@@ -1,0 +1,61 @@
+"""The paths of requests: the API that a path names, and what to use instead of an unserved path.
+
+Invariant: the name of a session in a path never affects the result. Paths are still quoted, so such
+a name has no `/`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_APIS = frozenset({"chat", "completions", "messages", "models", "responses"})
+_SESSION = re.compile(r"/sessions/[^/]*")
+
+
+def api_of(path: str) -> str | None:
+    """Return the API that `path` names first. Return None if it names none."""
+    _, rest = _split_session(path)
+    return next((name for name in rest.split("/") if name in _APIS), None)
+
+
+def instead_of(path: str) -> str:
+    """Return the message for `path`, which is not served: what to use instead."""
+    session, rest = _split_session(path)
+    for name in ("/chat/completions", "/completions", "/responses", "/models"):
+        base, found, _ = rest.partition(name)
+        if found and not base.endswith("/v1"):
+            base = f"{session}{base}/v1"
+            return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}"
+    base, found, _ = rest.partition("/v1/v1/messages")
+    if found:
+        base = f"{session}{base}" or "/"
+        return f"there is no {path!r}: the client adds /v1 itself: set base_url to {base!r}"
+    hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{rest}/"), None)
+    routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
+    words = f"there is no {path!r}" + (f": {hint}" if hint else "")
+    return f"{words}. Served are {routes}; those with /v1 and /tokenize also under /sessions/NAME"
+
+
+_SERVED = {
+    "POST": "/v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, "
+    "/v1/completions, /tokenize, /v1/tokenize, /sessions",
+    "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics, /docs",
+}
+_CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
+_INSTEAD = {
+    "/assistants": _CHAT_INSTEAD,
+    "/threads": _CHAT_INSTEAD,
+    "/embeddings": "this endpoint only generates",
+    "/generate": "only the engine has SGLang's own routes: use /v1/completions, which takes token "
+    "ids as prompt",
+    "/detokenize": "only the engine has SGLang's own routes; here, each reply has its token ids "
+    "and its text",
+}
+"""Hints for well-known routes that are not served."""
+
+
+def _split_session(path: str) -> tuple[str, str]:
+    """Return the start of `path` that names a session, empty if there is none, and the rest."""
+    found = _SESSION.match(path)
+    end = found.end() if found is not None else 0
+    return path[:end], path[end:]

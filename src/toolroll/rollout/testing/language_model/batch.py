@@ -1,0 +1,181 @@
+"""`Batch`: the running sequences of the language model, computed step by step.
+
+Invariants: the cache of a sequence has the keys and values of its first `computed` tokens, under
+the current weights. Prompts come first: no step mixes prompts with sequences that need only their
+last token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.network import Network, Part
+from toolroll.rollout.testing.language_model.prefix_store import PrefixStore, StoredPrefix
+from toolroll.rollout.testing.language_model.sampling import (
+    log_softmax,
+    sample,
+    top_logprobs,
+)
+from toolroll.rollout.testing.language_model.sequence import Sequence, Token
+from toolroll.rollout.testing.language_model.weights import Tensor
+from toolroll.rollout.testing.prefix_cache import common_length
+
+_PROMPT_TOKENS = 4096
+"""Prompt tokens of one step: the running sequences wait for it."""
+_WORTH_WAITING = 32
+"""A prompt waits for another one of the same step if it can then reuse more tokens than this."""
+_INPUT_ROWS = 256
+"""Prompt positions whose logits are computed at once."""
+_FIRST_ROOM = 512
+"""Sampled tokens for which a cache has room at first."""
+
+Sampled = list[tuple[Sequence, Token]]
+_Ids = npt.NDArray[np.int32]
+
+
+class Batch:
+    """Not thread-safe. Append new sequences to `sequences`. `kept_tokens`: the size of the prefix
+    store.
+    """
+
+    def __init__(self, network: Network, kept_tokens: int) -> None:
+        self.network = network
+        self._store = PrefixStore(kept_tokens)
+        self.sequences: list[Sequence] = []
+
+    def step(self) -> Sampled:
+        """Remove ended sequences. Compute prompts, or the next token of all sequences. Return the
+        sampled tokens, which are not appended yet.
+        """
+        self._remove_ended()
+        if prompts := [each for each in self.sequences if each.missing > 1]:
+            return self._prefill(prompts)
+        return self._decode() if self.sequences else []
+
+    def retract(self) -> None:
+        """Drop the keys and values of the running sequences, which are computed again."""
+        for sequence in self.sequences:
+            sequence.computed = 0
+
+    def clear_store(self) -> None:
+        """Drop the keys and values of ended sequences."""
+        self._remove_ended()
+        self._store.clear()
+
+    def _remove_ended(self) -> None:
+        for sequence in self.sequences:
+            if sequence.ended and sequence.computed and sequence.cache is not None:
+                prefix = sequence.ids[: sequence.computed].copy()
+                self._store.add(StoredPrefix(sequence.group, prefix, sequence.cache))
+        self.sequences = [each for each in self.sequences if not each.ended]
+
+    def _cache(self, sequence: Sequence) -> KVCache:
+        """Return the sequence's cache, with room for all its tokens."""
+        if sequence.cache is None:
+            room = sequence.length + min(sequence.room, _FIRST_ROOM)
+            sequence.cache = KVCache(self.network.config, room)
+        sequence.cache.reserve(sequence.length)
+        return sequence.cache
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def _decode(self) -> Sampled:
+        caches = [self._cache(each) for each in self.sequences]
+        ids = np.array([each.ids[-1] for each in self.sequences], np.int32)
+        hidden = self.network.decode(caches, ids, [each.computed for each in self.sequences])
+        for sequence in self.sequences:
+            sequence.computed += 1
+            sequence.reused = sequence.reused or 0
+        return self._sample(self.sequences, hidden)
+
+    def _sample(self, sequences: list[Sequence], hidden: Tensor) -> Sampled:
+        samplings = [each.sampling for each in sequences]
+        logits = self.network.logits(hidden)
+        ids, logprobs = sample(logits, samplings, [each.length for each in sequences])
+        chosen = logprobs[np.arange(len(ids)), ids]
+        return [
+            (sequence, Token(index, value, top_logprobs(row, sequence.top)))
+            for sequence, index, value, row in zip(
+                sequences, ids.tolist(), chosen.tolist(), logprobs, strict=True
+            )
+        ]
+
+    # --- prompts ----------------------------------------------------------------------------------
+
+    def _prefill(self, prompts: list[Sequence]) -> Sampled:
+        chosen = self._chosen(prompts)
+        if not chosen:  # all were found in the store
+            return []
+        parts = [Part(self._cache(each), each.computed, ids) for each, ids in chosen]
+        hidden = self.network.prefill(parts)
+        ready, rows, end = [], [], 0
+        for (sequence, _), part in zip(chosen, parts, strict=True):
+            start, end = end, end + len(part.ids)
+            self._score_input(sequence, part, hidden[start:end])
+            sequence.computed = part.end
+            if not sequence.missing:
+                ready.append(sequence)
+                rows.append(end - 1)
+        return self._sample(ready, hidden[rows]) if ready else []
+
+    def _chosen(self, prompts: list[Sequence]) -> list[tuple[Sequence, _Ids]]:
+        """Return the ids to compute now, after reusing what is computed."""
+        chosen: list[tuple[Sequence, _Ids]] = []
+        room = _PROMPT_TOKENS
+        for sequence in prompts:
+            if not sequence.computed and not self._reuse(sequence, [each for each, _ in chosen]):
+                continue
+            if sequence.missing > 1 and room:
+                ids = sequence.ids[sequence.computed : sequence.computed + room]
+                chosen.append((sequence, ids))
+                room -= len(ids)
+        return chosen
+
+    def _reuse(self, sequence: Sequence, chosen: list[Sequence]) -> bool:
+        """Use the longest computed prefix. Return False if the sequence should wait for one of
+        `chosen`, with which it shares more.
+        """
+        wanted = sequence.ids[: sequence.reusable]
+        stored, kept = self._store.best(sequence.group, wanted)
+        running, common = self._best_running(sequence.group, wanted)
+        shared = [
+            common_length(each.ids, wanted) for each in chosen if each.group == sequence.group
+        ]
+        if max(shared, default=0) > max(kept, common) + _WORTH_WAITING:
+            return False
+        if stored is not None and kept > common:
+            taken = self._store.take(stored, kept)
+            if taken is None:
+                self._cache(sequence).copy_from(stored.cache, kept)
+            else:
+                sequence.cache = taken
+        elif running is not None and running.cache is not None:
+            self._cache(sequence).copy_from(running.cache, common)
+        sequence.computed = max(kept, common)
+        if sequence.reused is None:
+            sequence.reused = sequence.computed
+        return True
+
+    def _best_running(self, group: str, wanted: _Ids) -> tuple[Sequence | None, int]:
+        """Return the sequence that has the most computed tokens in common with `wanted`, and their
+        number.
+        """
+        best, most = None, 0
+        for other in self.sequences:
+            if other.group == group and other.computed > most:
+                common = common_length(other.ids[: other.computed], wanted)
+                best, most = (other, common) if common > most else (best, most)
+        return best, most
+
+    def _score_input(self, sequence: Sequence, part: Part, hidden: Tensor) -> None:
+        """Add the logprobs of prompt tokens, from the hidden states of `part`."""
+        last = min(part.end, sequence.prompt_length - 1)
+        for at in range(max(part.start, sequence.next_input), last, _INPUT_ROWS):
+            until = min(at + _INPUT_ROWS, last)
+            rows = log_softmax(self.network.logits(hidden[at - part.start : until - part.start]))
+            following = sequence.ids[at + 1 : until + 1]
+            for row, index in zip(rows, following.tolist(), strict=True):
+                top = top_logprobs(row, sequence.top)
+                sequence.input_logprobs.append((float(row[index]), top))

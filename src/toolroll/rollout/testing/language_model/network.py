@@ -1,0 +1,174 @@
+"""`Network`: the forward pass of a Llama network in float32, with numpy.
+
+Invariant: each token attends to the same keys, whether it is computed with its prompt or alone, and
+whatever else is in the batch. Only the rounding of float32 differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from toolroll.rollout.testing.language_model.config import LlamaConfig
+from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.weights import Tensor, Weights
+
+_QUERY_BLOCK = 128
+"""Queries of a prompt whose scores are computed at once: fewer waste less above the diagonal."""
+
+_Ids = npt.NDArray[np.int32]
+_Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive tokens of the sequence of `cache`, of which the first has the position `start`.
+    The cache has the tokens before it, and room for these.
+    """
+
+    cache: KVCache
+    start: int
+    ids: _Ids
+
+    @property
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.ids)
+
+
+class Network:
+    """A network with its weights. Hidden states are (tokens, hidden_size)."""
+
+    def __init__(self, config: LlamaConfig, weights: Weights) -> None:
+        self.config = config
+        self._weights = weights
+        self._heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads
+        self._width = config.head_dim
+        self._scale = config.head_dim**-0.5
+        # in float32 as in transformers, whose rounding shows at high positions
+        exponents = np.arange(0, self._width, 2, dtype=np.float32) / np.float32(self._width)
+        self._frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
+
+    def prefill(self, parts: Sequence[Part]) -> Tensor:
+        """Compute the tokens of all parts, and return their final hidden states one after the
+        other.
+        """
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            found, at = np.empty_like(queries), 0
+            for part in parts:
+                tokens = slice(at, at := at + len(part.ids))
+                own_keys, own_values = part.cache.keys[layer], part.cache.values[layer]
+                own_keys[..., part.start : part.end] = keys[tokens].transpose(1, 2, 0)
+                own_values[:, part.start : part.end] = values[tokens].swapaxes(0, 1)
+                found[tokens] = self._attend_prompt(queries[tokens], own_keys, own_values, part.end)
+            return found
+
+        ids = np.concatenate([part.ids for part in parts])
+        positions = np.concatenate([np.arange(part.start, part.end) for part in parts])
+        return self._forward(ids, positions, attend)
+
+    def decode(self, caches: Sequence[KVCache], ids: _Ids, positions: Sequence[int]) -> Tensor:
+        """Compute one token of each sequence, and return the final hidden states. The caches have
+        the tokens before them, and room for these.
+        """
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            # a product of a vector and a matrix for each query is faster than one of two matrices
+            grouped = self._grouped(queries)[..., None, :]
+            scores = np.full((*grouped.shape[:-1], max(positions) + 1), -np.inf, np.float32)
+            for row, (cache, at) in enumerate(zip(caches, positions, strict=True)):
+                own = cache.keys[layer]
+                own[..., at] = keys[row]
+                np.matmul(grouped[row], own[:, None, :, : at + 1], out=scores[row, ..., : at + 1])
+            totals = _exponentiate(scores)
+            for row, (cache, at) in enumerate(zip(caches, positions, strict=True)):
+                own = cache.values[layer]
+                own[:, at] = values[row]
+                np.matmul(scores[row, ..., : at + 1], own[:, None, : at + 1], out=grouped[row])
+            grouped /= totals
+            return grouped.reshape(queries.shape)
+
+        return self._forward(ids, np.array(positions), attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits after final hidden states: (tokens, vocabulary)."""
+        logits: Tensor = hidden @ self._weights.head
+        return logits
+
+    def _forward(self, ids: _Ids, positions: npt.NDArray[np.int64], attend: _Attend) -> Tensor:
+        angles = (positions.astype(np.float32)[:, None] * self._frequencies)[:, None]
+        cosine, sine = np.cos(angles), np.sin(angles)
+        rotated = self._heads + self._kv_heads
+        x = self._weights.embedding[ids]
+        for at, layer in enumerate(self._weights.layers):
+            qkv = (self._normed(x, layer.attention_norm) @ layer.qkv).reshape(
+                len(ids), -1, self._width
+            )
+            turned = _rotate(qkv[:, :rotated], cosine, sine)
+            mixed = attend(at, turned[:, : self._heads], turned[:, self._heads :], qkv[:, rotated:])
+            x += mixed.reshape(len(ids), -1) @ layer.output
+            gate_up = self._normed(x, layer.mlp_norm) @ layer.gate_up
+            half = gate_up.shape[1] // 2
+            x += (_silu(gate_up[:, :half]) * gate_up[:, half:]) @ layer.down
+        return self._normed(x, self._weights.norm)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        squares = (x * x).sum(axis=-1, keepdims=True)
+        normed: Tensor = x / np.sqrt(squares / x.shape[1] + self.config.rms_norm_eps) * weight
+        return normed
+
+    def _grouped(self, queries: Tensor) -> Tensor:
+        """Return scaled queries by key head: (tokens, key heads, queries of each, head_dim)."""
+        shape = (len(queries), self._kv_heads, -1, self._width)
+        grouped: Tensor = queries.reshape(shape) * self._scale
+        return grouped
+
+    def _attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, end: int) -> Tensor:
+        """Attend from the last tokens before the position `end` of one sequence. `queries` is
+        (tokens, heads, head_dim); `keys` and `values` are those of one layer of its cache.
+        """
+        grouped = self._grouped(queries)
+        found = np.empty_like(grouped)
+        for at in range(0, len(queries), _QUERY_BLOCK):
+            block = grouped[at : at + _QUERY_BLOCK].transpose(1, 2, 0, 3)
+            size = block.shape[2]
+            seen = end - len(queries) + at + size
+            scores = block @ keys[:, None, :, :seen]
+            later = np.triu(np.ones((size, size), bool), 1)
+            scores[..., seen - size :][..., later] = -np.inf
+            totals = _exponentiate(scores)
+            mixed = scores @ values[:, None, :seen] / totals
+            found[at : at + size] = mixed.transpose(2, 0, 1, 3)
+        return found.reshape(queries.shape)
+
+
+def _exponentiate(scores: Tensor) -> Tensor:
+    """Overwrite scores by the numerators of softmax over the last axis, and return the
+    denominators.
+    """
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    totals: Tensor = scores.sum(axis=-1, keepdims=True)
+    return totals
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return queries or keys with their positions (rotary embedding)."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    turned = np.empty_like(x)
+    np.subtract(first * cosine, second * sine, out=turned[..., :half])
+    np.add(second * cosine, first * sine, out=turned[..., half:])
+    return turned
+
+
+def _silu(x: Tensor) -> Tensor:
+    activated = np.empty_like(x)
+    with np.errstate(over="ignore"):  # exp is inf for a large negative x, and x / inf is 0
+        np.divide(x, 1 + np.exp(-x), out=activated)
+    return activated

@@ -1,0 +1,65 @@
+"""`PrefixStore`: the keys and values of ended sequences, for requests that continue them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.prefix_cache import common_length
+
+_Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredPrefix:
+    """The ids of a prefix. `cache` has their keys and values."""
+
+    group: str
+    ids: _Ids
+    cache: KVCache
+
+
+class PrefixStore:
+    """Keeps at most `limit` tokens, and drops the prefixes that were not used for longest."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._prefixes: list[StoredPrefix] = []  # the last used is the last
+
+    def add(self, prefix: StoredPrefix) -> None:
+        """Add a prefix. It replaces those that it continues."""
+        self._prefixes = [
+            each
+            for each in self._prefixes
+            if each.group != prefix.group or common_length(each.ids, prefix.ids) < len(each.ids)
+        ]
+        self._prefixes.append(prefix)
+        while sum(len(each.ids) for each in self._prefixes) > self._limit:
+            del self._prefixes[0]
+
+    def best(self, group: str, ids: _Ids) -> tuple[StoredPrefix | None, int]:
+        """Return the prefix of the group that has the most ids in common with `ids`, and their
+        number.
+        """
+        found, most = None, 0
+        for prefix in self._prefixes:
+            if prefix.group == group and (common := common_length(prefix.ids, ids)) > most:
+                found, most = prefix, common
+        return found, most
+
+    def take(self, prefix: StoredPrefix, tokens: int) -> KVCache | None:
+        """Use the first `tokens` of a prefix. If these are all, return its cache and drop it: the
+        sequence that uses it is added when it ends.
+        """
+        self._prefixes.remove(prefix)
+        if tokens == len(prefix.ids):
+            return prefix.cache
+        self._prefixes.append(prefix)
+        return None
+
+    def clear(self) -> None:
+        """Drop all prefixes."""
+        self._prefixes.clear()

@@ -1,0 +1,135 @@
+"""`ModelSource`: answers that a language model samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from toolroll.rollout.testing.generation import GenerationAborted
+from toolroll.rollout.testing.language_model import LanguageModel
+from toolroll.rollout.testing.language_model.sampling import Sampling, check_sampling
+from toolroll.rollout.testing.language_model.scheduler import Scheduler
+from toolroll.rollout.testing.language_model.sequence import Sequence
+from toolroll.rollout.testing.sampler import Sampler, StopRules
+from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, Report, Turn
+from toolroll.rollout.testing.wire import EngineRequest
+
+_KEPT_TOKENS = 65536
+
+
+class ModelSource:
+    """Samples `model`. `seed`, routing key and call determine an answer without `sampling_seed`."""
+
+    def __init__(self, model: LanguageModel, sampler: Sampler, seed: int) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._seed = seed
+        self._scheduler = Scheduler(model.network, _KEPT_TOKENS)
+
+    def check(self, request: EngineRequest) -> None:
+        """Refuse sampling parameters that are not implemented."""
+        check_sampling(request.params)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Sample nothing until `resume`."""
+        self._scheduler.pause(retract=mode == "retract")
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self._scheduler.resume()
+
+    def flush(self) -> None:
+        """Drop the cached prefixes."""
+        self._scheduler.flush()
+
+    async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
+        """Load the weights in `folder`. Tokens are sampled while they load."""
+        model = await asyncio.to_thread(self._model.updated, folder)
+        await self._scheduler.replace(model.network, updated)
+
+    async def aclose(self) -> None:
+        """Wait for the step that is running."""
+        await self._scheduler.aclose()
+
+    async def sample(self, turn: Turn, report: Report | None) -> Answer:
+        """Return the model's answer."""
+        if turn.fault.abort_after is not None or turn.fault.weight_version is not None:
+            raise ValueError("only a script has faults with abort_after or weight_version")
+        turn.count_call()
+        answer = _SampledAnswer(turn, StopRules(self._sampler, turn.request.params))
+        seen, request = turn.seen, turn.request
+        sequence = answer.sequence = Sequence(
+            turn.entry.input_ids,
+            Sampling.read(request.params, f"{self._seed}/{seen.routing_key}/{seen.call}"),
+            limit=turn.limit,
+            sampled=answer.sampled,
+            top=request.top_logprobs_num if request.return_logprob else 0,
+            first_input=turn.first_input,
+            group=request.extra_key,
+        )
+        self._scheduler.add(sequence)
+        try:
+            await answer.wait(report)
+        except GenerationAborted:
+            answer.finish = ABORTED
+        finally:
+            sequence.ended = True
+        turn.entry.cached_tokens = sequence.reused or 0
+        if sequence.error is not None:
+            raise sequence.error
+        return answer.part(len(sequence.tokens))
+
+
+class _SampledAnswer:
+    """The answer to `turn`, while its tokens are sampled."""
+
+    sequence: Sequence
+
+    def __init__(self, turn: Turn, rules: StopRules) -> None:
+        self.finish: dict[str, Any] | None = None
+        self._turn = turn
+        self._rules = rules
+        self._ids: list[int] = []
+
+    def sampled(self) -> bool:
+        """Check the last sampled token. Return True if it ends the answer."""
+        tokens, limit = self.sequence.tokens, self._turn.limit
+        if self.sequence.error is None and len(tokens) > len(self._ids):
+            self._ids.append(tokens[-1].id)
+            self.finish = self._rules.finish_at(self._ids, len(self._ids) - 1)
+        if self.finish is None and len(tokens) == limit:
+            self.finish = {"type": "length", "length": limit}
+        self._turn.generation.reach(len(tokens))
+        return self.finish is not None
+
+    async def wait(self, report: Report | None) -> None:
+        """Wait for the end, and report parts until then. Raise `GenerationAborted`."""
+        generation, sequence, sent = self._turn.generation, self.sequence, 0
+        while report is not None:
+            sent += self._turn.stream_interval
+            await generation.wait_until(partial(self._reached, sent))
+            if sequence.ended:
+                return
+            await report(self.part(sent))
+        await generation.wait_until(lambda: sequence.ended)
+
+    def _reached(self, tokens: int) -> bool:
+        return self.sequence.ended or len(self.sequence.tokens) >= tokens
+
+    def part(self, length: int) -> Answer:
+        """Return the answer with its first `length` tokens."""
+        finish = self.finish
+        ids, tokens = self._ids[:length], self.sequence.tokens[:length]
+        text = self._rules.text(ids, finish)
+        scored = self.sequence.input_logprobs
+        return Answer(
+            ids,
+            text if finish else text.rstrip("\ufffd"),  # bytes of a character that is not complete
+            finish,
+            [token.logprob for token in tokens],
+            [token.top for token in tokens],
+            [logprob for logprob, _ in scored],
+            [top for _, top in scored],
+        )

@@ -1,0 +1,199 @@
+"""`ScriptedSource`: answers of a policy, with logprobs that tests can recompute.
+
+Invariants: each logprob is `reference_logprob(prefix, id)`. All tokens of an answer are known
+before it is played, so that tests can stop it at any of them.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from toolroll.rollout.testing.generation import GenerationAborted
+from toolroll.rollout.testing.language_model import ModelFolderError
+from toolroll.rollout.testing.logprob import reference_logprobs, top_input_logprobs, top_logprobs
+from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply
+from toolroll.rollout.testing.prefix_cache import PrefixCache
+from toolroll.rollout.testing.sampler import SampledReply, Sampler
+from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, Report, Turn
+from toolroll.rollout.testing.wire import EngineRequest
+
+Latency = float | Callable[[PolicyRequest], float]
+
+
+class Host(Protocol):
+    """What a scripted answer changes in its engine."""
+
+    held: int
+
+    def notify(self) -> None:
+        """Check the conditions of `until` again."""
+
+    def set_weight_version(self, version: str) -> None:
+        """Sample the next token of every request with `version`."""
+
+
+@dataclass(slots=True)
+class Script:
+    """The parameters of `EmbeddedEngine` with the same names."""
+
+    policy: Policy
+    latency: Latency = 0.0
+    token_latency: float = 0.0
+    continue_aborted: bool = True
+    seed: int = 0
+
+
+class ScriptedSource:
+    """Plays the replies of a script's policy."""
+
+    def __init__(self, script: Script, sampler: Sampler, host: Host) -> None:
+        self._script = script
+        self._sampler = sampler
+        self._host = host
+        self._caches: defaultdict[str, PrefixCache] = defaultdict(PrefixCache)
+        self._rests: dict[str, tuple[bytes, list[int]]] = {}
+
+    def check(self, request: EngineRequest) -> None:
+        """Accept all parameters: those that the policy does not follow have no effect."""
+
+    def pause(self, mode: PauseMode) -> None:
+        """The answers stop by themselves."""
+
+    def resume(self) -> None:
+        """The answers continue by themselves."""
+
+    def flush(self) -> None:
+        """Drop the cached prefixes."""
+        self._caches.clear()
+
+    async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
+        """Refuse."""
+        raise ModelFolderError("this engine plays a script, and has no weights")
+
+    async def aclose(self) -> None:
+        """Nothing is running."""
+
+    async def sample(self, turn: Turn, report: Report | None) -> Answer:
+        """Return the policy's answer."""
+        entry, generation = turn.entry, turn.generation
+        cache = self._caches[turn.request.extra_key]
+        entry.cached_tokens = _cached(cache, turn)
+        sampled = SampledReply([], [], {}, "")
+        try:
+            reply = await self._reply(turn)
+            sampled = self._plan(reply, turn)
+            if report is not None:
+                await self._play_in_parts(turn, sampled, reply, report)
+            await self._play(reply, sampled, turn)
+            answer = _answer(turn, sampled.ids, sampled.finish, sampled.text)
+        except GenerationAborted:
+            ids = sampled.ids[: generation.sampled()]
+            answer = _answer(turn, ids, ABORTED, self._sampler.text(ids, turn.request.params))
+            self._remember_rest(turn, ids, sampled.reply_ids)
+        # the last token has no KV yet
+        cache.insert(np.concatenate([entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)]))
+        return answer
+
+    async def _reply(self, turn: Turn) -> Reply:
+        sequence, rest = self._rests.pop(turn.entry.routing_key, (b"", []))
+        if rest and sequence == turn.entry.input_ids.tobytes():
+            return Reply(output_ids=rest)
+        turn.count_call()
+        said = self._script.policy(turn.seen)
+        reply = await turn.generation.race(said) if inspect.isawaitable(said) else said
+        return reply if isinstance(reply, Reply) else Reply(reply)
+
+    def _remember_rest(self, turn: Turn, ids: list[int], reply_ids: list[int]) -> None:
+        if self._script.continue_aborted and reply_ids[len(ids) :]:
+            sequence = turn.entry.input_ids.tobytes() + np.array(ids, dtype=np.int32).tobytes()
+            self._rests[turn.entry.routing_key] = (sequence, reply_ids[len(ids) :])
+
+    def _plan(self, reply: Reply, turn: Turn) -> SampledReply:
+        """Return all tokens of the answer, and start its clock."""
+        script, seen = self._script, turn.seen
+        rng = random.Random(f"{script.seed}/{seen.routing_key}/{seen.call}")
+        sampled = self._sampler.stop_at(
+            self._sampler.reply_ids(reply, rng), turn.request.params, turn.limit
+        )
+        latency = script.latency(seen) if callable(script.latency) else script.latency
+        turn.generation.begin(len(sampled.ids), latency, script.token_latency)
+        return sampled
+
+    async def _play(self, reply: Reply, sampled: SampledReply, turn: Turn) -> None:
+        """Wait while the tokens are sampled. Raise `GenerationAborted`."""
+        length, fault, generation = len(sampled.ids), turn.fault, turn.generation
+        if fault.weight_version is not None:
+            await generation.hold_at(min(fault.switch_after, length))
+            self._host.set_weight_version(fault.weight_version)
+            generation.release()
+        if reply.hold is not None:
+            await generation.hold_at(min(reply.hold_after, length))
+            self._host.held += 1
+            self._host.notify()
+            try:
+                await generation.race(reply.hold.wait())
+            finally:
+                self._host.held -= 1
+            generation.release()
+        if fault.abort_after is not None:
+            await generation.hold_at(min(fault.abort_after, length))
+            generation.abort()
+        await generation.advance(length)
+
+    async def _play_in_parts(
+        self, turn: Turn, sampled: SampledReply, reply: Reply, report: Report
+    ) -> None:
+        """Send parts of the answer as they are sampled. Stop where an abort may cut off the
+        rest.
+        """
+        stops = [turn.fault.abort_after, reply.hold_after if reply.hold is not None else None]
+        end = min([len(sampled.ids), *(at for at in stops if at is not None)])
+        for at in range(turn.stream_interval, end, turn.stream_interval):
+            await turn.generation.advance(at)
+            ids = sampled.ids[:at]
+            text = self._sampler.text(ids, turn.request.params)
+            text = text if sampled.text.startswith(text) else sampled.text
+            await report(_answer(turn, ids, None, text))
+
+
+def _cached(cache: PrefixCache, turn: Turn) -> int:
+    """Return `cached_tokens`. The last prompt token, and prompt tokens whose logprob is requested,
+    are always computed, so they do not count.
+    """
+    prompt = turn.entry.input_ids
+    most = len(prompt) - 1
+    if turn.request.return_logprob and turn.request.logprob_start_len >= 0:
+        most = min(most, turn.request.logprob_start_len)
+    return max(0, min(most, cache.match(prompt)))
+
+
+def _answer(turn: Turn, ids: list[int], finish: dict[str, Any] | None, text: str) -> Answer:
+    """Return an answer with its logprobs."""
+    prompt, top, start = turn.entry.input_ids, turn.request.top_logprobs_num, turn.first_input
+    inputs: list[int] = [] if start is None else prompt[start + 1 :].tolist()
+    return Answer(
+        ids,
+        text,
+        finish,
+        reference_logprobs(prompt, ids),
+        top_logprobs(prompt, ids, top) if turn.request.return_logprob and top else (),
+        reference_logprobs(prompt[: len(prompt) - len(inputs)], inputs),
+        top_input_logprobs(prompt, start, top) if start is not None and top else (),
+        _routed_experts([*prompt.tolist(), *ids]) if turn.request.return_routed_experts else None,
+    )
+
+
+def _routed_experts(ids: list[int]) -> str:
+    """Return fake experts for every token except the last, as base64 of int32 [tokens - 1, 2, 2]:
+    two experts in each of two layers.
+    """
+    experts = [[[index % 8, index % 7], [index % 5, index % 3]] for index in ids[:-1]]
+    return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()

@@ -1,0 +1,113 @@
+"""`TokenSource`: where the tokens of the embedded engine come from: a script, or a language
+model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from toolroll.rollout.testing.faults import Fault
+from toolroll.rollout.testing.generation import Generation
+from toolroll.rollout.testing.log import LoggedRequest
+from toolroll.rollout.testing.policy import PolicyRequest
+from toolroll.rollout.testing.wire import EngineRequest
+
+PauseMode = Literal["abort", "in_place", "retract"]
+TopLogprobs = Sequence[tuple[float, int]]
+"""Pairs of logprob and id, the likeliest first."""
+
+ABORTED: dict[str, Any] = {
+    "type": "abort",
+    "message": "Aborted",
+    "status_code": None,
+    "err_type": None,
+}
+"""The finish_reason of a request that was aborted while it ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, or a part of one, whose `finish` is None.
+
+    `logprobs` and `top_logprobs` have one entry for each of `ids`. `input_logprobs` and
+    `input_top_logprobs` have one for each prompt position after the first requested one.
+    """
+
+    ids: list[int]
+    text: str
+    finish: dict[str, Any] | None
+    logprobs: list[float]
+    top_logprobs: Sequence[TopLogprobs] = ()
+    input_logprobs: Sequence[float] = ()
+    input_top_logprobs: Sequence[TopLogprobs] = ()
+    routed_experts: str | None = None
+
+
+Report = Callable[[Answer], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request that has started. `limit`: the maximum number of tokens. `calls`: the number of
+    calls by routing key.
+    """
+
+    request: EngineRequest
+    entry: LoggedRequest
+    seen: PolicyRequest
+    fault: Fault
+    generation: Generation
+    limit: int
+    calls: defaultdict[str, int]
+
+    @property
+    def first_input(self) -> int | None:
+        """The first prompt position whose logprob is requested; None for no position."""
+        start = self.request.logprob_start_len
+        wanted = self.request.return_logprob and 0 <= start < len(self.entry.input_ids)
+        return start if wanted else None
+
+    @property
+    def stream_interval(self) -> int:
+        """The number of tokens between two parts of a stream."""
+        return max(1, int(self.request.params.get("stream_interval") or 1))
+
+    def count_call(self) -> None:
+        """Count this request as a new call of its routing key."""
+        self.entry.call = self.seen.call
+        self.calls[self.entry.routing_key] += 1
+
+
+class TokenSource(Protocol):
+    """Samples the answers of an engine."""
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise `RefusedError` if the request has parameters that are not supported."""
+
+    async def sample(self, turn: Turn, report: Report | None) -> Answer:
+        """Return the answer. If the request is aborted, it has what was sampled until then, and
+        `ABORTED`. Set `cached_tokens` of the log entry. If the request streams, pass the parts to
+        `report`.
+        """
+        ...
+
+    def pause(self, mode: PauseMode) -> None:
+        """Sample nothing until `resume`."""
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+
+    def flush(self) -> None:
+        """Drop the cached prefixes."""
+
+    async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
+        """Load other weights, and call `updated` before the first token is sampled with them.
+
+        Raise `ModelFolderError` if they do not fit.
+        """
+
+    async def aclose(self) -> None:
+        """Wait for what is still running."""

@@ -1,0 +1,97 @@
+"""The numpy network against transformers' LlamaForCausalLM in torch, both in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tiny_llama import wired_model, write_tiny_llama
+
+from toolroll.rollout.testing.language_model import LanguageModel
+from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.network import Part
+from toolroll.rollout.testing.language_model.sampling import log_softmax
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.2,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all heads": {},
+    "two key heads, tied": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "one key head, wide": {"num_key_value_heads": 1, "head_dim": 32},
+    "theta and eps": {
+        "rms_norm_eps": 1e-3,
+        "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+    },
+}
+
+
+def save(folder: Path, dtype: str = "float32", **changes: Any) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**(SHAPE | changes)))
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+
+
+def torch_logprobs(folder: Path, ids: Any) -> Any:
+    """The logprobs at all positions, in torch float32."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor(np.array([ids], np.int64))).logits[0]
+    return torch.log_softmax(logits, -1).numpy()
+
+
+def compare(folder: Path, ids: Any) -> None:
+    np.testing.assert_allclose(own_logprobs(folder, ids), torch_logprobs(folder, ids), atol=1e-4)
+
+
+def own_logprobs(folder: Path, ids: Any) -> Any:
+    """The same from numpy: half of the ids as a prompt, the rest one by one."""
+    model = LanguageModel.from_folder(folder)
+    network, cache, half = model.network, KVCache(model.config, len(ids)), len(ids) // 2
+    rows = [network.prefill([Part(cache, 0, ids[:half])])]
+    for at in range(half, len(ids)):
+        rows.append(network.decode([cache], ids[at : at + 1], [at]))
+    return log_softmax(network.logits(np.concatenate(rows)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_logprobs_are_those_of_transformers(tmp_path: Path, variant: dict[str, Any]) -> None:
+    save(tmp_path, **variant)
+    ids = np.random.default_rng(0).integers(0, 4096, 600).astype(np.int32)
+    np.testing.assert_allclose(
+        own_logprobs(tmp_path, ids), torch_logprobs(tmp_path, ids), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_computed_in_float32(tmp_path: Path, dtype: str) -> None:
+    save(tmp_path, dtype)
+    ids = np.random.default_rng(1).integers(0, 4096, 100).astype(np.int32)
+    np.testing.assert_allclose(
+        own_logprobs(tmp_path, ids), torch_logprobs(tmp_path, ids), atol=1e-4
+    )
+
+
+async def test_a_sampled_answer_has_the_logprobs_of_transformers(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path)
+    ids = [int(index) for index in np.random.default_rng(2).integers(0, 4000, 50)]
+    async with wired_model(folder) as (_, wire):
+        answer = await wire.generate(ids, max_new_tokens=60, ignore_eos=True)
+    rows = torch_logprobs(folder, [*ids, *answer.output_ids])[len(ids) - 1 : -1]
+    expected = rows[np.arange(60), answer.output_ids]
+    np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)

@@ -1,0 +1,128 @@
+"""The trainer of `examples/learn_desk`: it learns from what the engine recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from examples.learn_desk import teacher
+from examples.learn_desk.batches import load_samples, samples_of, save_samples, to_batch
+from examples.learn_desk.learn import Learner, Lessons
+from examples.learn_desk.mistakes import MISTAKES, flaky_desk, forgetful_template
+from examples.learn_desk.network import Network, Shape, load_network, save_network
+from examples.learn_desk.play import play, play_references
+from examples.learn_desk.reinforce import agreement, scored
+from examples.learn_desk.tokenizer import FILES, load_tokenizer
+
+from toolroll.agents.environments.desk import DESK, reference
+from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.testing import load_engine
+from toolroll.rollout.types import Status
+
+MODEL = desk_model_path()
+torch.set_num_threads(1)  # with more, it waits for the other processes of the tests
+
+
+def test_the_teacher_has_a_reply_for_each_reference_action() -> None:
+    for task in DESK.tasks("held-out")[:300]:
+        assert len(teacher.replies(task)) == len(reference(task))
+
+
+async def test_the_references_earn_one_and_are_saved(tmp_path: Path) -> None:
+    samples = await play_references(MODEL, DESK.tasks("held-out")[:4])
+    save_samples(samples, tmp_path / "references.npz")
+    loaded = load_samples(tmp_path / "references.npz")
+    assert len(loaded) == 4
+    for one, other in zip(samples, loaded, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.loss_mask.tolist() == other.loss_mask.tolist()
+
+
+def test_a_network_survives_its_folder(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Network(Shape(hidden=64, layers=2, heads=2, inner=96))
+    save_network(network, tmp_path)
+    ids = torch.arange(24).view(2, 12)
+    assert torch.equal(network(ids), load_network(tmp_path)(ids))
+
+
+async def test_three_steps_of_the_policy_gradient(tmp_path: Path) -> None:
+    """The gradients are finite and not zero, the logprobs agree, and the weights are replaced."""
+    (tmp_path / "tokenizer").mkdir()
+    for name in FILES:
+        (tmp_path / "tokenizer" / name).write_bytes((MODEL / name).read_bytes())
+    lessons = Lessons(drills=0, imitation=0, reinforcement=3, groups=6, group=6)
+    learner = Learner(tmp_path, 0, lessons, evaluated=4)
+    learner.network.load_state_dict(load_network(MODEL).state_dict())
+    await learner.run()
+    lines = [json.loads(text) for text in (learner.folder / "log.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "agreement" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert [line["versions"] for line in steps] == [["default"], ["seed-0/1"], ["seed-0/2"]]
+    for line in steps:
+        assert line["agreement"]["tokens"] > 300
+        # An unlikely token after a long prompt differs by up to 2e-4: the rounding of float32.
+        assert line["agreement"]["largest"] < 5e-4
+        assert line["agreement"]["mean"] < 5e-6
+        assert np.isfinite(line["gradient"])
+        assert line["gradient"] > 0
+    again = Learner(tmp_path, 0, lessons, evaluated=4)
+    await again.run()  # nothing is left to do
+    assert again.step == 3
+
+
+@pytest.mark.parametrize("name", ["shifted-mask", "mask-everywhere", "tokens-from-text"])
+async def test_a_mistake_changes_what_is_trained(name: str) -> None:
+    tokenizer = load_tokenizer(MODEL)
+    async with load_engine(MODEL) as engine:
+        episodes = await play(engine.url, tokenizer, DESK.tasks("train")[:4], samples=8)
+    network = load_network(MODEL)
+    right = scored(episodes)
+    assert right
+    assert agreement(network, [one.sample for one in right]).largest < 2e-3  # float16 weights
+    wrong = MISTAKES[name].batch(episodes, network, tokenizer)
+    assert len(wrong) == len(right)
+    changed = [
+        one.sample.ids.tolist() != other.sample.ids.tolist()
+        or one.sample.loss_mask.tolist() != other.sample.loss_mask.tolist()
+        for one, other in zip(right, wrong, strict=True)
+    ]
+    assert all(changed) or (name == "tokens-from-text" and any(changed))
+    own = agreement(network, [one.sample for one in wrong])
+    assert own.largest < 5e-4
+
+
+async def test_failures_are_left_out_unless_they_are_graded() -> None:
+    tokenizer = load_tokenizer(MODEL)
+    async with load_engine(MODEL) as engine:
+        episodes = await play(
+            engine.url, tokenizer, DESK.tasks("train")[:8], samples=8, make_desk=flaky_desk
+        )
+    aborted = [one for one in episodes if one.result.status is Status.ABORTED]
+    assert aborted
+    assert all(not samples_of(one.result) for one in aborted)
+    MISTAKES["failures-are-reward-0"].batch(episodes, load_network(MODEL), tokenizer)
+    assert all(one.result.reward == 0.0 for one in aborted)
+
+
+async def test_forks_train_each_turn_once_unless_they_are_trained_twice() -> None:
+    tokenizer = load_tokenizer(MODEL)
+    async with load_engine(MODEL) as engine:
+        episodes = await play(
+            engine.url,
+            tokenizer,
+            DESK.tasks("train")[:12],
+            samples=1,
+            chat_template=forgetful_template(),
+        )
+    forked = next(one.result for one in episodes if len(one.result.trajectories) > 1)
+    once = sum(int(to_batch([one]).trained.sum()) for one in samples_of(forked))
+    sampled = sum(turn.length for turn in forked.trajectories[-1].turns)
+    assert once > 0
+    MISTAKES["forks-trained-twice"].batch(episodes, load_network(MODEL), tokenizer)
+    twice = sum(int(to_batch([one]).trained.sum()) for one in samples_of(forked))
+    assert twice > once
+    assert sampled > 0

@@ -1,0 +1,86 @@
+"""A trained token without a logprob, as from an engine client of one's own, reaches no trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.miles_mirror import Sample
+from support.results import trajectory
+
+from toolroll.rollout.adapters.openrlhf import executor
+from toolroll.rollout.adapters.sequences import training_sequences
+from toolroll.rollout.adapters.slime import to_samples
+from toolroll.rollout.adapters.trl import to_output
+from toolroll.rollout.adapters.verl import to_fields
+from toolroll.rollout.engine import EngineClient, ModelInfo
+from toolroll.rollout.errors import TokenError
+from toolroll.rollout.server.in_process import ManagedServer
+from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, StopReason
+
+WORDS = "1 trained tokens have no logprob, the first at position"
+
+
+def episode(reason: StopReason = StopReason.DONE) -> InteractionResult:
+    """An episode of two turns whose last trained token has no logprob."""
+    found = trajectory()
+    found.logprobs[11] = np.nan
+    return InteractionResult.of(
+        (found,), messages=[], stop_reason=reason, reward=1.0, prompt="", info={}
+    )
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        training_sequences,
+        lambda result: to_samples(Sample(index=0), result),
+        lambda result: to_output([result]),
+        lambda result: to_fields(result, prompt_length=64, response_length=64),
+        lambda result: executor._result(
+            result.trajectories[0], {}, 0, overflow=False, logprobs=True
+        ),
+    ],
+)
+def test_the_episode_is_refused(convert: Any) -> None:
+    with pytest.raises(TokenError, match=WORDS):
+        convert(episode())
+
+
+def test_an_aborted_episode_trains_nothing_so_it_is_kept() -> None:
+    (one,) = training_sequences(episode(StopReason.ENGINE_ERROR))
+    assert one.trained_tokens == 0 and one.logprobs[-1] == 0.0
+
+
+class WithoutLogprobs(EngineClient):
+    """An engine client that returns no logprobs, though they are requested."""
+
+    @property
+    def url(self) -> str:
+        return "mine"
+
+    async def generate(self, request: GenerateRequest, *, progress: Any = None) -> Completion:
+        assert request.return_logprob
+        stop = load_embedded_tokenizer().eos_token_id
+        return Completion(np.array([65, stop], dtype=np.int32), None, "stop", stop)
+
+    async def model_info(self) -> Any:
+        return ModelInfo(context_length=8192)
+
+    async def post(self, url: str, payload: Any) -> dict[str, Any]:
+        raise AssertionError(url)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("tree", [False, True])
+async def test_a_managed_session_gives_no_node(tree: bool) -> None:
+    managed = ManagedServer(WithoutLogprobs(), load_embedded_tokenizer(), track_tree=tree)
+    async with managed:
+        messages = [{"role": "user", "content": "Hi."}]
+        await managed.chat_completion(messages=messages, logprobs=False)
+        with pytest.raises(TokenError, match="2 trained tokens have no logprob"):
+            managed.get_state()

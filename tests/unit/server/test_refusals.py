@@ -1,0 +1,157 @@
+"""Refusals have the form of the request's dialect, and the same reasons in every dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import anthropic_wire, responses_wire
+from support.endpoints import endpoint
+from support.worlds import TOOL
+from yarl import URL
+
+FORMS = {
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "messages",
+    "/v1/messages/responses": "messages",
+    "/v1/v1/messages": "messages",
+    "/anthropic/v1/messages": "messages",
+    "/messages": "messages",
+    "/v1/responses": "responses",
+    "/v1/responses/messages": "responses",
+    "/responses": "responses",
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "chat",
+    "/v1/models/a/messages": "chat",
+    "/trajectories": "chat",
+    "/nowhere": "chat",
+    "": "chat",
+}
+
+
+async def test_the_path_after_the_session_gives_the_form(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        for session in ("messages", "responses", "x%2Fv1%2Fmessages", "models", "chat"):
+            for path, form in FORMS.items():
+                for whole in (path, f"/sessions/{session}{path}"):
+                    dialect = bench.endpoint.dialect_of(whole)
+                    assert dialect is getattr(bench.endpoint, form), whole
+
+
+@pytest.mark.parametrize("session", ["messages", "x%2Fv1%2Fmessages", "models"])
+async def test_a_session_may_have_the_name_of_an_api(tokenizer: Any, session: str) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        for path in ("/v1/chat/completions", "/nowhere"):
+            url = URL(f"{bench.url}/sessions/{session}{path}", encoded=True)
+            async with bench.http.post(url, json={}) as response:
+                assert list(await response.json()) == ["error"], path
+                assert "base_url" not in await response.text()
+
+
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+MALFORMED: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {},
+        {"messages": []},
+        {"messages": [{"role": "function", "content": "x"}]},
+        {"messages": [USER, {"role": "assistant", "content": "x"}]},
+        {"messages": [USER], "continue_final_message": True},
+        {"messages": [USER], "n": 1000},
+        {"messages": [USER], "tool_choice": "required"},
+        {"messages": [USER], "nothing": 1},
+    ],
+    "/v1/messages": [
+        {"messages": [USER]},
+        {"max_tokens": 1, "messages": [{"role": "user", "content": 7}]},
+        {"max_tokens": 1, "messages": [USER, {"role": "assistant", "content": []}]},
+        {"max_tokens": 1, "messages": [USER], "tool_choice": {"type": "any"}},
+    ],
+    "/v1/responses": [
+        {"input": 7},
+        {"input": []},
+        {"input": [USER, {"type": "web_search_call"}]},
+        {"input": [USER], "tool_choice": "required"},
+        {"input": [USER], "previous_response_id": "resp_none"},
+    ],
+    "/v1/completions": [{}, {"prompt": ""}, {"prompt": [-1]}, {"prompt": "a", "n": 1000}],
+}
+
+
+def _kinds(folder: Path) -> list[str]:
+    """The kinds of the lines of sessions in the journal."""
+    lines = map(json.loads, (folder / "sessions.jsonl").read_text().splitlines())
+    return [line["kind"] for line in lines if "kind" in line]
+
+
+@pytest.mark.parametrize("path", MALFORMED)
+async def test_a_refused_body_creates_no_session(tokenizer: Any, path: str, tmp_path: Path) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.", out=tmp_path) as bench:
+        for at, body in enumerate(MALFORMED[path]):
+            status, answer = await bench.post(f"/sessions/s{at}{path}", body)
+            assert status in (400, 404), answer
+        assert (await bench.get("/sessions"))["data"] == []
+    assert _kinds(tmp_path) == []
+
+
+async def test_requests_that_race_to_create_a_session_share_it(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Hello {request.index}.") as bench:
+        bodies = [{"messages": [{"role": "user", "content": f"{at}"}]} for at in range(8)]
+        path = "/sessions/s/v1/chat/completions"
+        answers = await asyncio.gather(*(bench.post(path, body) for body in bodies))
+        assert [status for status, _ in answers] == [200] * 8
+        assert len(await bench.trajectories()) == 8
+
+
+TWICE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER], "tools": [TOOL, TOOL]},
+    "/v1/messages": {**anthropic_wire.HELLO, "tools": [anthropic_wire.LOOK] * 2},
+    "/v1/messages/count_tokens": {"messages": [USER], "tools": [anthropic_wire.LOOK] * 2},
+    "/v1/responses": {**responses_wire.HELLO, "tools": [responses_wire.LOOK] * 2},
+}
+
+
+@pytest.mark.parametrize("path", TWICE)
+@pytest.mark.parametrize("choice", [None, "none"])
+async def test_two_tools_of_one_name_are_refused(
+    tokenizer: Any, path: str, choice: str | None
+) -> None:
+    given: Any = {"type": choice} if choice and "/messages" in path else choice
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        status, answer = await bench.post(path, {**TWICE[path], "tool_choice": given})
+        error = answer["error"]
+        assert (status, error["param"], error["type"]) == (400, "tools", "invalid_request_error")
+        assert ("type" in answer) == ("/messages" in path)
+        assert "'look'" in error["message"]
+
+
+async def test_a_flattened_tool_may_not_have_the_name_of_another(tokenizer: Any) -> None:
+    space = {"type": "namespace", "name": "eyes", "tools": [responses_wire.LOOK]}
+    tools = [space, {**responses_wire.LOOK, "name": "eyes__look"}]
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        body = {**responses_wire.HELLO, "tools": tools}
+        status, answer = await bench.post("/v1/responses", body)
+        assert (status, answer["error"]["param"]) == (400, "tools")
+        assert "'eyes__look'" in answer["error"]["message"]
+
+
+async def test_a_null_is_a_field_that_is_not_set(tokenizer: Any) -> None:
+    message = {**USER, "name": None}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [message], "tools": [TOOL], "n": None},
+        "/v1/messages": {
+            **anthropic_wire.HELLO,
+            "messages": [message],
+            "tools": [{**anthropic_wire.LOOK, "defer_loading": None}],
+        },
+        "/v1/responses": {
+            "input": [message],
+            "tools": [{**responses_wire.LOOK, "defer_loading": None}],
+        },
+    }
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        for path, body in bodies.items():
+            status, answer = await bench.post(path, body)
+            assert status == 200, answer

@@ -1,0 +1,334 @@
+"""The language model without its engine: folders, the forward pass, sampling, kept prefixes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tiny_llama import CONFIG, tiny_tensors, write_model
+
+from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
+from toolroll.rollout.testing.language_model.config import LlamaConfig
+from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.network import Part
+from toolroll.rollout.testing.language_model.prefix_store import PrefixStore, StoredPrefix
+from toolroll.rollout.testing.language_model.sampling import (
+    Sampling,
+    log_softmax,
+    sample,
+    top_logprobs,
+)
+
+
+@pytest.fixture(scope="session")
+def model(llama: Path) -> LanguageModel:
+    return LanguageModel.from_folder(llama)
+
+
+def ids_of(length: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 4000, length).astype(np.int32)
+
+
+def whole(model: LanguageModel, ids: Any) -> Any:
+    """The logprobs at all positions, from one forward pass."""
+    cache = KVCache(model.config, len(ids))
+    return log_softmax(model.network.logits(model.network.prefill([Part(cache, 0, ids)])))
+
+
+# --- folders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("old", [{"rope_theta": 500.0, "rope_parameters": None}, {}])
+def test_both_fields_of_rope_are_read(tmp_path: Path, old: dict[str, Any]) -> None:
+    new = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}
+    config = LanguageModel.from_folder(write_model(tmp_path, **(old or new))).config
+    assert config.rope_theta == 500.0
+    assert (config.head_dim, config.eos_token_ids) == (16, (4089,))
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"architectures": ["Qwen2ForCausalLM"]},
+    "attention_bias": {"attention_bias": True},
+    "mlp_bias": {"mlp_bias": True},
+    "hidden_act": {"hidden_act": "gelu"},
+    "quantization_config": {"quantization_config": {"bits": 4}},
+    "rope_type": {"rope_parameters": {"rope_theta": 1.0, "rope_type": "llama3"}},
+    "rope_type.*linear": {"rope_scaling": {"type": "linear", "factor": 2}},
+    "partial_rotary_factor": {"rope_parameters": {"partial_rotary_factor": 0.5}},
+    "not a model's configuration": {"hidden_size": "wide"},
+    "by zero": {"num_attention_heads": 0},
+    "4 heads, 3 key heads": {"num_key_value_heads": 3},
+    "head_dim 15": {"head_dim": 15},
+}
+
+
+@pytest.mark.parametrize(("named", "changes"), REFUSED.items(), ids=list(REFUSED))
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, named: str, changes: dict[str, Any]
+) -> None:
+    write_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes), encoding="utf-8")
+    with pytest.raises(ModelFolderError, match=named):
+        LanguageModel.from_folder(tmp_path)
+
+
+def test_the_stops_of_both_files_are_read(tmp_path: Path) -> None:
+    model = LanguageModel.from_folder(write_model(tmp_path))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 4089]}')
+    updated = model.updated(tmp_path)  # still the same network
+    assert (model.config.eos_token_ids, updated.config.eos_token_ids) == ((4089,), (7, 4089))
+
+
+def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFolderError, match=r"config.json cannot be read"):
+        LanguageModel.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    with pytest.raises(ModelFolderError, match=r"there is no .*model.safetensors"):
+        LanguageModel.from_folder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ModelFolderError, match=r"model.safetensors cannot be read"):
+        LanguageModel.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ModelFolderError, match="LlamaForCausalLM"):
+        LanguageModel.from_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    with pytest.raises(ModelFolderError, match="has no 'num_attention_heads'"):
+        LanguageModel.from_folder(tmp_path)
+
+
+def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    tensors = tiny_tensors()
+    removed = tensors.pop("model.norm.weight")
+    with pytest.raises(ModelFolderError, match=r"has no tensor model.norm.weight"):
+        LanguageModel.from_folder(write_model(tmp_path, tensors=tensors))
+    tensors["model.norm.weight"] = removed[:-1]
+    with pytest.raises(ModelFolderError, match=r"model.norm.weight has the shape \(63,\)"):
+        LanguageModel.from_folder(write_model(tmp_path, tensors=tensors))
+    tensors |= {"model.norm.weight": removed, "model.layers.0.self_attn.q_proj.bias": removed}
+    with pytest.raises(ModelFolderError, match=r"not supported: .*q_proj.bias"):
+        LanguageModel.from_folder(write_model(tmp_path, tensors=tensors))
+    del tensors["model.layers.0.self_attn.q_proj.bias"]
+    untied = write_model(tmp_path, tensors=tensors, tie_word_embeddings=False)
+    with pytest.raises(ModelFolderError, match=r"has no tensor lm_head.weight"):
+        LanguageModel.from_folder(untied)
+
+
+def write_tensors(path: Path, tensors: dict[str, Any], kind: str) -> None:
+    """Write a file of the safetensors format, whose package for numpy has no bfloat16."""
+    header, at = {}, 0
+    for name, value in tensors.items():
+        offsets = [at, at := at + value.nbytes]
+        header[name] = {"dtype": kind, "shape": value.shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    data = b"".join(value.tobytes() for value in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_half_precision_is_read(tmp_path: Path, kind: str) -> None:
+    """The values of the file, exactly: float32 has room for both kinds."""
+    write_model(tmp_path)
+    rounded, stored = {}, {}
+    for name, tensor in tiny_tensors().items():
+        if kind == "F16":
+            stored[name] = tensor.astype(np.float16)
+            rounded[name] = stored[name].astype(np.float32)
+        else:
+            stored[name] = (tensor.view(np.uint32) >> 16).astype(np.uint16)
+            rounded[name] = (stored[name].astype(np.uint32) << 16).view(np.float32)
+    write_tensors(tmp_path / "model.safetensors", stored, kind)
+    half = LanguageModel.from_folder(tmp_path)
+    full = LanguageModel.from_folder(write_model(tmp_path / "full", tensors=rounded))
+    assert (whole(half, ids_of(20)) == whole(full, ids_of(20))).all()
+
+
+def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"tie_word_embeddings": False}
+    tensors = tiny_tensors(**changes)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    untied = LanguageModel.from_folder(write_model(tmp_path / "a", tensors=tensors, **changes))
+    tied = LanguageModel.from_folder(write_model(tmp_path / "b", tensors=tensors))
+    assert (whole(untied, ids_of(9)) == whole(tied, ids_of(9))).all()
+    tensors["lm_head.weight"] = -tensors["lm_head.weight"]
+    other = LanguageModel.from_folder(write_model(tmp_path / "c", tensors=tensors, **changes))
+    assert abs(whole(other, ids_of(9)) - whole(tied, ids_of(9))).max() > 1
+
+
+def test_only_the_same_network_can_replace_it(llama: Path, tmp_path: Path) -> None:
+    model = LanguageModel.from_folder(llama)
+    assert model.updated(write_model(tmp_path / "same", seed=1)).folder == tmp_path / "same"
+    wider = write_model(tmp_path / "wider", intermediate_size=128)
+    with pytest.raises(ModelFolderError, match="is another network: intermediate_size differ"):
+        model.updated(wider)
+
+
+# --- the forward pass -----------------------------------------------------------------------------
+
+
+def test_tokens_in_parts_and_in_a_batch_are_the_same(model: LanguageModel) -> None:
+    """Prompts of different lengths at once, in two parts, and token by token in a batch, against
+    one forward pass of each sequence alone.
+    """
+    network = model.network
+    sequences = [ids_of(length, seed) for seed, length in enumerate((300, 7, 131, 260, 2))]
+    expected = [whole(model, ids) for ids in sequences]
+    caches = [KVCache(model.config, len(ids)) for ids in sequences]
+    at = [len(ids) // 2 for ids in sequences]
+    network.prefill(
+        [Part(cache, 0, ids[:end]) for cache, ids, end in zip(caches, sequences, at, strict=True)]
+    )
+    for _ in range(150):
+        tokens = np.array([ids[end] for ids, end in zip(sequences, at, strict=True)], np.int32)
+        found = log_softmax(network.logits(network.decode(caches, tokens, at)))
+        for row, rows, end in zip(found, expected, at, strict=True):
+            np.testing.assert_allclose(row, rows[end], atol=3e-4)
+        # a sequence that has ended computes its last token again
+        at = [min(end + 1, len(ids) - 1) for ids, end in zip(sequences, at, strict=True)]
+    assert at == [len(ids) - 1 for ids in sequences]
+
+
+def test_the_prompt_matters_at_every_distance(model: LanguageModel) -> None:
+    ids = ids_of(200)
+    other = ids.copy()
+    other[3] += 1
+    changed = abs(whole(model, ids) - whole(model, other)).max(axis=1)
+    assert (changed[:3] == 0).all()
+    assert (changed[3:] > 1e-3).all()
+
+
+def test_a_cache_that_grows_keeps_what_it_has(model: LanguageModel) -> None:
+    network, ids = model.network, ids_of(300)
+    cache, copied = KVCache(model.config, 200), KVCache(model.config, 10)
+    network.prefill([Part(cache, 0, ids[:200])])
+    copied.copy_from(cache, 150)
+    for rest, start in ((cache, 200), (copied, 150)):
+        for positions in (20, start + 1, 290, 300):
+            rest.reserve(positions)
+        found = log_softmax(network.logits(network.prefill([Part(rest, start, ids[start:])])))
+        np.testing.assert_allclose(found, whole(model, ids)[start:], atol=1e-4)
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+LOGITS = np.log(np.array([[0.02, 0.5, 0.08, 0.3, 0.1]], np.float32))
+
+
+def drawn(sampling: dict[str, Any], rows: int = 400) -> list[int]:
+    read = Sampling.read(sampling, "seed")
+    ids, _ = sample(np.repeat(LOGITS, rows, axis=0), [read] * rows, range(rows))
+    return list(ids)
+
+
+@pytest.mark.parametrize(
+    ("params", "inside"),
+    [
+        ({"top_k": 1, "temperature": 5}, {1}),
+        ({"temperature": 0}, {1}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_p": 0.4}, {1}),
+        ({"top_p": 0.75}, {1, 3}),
+        ({"top_p": 0.85}, {1, 3, 4}),
+        ({"top_p": 0.85, "top_k": 2}, {1, 3}),
+        ({"top_p": 0.85, "temperature": 100}, {1, 2, 3, 4, 0}),
+        ({"top_p": 1.0, "top_k": -1}, {0, 1, 2, 3, 4}),
+    ],
+)
+def test_nothing_is_sampled_outside_top_k_and_top_p(
+    params: dict[str, Any], inside: set[int]
+) -> None:
+    assert set(drawn(params)) == inside
+
+
+def test_ids_are_sampled_as_often_as_their_probability_says() -> None:
+    counts = np.bincount(drawn({}, 20_000), minlength=5) / 20_000
+    np.testing.assert_allclose(counts, np.exp(LOGITS[0]), atol=0.015)
+    hot = np.bincount(drawn({"temperature": 2.0}, 20_000), minlength=5) / 20_000
+    flat = np.sqrt(np.exp(LOGITS[0]))
+    np.testing.assert_allclose(hot, flat / flat.sum(), atol=0.015)
+
+
+@pytest.mark.parametrize(
+    ("params", "temperature"),
+    [
+        ({}, 1.0),
+        ({"temperature": 0.5}, 0.5),
+        ({"temperature": 2.0, "top_k": 2, "top_p": 0.5}, 2.0),
+        ({"temperature": 0}, 1.0),
+        ({"temperature": 1e-7}, 1.0),
+        ({"temperature": 3.0, "top_k": 1}, 1.0),
+    ],
+)
+def test_logprobs_are_those_of_the_temperature_before_filters(
+    params: dict[str, Any], temperature: float
+) -> None:
+    """As in SGLang, whose greedy sampling has the logprobs of temperature 1."""
+    _, logprobs = sample(LOGITS, [Sampling.read(params, "seed")], [0])
+    scaled = np.exp(LOGITS[0].astype(np.float64)) ** (1 / temperature)
+    np.testing.assert_allclose(logprobs[0], np.log(scaled / scaled.sum()), atol=1e-6)
+
+
+def test_seed_and_position_determine_a_sample() -> None:
+    rows = np.zeros((1, 4000), np.float32)
+
+    def one(params: dict[str, Any], position: int) -> int:
+        return int(sample(rows, [Sampling.read(params, "default")], [position])[0][0])
+
+    assert one({}, 3) == one({}, 3)
+    assert one({"sampling_seed": 7}, 3) == one({"sampling_seed": 7}, 3)
+    assert len({one({"sampling_seed": seed}, 3) for seed in range(9)} | {one({}, 3)}) == 10
+    assert len({one({}, position) for position in range(9)}) == 9
+
+
+def test_the_top_logprobs_are_sorted() -> None:
+    found = top_logprobs(LOGITS[0], 3)
+    assert [index for _, index in found] == [1, 3, 4]
+    assert found[0][0] == pytest.approx(np.log(0.5))
+    assert top_logprobs(LOGITS[0], 0) == []
+    assert len(top_logprobs(LOGITS[0], 9)) == 5
+
+
+# --- kept prefixes --------------------------------------------------------------------------------
+
+
+CONFIG_OF_ONE = LlamaConfig(1, 1, 1, 1, 1, 1, 2, 1e-5, 1e4, True, 9, ())
+
+
+def prefix(*ids: int, group: str = "") -> StoredPrefix:
+    return StoredPrefix(group, np.array(ids, np.int32), KVCache(CONFIG_OF_ONE, len(ids)))
+
+
+def test_the_longest_common_prefix_is_found() -> None:
+    store = PrefixStore(100)
+    first, second = prefix(1, 2, 3, 4), prefix(1, 2, 9)
+    store.add(first)
+    store.add(second)
+    assert store.best("", np.array([1, 2, 3, 5], np.int32)) == (first, 3)
+    assert store.best("", np.array([1, 2, 9], np.int32)) == (second, 3)
+    assert store.best("", np.array([7], np.int32)) == (None, 0)
+    assert store.best("other", np.array([1], np.int32)) == (None, 0)
+
+
+def test_a_longer_sequence_replaces_what_it_continues() -> None:
+    store = PrefixStore(5)
+    store.add(prefix(1, 2))
+    store.add(prefix(1, 2, 3))
+    store.add(prefix(1, 2, group="other"))
+    assert store.best("", np.array([1, 2, 3], np.int32))[1] == 3  # 3 + 2 tokens: nothing is dropped
+
+
+def test_what_was_not_used_for_longest_is_dropped() -> None:
+    store = PrefixStore(6)
+    first, second, third = prefix(1, 1, 1), prefix(2, 2, 2), prefix(3, 3, 3)
+    store.add(first)
+    store.add(second)
+    assert store.take(first, 2) is None  # only a part is used
+    store.add(third)
+    found = [store.best("", one.ids)[1] for one in (first, second, third)]
+    assert found == [3, 0, 3]
+    assert store.take(first, 3) is first.cache
+    assert store.best("", first.ids) == (None, 0)
+    store.clear()
+    assert store.best("", third.ids) == (None, 0)

@@ -1,0 +1,537 @@
+"""The embedded engine with a language model: what is sampled, and what changes while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.embedded import wired
+from support.tiny_llama import tiny_tensors, wired_model, write_model, write_tiny_llama
+from support.wire import Answer, Wire
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.testing import EmbeddedEngine, Fault, fault_at, load_engine
+from toolroll.rollout.testing.language_model import LanguageModel
+from toolroll.rollout.testing.language_model.batch import Batch
+from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.network import Part
+from toolroll.rollout.testing.language_model.sampling import Sampling, log_softmax
+from toolroll.rollout.testing.language_model.scheduler import Scheduler
+from toolroll.rollout.testing.language_model.sequence import Sequence
+
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+LONG: dict[str, Any] = {**GREEDY, "max_new_tokens": 400, "stream_interval": 1}
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [int(index) for index in np.random.default_rng(seed).integers(0, 4000, length)]
+
+
+PROMPTS = [prompt(length, seed=length) for length in (1, 2, 30, 31, 90, 200, 3, 150)]
+
+
+def scored(folder: Path, ids: list[int], temperature: float = 1.0) -> Any:
+    """The logprob of each id but the first, from one forward pass."""
+    model = LanguageModel.from_folder(folder)
+    cache = KVCache(model.config, len(ids))
+    hidden = model.network.prefill([Part(cache, 0, np.array(ids, np.int32))])
+    rows = log_softmax(model.network.logits(hidden) / np.float32(temperature))
+    return rows[np.arange(len(ids) - 1), ids[1:]]
+
+
+async def events(wire: Wire, ids: list[int], **fields: Any) -> AsyncIterator[dict[str, Any]]:
+    """The answers of a stream, as they come."""
+    body = {"input_ids": ids, "return_logprob": True, "stream": True, **fields}
+    async with wire.http.post(f"{wire.url}/generate", json=body) as response:
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                yield json.loads(line[len(b"data: ") :])
+
+
+def same(found: Answer, expected: Answer) -> None:
+    """Equal ids, and logprobs that differ by rounding only."""
+    assert found.output_ids == expected.output_ids
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+
+
+def prompt_logprobs(answer: Answer) -> list[float]:
+    return [item[0] for item in answer.meta["input_token_logprobs"][1:]]
+
+
+# --- what is sampled ------------------------------------------------------------------------------
+
+
+async def test_requests_at_once_have_the_answers_of_requests_alone(llama: Path) -> None:
+    async with wired_model(llama) as (_, wire):
+        ask = lambda ids: wire.generate(ids, max_new_tokens=12, **GREEDY)
+        together = await asyncio.gather(*map(ask, PROMPTS))
+    async with wired_model(llama, max_running=1) as (_, wire):
+        for ids, found in zip(PROMPTS, together, strict=True):
+            await wire.post("/flush_cache", {})
+            same(found, await wire.generate(ids, max_new_tokens=12, **GREEDY))
+    assert len({tuple(each.output_ids) for each in together}) > 1
+
+
+async def test_a_long_prompt_is_computed_in_parts(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "toolroll.rollout.testing.language_model.batch"
+    ask = lambda wire, ids: wire.generate(
+        ids, fields={"logprob_start_len": 1}, max_new_tokens=4, **GREEDY
+    )
+    async with wired_model(llama) as (_, wire):
+        expected = await asyncio.gather(*(ask(wire, ids) for ids in PROMPTS))
+    monkeypatch.setattr(f"{module}._PROMPT_TOKENS", 16)
+    monkeypatch.setattr(f"{module}._INPUT_ROWS", 5)
+    monkeypatch.setattr(f"{module}._FIRST_ROOM", 0)
+    async with wired_model(llama) as (_, wire):
+        found = await asyncio.gather(*(ask(wire, ids) for ids in PROMPTS))
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+        np.testing.assert_allclose(prompt_logprobs(one), prompt_logprobs(other), atol=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+async def test_a_sample_does_not_depend_on_what_runs_beside_it(
+    llama: Path, temperature: float
+) -> None:
+    params: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": 0.9,
+        "sampling_seed": 3,
+        "max_new_tokens": 20,
+    }
+    async with wired_model(llama) as (_, wire):
+        alone = await wire.generate(PROMPTS[4], **params)
+        others = [wire.generate(ids, max_new_tokens=30) for ids in PROMPTS]
+        again, *_ = await asyncio.gather(wire.generate(PROMPTS[4], **params), *others)
+    same(again, alone)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7, 1.0, 1.3])
+async def test_logprobs_are_those_of_one_forward_pass(llama: Path, temperature: float) -> None:
+    ids = prompt(40)
+    async with wired_model(llama) as (engine, wire):
+        answer = await wire.generate(
+            ids, temperature=temperature, top_p=0.8, top_k=50, max_new_tokens=25, ignore_eos=True
+        )
+    expected = scored(llama, ids + answer.output_ids, temperature or 1.0)[len(ids) - 1 :]
+    np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
+    assert engine.log[0].logprobs == answer.logprobs
+    assert answer.meta["finish_reason"] == {"type": "length", "length": 25}
+
+
+async def test_a_prompt_is_scored_as_one_forward_pass_does(llama: Path) -> None:
+    ids = prompt(40)
+    fields = {"logprob_start_len": 10, "top_logprobs_num": 3}
+    async with wired_model(llama) as (_, wire):
+        await wire.generate(ids, max_new_tokens=1)  # what it computed is not used from 10 on
+        answer = await wire.generate(ids, fields=fields, max_new_tokens=0)
+    items = answer.meta["input_token_logprobs"]
+    assert [item[1] for item in items] == ids[10:]
+    assert items[0][0] is None
+    np.testing.assert_allclose([item[0] for item in items[1:]], scored(llama, ids)[10:], atol=1e-4)
+    tops = answer.meta["input_top_logprobs"]
+    assert tops[0] is None
+    assert [len(top) for top in tops[1:]] == [3] * 29
+    assert all(top[0][0] >= item[0] for top, item in zip(tops[1:], items[1:], strict=True))
+    assert (answer.output_ids, answer.meta["cached_tokens"]) == ([], 10)
+    assert answer.meta["finish_reason"] == {"type": "length", "length": 0}
+
+
+async def test_the_top_logprobs_contain_a_greedy_token(llama: Path) -> None:
+    async with wired_model(llama) as (_, wire):
+        answer = await wire.generate(
+            prompt(9), fields={"top_logprobs_num": 4}, max_new_tokens=5, **GREEDY
+        )
+    tops = answer.meta["output_top_logprobs"]
+    assert [len(top) for top in tops] == [4] * 5
+    assert [top[0] for top in tops] == answer.meta["output_token_logprobs"]
+
+
+async def test_a_seed_reproduces_a_run(llama: Path) -> None:
+    async def run(**settings: Any) -> list[list[int]]:
+        async with wired_model(llama, **settings) as (_, wire):
+            answers = [
+                await wire.generate([300], headers={"x-smg-routing-key": key}, max_new_tokens=8)
+                for key in ("a", "a", "b")
+            ]
+            fixed = [await wire.generate([300], sampling_seed=5, max_new_tokens=8) for _ in "ab"]
+        same(*fixed)
+        return [each.output_ids for each in answers + fixed[:1]]
+
+    first = await run(seed=1)
+    assert first == await run(seed=1)
+    assert len({tuple(ids) for ids in first}) == 4
+    other = await run(seed=2)
+    assert [a == b for a, b in zip(first, other, strict=True)] == [False, False, False, True]
+
+
+async def test_answers_of_one_request_differ(llama: Path) -> None:
+    """And share the computed prompt, though none of them has ended."""
+    body = {"input_ids": prompt(100), "sampling_params": {"n": 4, "max_new_tokens": 8}}
+    async with wired_model(llama) as (_, wire):
+        answers = (await wire.post("/generate", body)).body
+    assert len({tuple(each["output_ids"]) for each in answers}) == 4
+    assert sorted(each["meta_info"]["cached_tokens"] for each in answers) == [0, 99, 99, 99]
+
+
+# --- where it stops -------------------------------------------------------------------------------
+
+
+async def test_stops_end_an_answer(llama: Path) -> None:
+    async with wired_model(llama) as (engine, wire):
+        whole = await wire.generate(prompt(20), max_new_tokens=30, **GREEDY)
+        third = whole.output_ids[2]
+        by_id = await wire.generate(
+            prompt(20), max_new_tokens=30, temperature=0, stop_token_ids=[third]
+        )
+        stop = engine.tokenizer.decode(whole.output_ids[3:5])
+        by_text = await wire.generate(prompt(20), max_new_tokens=30, stop=stop, **GREEDY)
+    end = whole.output_ids.index(third) + 1
+    assert by_id.output_ids == whole.output_ids[:end]
+    assert by_id.meta["finish_reason"] == {"type": "stop", "matched": third}
+    assert by_text.meta["finish_reason"] == {"type": "stop", "matched": stop}
+    assert whole.output_ids[: len(by_text.output_ids)] == by_text.output_ids
+    assert stop not in by_text.body["text"]
+    assert by_id.meta["completion_tokens"] == len(by_id.logprobs) == end
+
+
+async def test_the_models_own_stops_and_limits_are_used(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path, eos_token_id=[4089, 7])
+    async with wired_model(folder) as (engine, wire):
+        assert engine.sampler.stops == {4089, 7}
+        assert engine.context_length == 1024
+        assert (await wire.generate(prompt(1020))).status == 400
+        assert (await wire.generate([4128])).status == 500
+        full = await wire.generate(prompt(1000), max_new_tokens=None, **GREEDY)
+        assert len(full.output_ids) == 22  # the scheduler keeps two positions
+        info = (await wire.get("/model_info")).body
+    assert info["model_path"] == str(folder)
+
+
+REFUSED: dict[str, Any] = {
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "repetition_penalty": 1.1,
+    "min_p": 0.1,
+    "min_new_tokens": 2,
+    "json_schema": "{}",
+    "regex": "a",
+    "ebnf": "root ::= 'a'",
+    "structural_tag": "{}",
+    "stop_regex": "a",
+    "logit_bias": {"5": 1.0},
+    "custom_params": {"a": 1},
+    "beam_width": 2,
+    "watermark": True,
+    "choice": ["a"],
+    "sampling_seed": "seven",
+}
+
+
+async def test_parameters_that_are_not_implemented_are_refused_by_name(llama: Path) -> None:
+    async with wired_model(llama) as (engine, wire):
+        for name, value in REFUSED.items():
+            answer = await wire.generate([300], **{name: value})
+            assert (answer.status, name in answer.message) == (400, True), name
+        neutral: dict[str, Any] = {
+            "frequency_penalty": 0,
+            "repetition_penalty": 1.0,
+            "min_p": 0.0,
+            "regex": None,
+            "logit_bias": {},
+            "min_new_tokens": 0,
+        }
+        assert (await wire.generate([300], max_new_tokens=1, **neutral)).status == 200
+    assert {entry.status for entry in engine.log[:-1]} == {400}
+
+
+# --- prefixes -------------------------------------------------------------------------------------
+
+
+async def test_a_turn_that_continues_one_computes_only_what_is_new(llama: Path) -> None:
+    async def play(*, flush: bool) -> list[Answer]:
+        turns, ids = [], prompt(60)
+        async with wired_model(llama) as (_, wire):
+            for turn in range(4):
+                turns.append(await wire.generate(ids, max_new_tokens=10, **GREEDY))
+                ids = [*ids, *turns[-1].output_ids, *prompt(5, seed=turn)]
+                if flush:
+                    assert (await wire.post("/flush_cache", {})).status == 200
+        return turns
+
+    kept, flushed = await play(flush=False), await play(flush=True)
+    for found, expected in zip(kept, flushed, strict=True):
+        same(found, expected)
+    assert [turn.meta["cached_tokens"] for turn in flushed] == [0, 0, 0, 0]
+    # all but the last sampled token, and the five new ones
+    assert [turn.meta["cached_tokens"] for turn in kept] == [0, 69, 84, 99]
+
+
+async def test_a_prefix_of_another_extra_key_is_not_used(llama: Path) -> None:
+    async with wired_model(llama) as (_, wire):
+        first = await wire.generate(prompt(50), max_new_tokens=2, **GREEDY)
+        other = await wire.generate(
+            prompt(50), fields={"extra_key": "b"}, max_new_tokens=2, **GREEDY
+        )
+        again = await wire.generate(prompt(50), max_new_tokens=2, **GREEDY)
+    assert [each.meta["cached_tokens"] for each in (first, other, again)] == [0, 0, 49]
+    same(again, first)
+
+
+async def test_a_running_prefix_of_another_extra_key_is_not_used(llama: Path) -> None:
+    ids = prompt(50)
+    cached: list[int] = []
+    async with wired_model(llama) as (_, wire):
+        async for _ in events(wire, ids, sampling_params=LONG, extra_key="a"):
+            for key in "ba" if not cached else "":
+                answer = await wire.generate(ids, fields={"extra_key": key}, max_new_tokens=1)
+                cached.append(answer.meta["cached_tokens"])
+    assert cached == [0, 49]
+
+
+# --- aborts and pauses ----------------------------------------------------------------------------
+
+
+async def test_an_abort_keeps_what_was_sampled(llama: Path) -> None:
+    parts: list[dict[str, Any]] = []
+    async with wired_model(llama) as (engine, wire):
+        whole = await wire.generate(prompt(20), **LONG)
+        async for part in events(wire, prompt(20), rid="r", sampling_params=LONG):
+            parts.append(part)
+            if len(parts) == 3:
+                await wire.post("/abort_request", {"rid": "r"})
+        later = await wire.generate(prompt(21, seed=1), max_new_tokens=3, **GREEDY)
+    final = parts[-1]
+    assert final["meta_info"]["finish_reason"]["type"] == "abort"
+    assert 3 <= len(final["output_ids"]) < 400
+    assert final["output_ids"] == whole.output_ids[: len(final["output_ids"])]
+    assert len(final["meta_info"]["output_token_logprobs"]) == len(final["output_ids"])
+    assert [len(part["output_ids"]) for part in parts[:3]] == [1, 2, 3]
+    assert (engine.log[1].aborted, later.status) == (True, 200)
+
+
+async def test_a_client_that_goes_away_stops_its_request(llama: Path) -> None:
+    async with wired_model(llama) as (engine, wire):
+        async for _ in events(wire, prompt(20), sampling_params=LONG):
+            break
+        await engine.until(lambda engine: engine.log[0].finished is not None)
+        assert engine.log[0].aborted
+        assert (await wire.generate([300], max_new_tokens=2)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("mode", "retractions", "flushed"), [("in_place", 0, 400), ("retract", 1, 200)]
+)
+async def test_a_paused_answer_continues_as_if_it_was_not(
+    llama: Path, mode: str, retractions: int, flushed: int
+) -> None:
+    params: dict[str, Any] = {**LONG, "max_new_tokens": 200}
+    async with wired_model(llama) as (_, wire):
+        whole = await wire.generate(prompt(20), **params)
+        parts, waiting = [], []
+        async for part in events(wire, prompt(20), sampling_params=params):
+            parts.append(part)
+            if len(parts) == 2:
+                await wire.post("/pause_generation", {"mode": mode})
+                waiting = [asyncio.create_task(wire.generate(prompt(9), max_new_tokens=2))]
+                assert (await wire.post("/flush_cache", {})).status == flushed
+                assert not waiting[0].done()
+                await wire.post("/continue_generation", {})
+        assert [(await each).status for each in waiting] == [200]
+    final = Answer(200, parts[-1])
+    same(final, whole)
+    assert final.meta["num_retractions"] == retractions
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_a_token_that_is_sampled_too_late_is_dropped(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    """The pause, or the end of the request, comes during the second step."""
+    scheduler = Scheduler(LanguageModel.from_folder(llama).network, 0)
+    sequence = Sequence(
+        np.array(prompt(20), np.int32),
+        Sampling("", greedy=True),
+        limit=4,
+        sampled=lambda: len(sequence.tokens) == 4,
+    )
+    step = Batch.step
+    kept: list[Any] = []
+
+    def late(batch: Batch) -> Any:
+        found = step(batch)
+        if sequence.tokens and not kept:
+            kept.append(found)
+            if paused:
+                scheduler.pause(retract=False)
+            else:
+                sequence.ended = True
+        return found
+
+    monkeypatch.setattr(Batch, "step", late)
+    scheduler.add(sequence)
+    await scheduler.aclose()
+    assert len(sequence.tokens) == 1
+    scheduler.resume()
+    await scheduler.aclose()
+    assert len(sequence.tokens) == (4 if paused else 1)
+    assert not paused or sequence.tokens[1].id == kept[0][0][1].id
+
+
+async def test_no_more_run_than_may(llama: Path) -> None:
+    asked: list[asyncio.Task[Answer]] = []
+    async with wired_model(llama, max_running=1, max_queued=1) as (engine, wire):
+        async for _ in events(wire, prompt(20), sampling_params=LONG):
+            while len(asked) < 2:  # while the first one runs
+                asked.append(asyncio.create_task(wire.generate([300], max_new_tokens=1)))
+                await engine.until(lambda engine: len(engine.log) == 1 + len(asked))
+        assert [(await each).status for each in asked] == [200, 503]
+    assert [entry.finished for entry in engine.log] == [1, 2, 0]
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: Path) -> None:
+    """The running answer is computed again: each token has the logprob of the weights that sampled
+    it, given all tokens before it.
+    """
+    other = write_model(tmp_path, seed=1)
+    body = {"model_path": str(other), "weight_version": "two"}
+    ids, parts, updates = prompt(20), [], []
+    async with wired_model(llama, weight_version="one") as (engine, wire):
+        before = await wire.generate(ids, max_new_tokens=200, **GREEDY)
+        params = {**LONG, "max_new_tokens": 200}
+        async for part in events(wire, ids, sampling_params=params):
+            parts.append(part)
+            if len(parts) == 3:
+                updates.append(await wire.post("/update_weights_from_disk", body))
+        after = await wire.generate(ids, max_new_tokens=3, **GREEDY)
+        info = (await wire.get("/model_info")).body
+    [updated] = updates
+    assert updated.status == 200
+    assert updated.body == {
+        "success": True,
+        "message": "Succeeded to update model weights. Weight version updated to two.",
+        "num_paused_requests": 0,
+    }
+    final = Answer(200, parts[-1])
+    first, second = final.meta["weight_versions"]
+    assert (first["version"], first["start"], second["version"]) == ("one", 0, "two")
+    at = first["end"]
+    assert 3 <= at == second["start"] < second["end"] == 200
+    assert final.output_ids[:at] == before.output_ids[:at]
+    whole = [*ids, *final.output_ids]
+    sampled = slice(len(ids) - 1, None)
+    np.testing.assert_allclose(final.logprobs[:at], scored(llama, whole)[sampled][:at], atol=1e-4)
+    np.testing.assert_allclose(final.logprobs[at:], scored(other, whole)[sampled][at:], atol=1e-4)
+    np.testing.assert_allclose(
+        after.logprobs, scored(other, ids + after.output_ids)[sampled], atol=1e-4
+    )
+    assert after.meta["weight_versions"] == [{"version": "two", "start": 0, "end": 3}]
+    assert (info["weight_version"], info["model_path"]) == ("two", str(other))
+    assert info["tokenizer_path"] == str(llama)
+    assert engine.log[1].weight_versions == final.meta["weight_versions"]
+
+
+async def test_weights_that_do_not_fit_change_nothing(llama: Path, tmp_path: Path) -> None:
+    wider = write_model(tmp_path / "wider", intermediate_size=128)
+    async with wired_model(llama) as (_, wire):
+        before = await wire.generate(prompt(20), max_new_tokens=5, **GREEDY)
+        for path, words in ((wider, "intermediate_size"), (tmp_path / "none", "config.json")):
+            body = {"model_path": str(path), "weight_version": "two"}
+            refused = await wire.post("/update_weights_from_disk", body)
+            assert (refused.status, refused.body["success"]) == (400, False)
+            assert words in refused.body["message"]
+        assert (await wire.post("/update_weights_from_disk", {})).status == 400
+        bad = {"model_path": str(llama), "weight_version": 2}
+        assert (await wire.post("/update_weights_from_disk", bad)).status == 400
+        after = await wire.generate(prompt(20), max_new_tokens=5, **GREEDY)
+    same(after, before)
+    assert after.meta["weight_version"] == "default"
+    assert after.meta["cached_tokens"] == 19
+
+
+async def test_weights_without_a_version_keep_it_and_can_abort(llama: Path, tmp_path: Path) -> None:
+    body = {"model_path": str(write_model(tmp_path, seed=1)), "abort_all_requests": True}
+    async with wired_model(llama) as (engine, wire):
+        parts, updates = [], []
+        async for part in events(wire, prompt(20), sampling_params=LONG):
+            parts.append(part)
+            if len(parts) == 1:
+                updates.append(await wire.post("/update_weights_from_disk", body))
+    assert [each.body["message"] for each in updates] == ["Succeeded to update model weights."]
+    assert parts[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+    assert engine.weight_version == "default"
+
+
+async def test_a_scripted_engine_has_no_weights(tokenizer: Any, llama: Path) -> None:
+    async with wired(tokenizer) as (_, wire):
+        refused = await wire.post("/update_weights_from_disk", {"model_path": str(llama)})
+    assert (refused.status, refused.body["success"]) == (400, False)
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+async def test_an_error_of_the_network_fails_its_requests_only(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with wired_model(llama) as (engine, wire):
+        with monkeypatch.context() as patch:
+            broken = lambda self, hidden: (_ for _ in ()).throw(MemoryError("no room"))
+            patch.setattr("toolroll.rollout.testing.language_model.network.Network.logits", broken)
+            asked = [wire.generate(ids, max_new_tokens=3) for ids in PROMPTS[:3]]
+            assert [each.status for each in await asyncio.gather(*asked)] == [500] * 3
+        assert (await wire.generate(PROMPTS[3], max_new_tokens=3)).status == 200
+    assert [entry.status for entry in engine.log] == [500, 500, 500, 200]
+
+
+async def test_diverged_weights_are_an_error(llama: Path, tmp_path: Path) -> None:
+    tensors = tiny_tensors()
+    tensors["model.norm.weight"][:] = np.nan
+    diverged = write_model(tmp_path, tensors=tensors)
+    async with wired_model(llama) as (_, wire):
+        for folder, status in ((diverged, 500), (llama, 200)):
+            await wire.post("/update_weights_from_disk", {"model_path": str(folder)})
+            assert (await wire.generate(prompt(9), max_new_tokens=2)).status == status
+
+
+async def test_a_stop_that_is_no_text_fails_its_request_only(llama: Path) -> None:
+    async with wired_model(llama) as (_, wire):
+        asked = [wire.generate(prompt(9), max_new_tokens=9, stop=stop) for stop in ([5], None)]
+        assert [each.status for each in await asyncio.gather(*asked)] == [500, 200]
+
+
+async def test_faults_of_a_script_are_refused(llama: Path) -> None:
+    faults = fault_at({0: Fault(abort_after=1), 1: Fault(weight_version="b"), 2: Fault(status=503)})
+    async with wired_model(llama, faults=faults) as (_, wire):
+        statuses = [(await wire.generate([300], max_new_tokens=2)).status for _ in range(4)]
+    assert statuses == [500, 500, 503, 200]
+
+
+def test_a_folder_that_cannot_be_served_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"config.json"):
+        load_engine(tmp_path)
+    with pytest.raises(UsageError, match="the tokenizer has 4096 ids, but the network has 4000"):
+        load_engine(write_tiny_llama(tmp_path, vocab_size=4000))
+
+
+def test_a_language_model_has_no_script_settings(tokenizer: Any, llama: Path) -> None:
+    model = LanguageModel.from_folder(llama)
+    with pytest.raises(ValueError, match="has no latency"):
+        EmbeddedEngine(tokenizer, model, latency=1.0)
+
+
+def test_the_folders_tokenizer_is_the_embedded_one(tokenizer: Any, llama: Path) -> None:
+    loaded = load_engine(llama).tokenizer
+    text = "<|turn|>user\nCafé 東京 <tool_call>{}</tool_call><|end|>\n"
+    assert loaded.encode(text) == tokenizer.encode(text)
+    assert loaded.chat_template == tokenizer.chat_template
