@@ -334,7 +334,5 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
 
 
 def test_processes_and_ray_exclude_each_other() -> None:
-    with pytest.raises(
-        UsageError, match=r"^--processes is for this machine and --ray for a cluster"
-    ):
+    with pytest.raises(UsageError, match=r"^give either --processes \(on this machine\) or --ray"):
         load_config(None, {"env": "desk", "model": "embedded", "ray": "local", "processes": 2})

@@ -11,19 +11,26 @@ import pytest
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
+from toolroll.rollout.model.desk_model import desk_model_path
 from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    load_embedded_tokenizer,
+    load_engine,
+    serve_in_thread,
+)
 from toolroll.rollout.testing.policy import script
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def command(line: str, echoing: str, scripted: str) -> str:
-    """What a line of a `sh` block prints; it must end with 0."""
-    line = line.replace("http://127.0.0.1:30000", echoing)
-    words = shlex.split(line.replace("http://127.0.0.1:30001", scripted))
+def command(line: str, engines: dict[str, str]) -> str:
+    """What a line of a `sh` block prints; it must end with 0. `engines` has the URL of each port."""
+    for port, url in engines.items():
+        line = line.replace(f"http://127.0.0.1:{port}", url)
+    words = shlex.split(line.replace("path/to/model", str(desk_model_path())))
     assert words[0] == "toolroll"
     done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"}, catch_exceptions=False)
     assert done.exit_code == 0, f"{line}\n{done.output}"
@@ -40,9 +47,10 @@ def test_every_block_works(
     tokenizer = load_embedded_tokenizer()
     replies = next(json.loads(text) for language, text in BLOCKS if language == "json")
     with (
-        serve_in_thread(EmbeddedEngine(tokenizer)) as echoing,
+        serve_in_thread(load_engine(desk_model_path())) as sampling,
         serve_in_thread(EmbeddedEngine(tokenizer, script(replies))) as scripted,
     ):
+        engines = {"30000": sampling.url, "30001": scripted.url, "30002": sampling.url}
         for language, text in BLOCKS:
             name = re.match(r"# (\w+\.py)\n", text)
             if language == "python" and name:
@@ -54,7 +62,7 @@ def test_every_block_works(
                 assert language == "sh"
                 for line in text.splitlines():
                     if not line.endswith("&"):  # the engines are served above
-                        said[line] = command(line, echoing.url, scripted.url)
+                        said[line] = command(line, engines)
     assert len(list(read_episodes(tmp_path / "out" / "sums"))) == 3
     assert (tmp_path / "out" / "sums" / "view.html").is_file()
     [episode] = read_episodes(tmp_path / "out" / "sums-scripted")
