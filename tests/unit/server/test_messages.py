@@ -367,6 +367,8 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].content[0].type", _said(type="image", source={"type": "url", "url": "x"})),
     ("messages[0].content[0].type", _said(type="document")),
     ("messages[0].content[0].type", _said()),
+    ("messages[0].content[0].voice", _said(type="text", text="x", voice="low")),
+    ("messages[0].content[0].voice", _said(type="tool_result", tool_use_id="t", voice="low")),
     ("messages[0].content[0].tool_use_id", _said(type="tool_result", content="x")),
     (
         "messages[0].content[0].content[0].type",

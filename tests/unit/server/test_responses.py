@@ -315,6 +315,10 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("input[1].name", _item(role="user", content="x", name="")),
     ("input[1].type", _item(type=["message"], role="user", content="x")),
     ("input[1].content[0].type", _item(role="user", content=[{"type": {}, "text": "x"}])),
+    (
+        "input[1].content[0].voice",
+        _item(role="user", content=[{"type": "input_text", "text": "x", "voice": "low"}]),
+    ),
     ("input[1].content", _item(role="user")),
     ("input[1].content", _item(role="user", content=7)),
     ("input[1].content[0]", _item(role="user", content=["x"])),

@@ -23,6 +23,7 @@ are themselves an object that has only this key and a text.
 _AROUND_INPUT = 5
 """Number of levels of a body around a call's input: body, messages, message, content, block."""
 
+_TEXT_PART = frozenset({"type", "text", "cache_control", "citations", "annotations", "logprobs"})
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
@@ -58,6 +59,12 @@ def unknown_type(kind: Any, place: str) -> ApiError:
     return refused(f"{place}.type", words)
 
 
+def part_text(part: Mapping[str, Any], place: str) -> str:
+    """Return the text of a text part. Raise `ApiError` for a field that is not known."""
+    only(part, _TEXT_PART, place)
+    return text(part, "text", place)
+
+
 def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str:
     """Return the text of `given`: one text, or parts of the types `kinds`, joined by `glue`."""
     if isinstance(given, str):
@@ -70,7 +77,7 @@ def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str
         kind = mapping(part, where).get("type")
         if kind not in kinds:
             raise unknown_type(kind, where)
-        found.append(text(part, "text", where))
+        found.append(part_text(part, where))
     return glue.join(found)
 
 

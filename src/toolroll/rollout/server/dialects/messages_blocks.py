@@ -10,6 +10,7 @@ from toolroll.rollout.server.dialects.blocks import (
     call_of,
     mapping,
     only,
+    part_text,
     text,
     text_parts,
     unknown_type,
@@ -28,6 +29,13 @@ _TOOL = frozenset(
     {"type", "name", "description", "input_schema", "strict", "cache_control"}
     | {"eager_input_streaming"}
 )
+
+_BLOCK = frozenset({"type", "cache_control"})
+_FIELDS = {
+    "tool_result": _BLOCK | {"tool_use_id", "content", "is_error"},
+    "tool_use": _BLOCK | {"id", "name", "input", "caller"},
+    "thinking": _BLOCK | {"thinking", "signature"},
+}
 
 _FILLER = "[System: Empty message content sanitised to satisfy protocol]"
 """litellm's placeholder for the text of a reply that has only calls."""
@@ -66,7 +74,7 @@ def _user(content: Any, place: str) -> list[Message]:
         block = mapping(entry, where)
         kind = block.get("type")
         if kind == "text":
-            said.append(text(block, "text", where))
+            said.append(part_text(block, where))
         elif kind == "tool_result":
             if said:
                 found.append({"role": "user", "content": PARAGRAPH.join(said)})
@@ -83,6 +91,7 @@ def _result(block: Mapping[str, Any], place: str) -> Message:
     """Return a tool's result. Chat templates cannot show `is_error`, so it changes only an empty
     content, to "error".
     """
+    only(block, _FIELDS["tool_result"], place)
     answer = text_parts(block.get("content") or "", f"{place}.content", _TEXT, PARAGRAPH)
     if not answer and block.get("is_error"):
         answer = "error"
@@ -102,10 +111,12 @@ def _assistant(content: Any, place: str) -> Message:
         block = mapping(entry, where)
         kind = block.get("type")
         if kind == "text":
-            said.append(text(block, "text", where))
+            said.append(part_text(block, where))
         elif kind == "thinking":
+            only(block, _FIELDS[kind], where)
             thoughts.append(text(block, "thinking", where))
         elif kind == "tool_use":
+            only(block, _FIELDS[kind], where)
             given = mapping(block.get("input", {}), f"{where}.input")
             name = text(block, "name", where)
             calls.append(call_of(text(block, "id", where), name, arguments_of(given)))
