@@ -27,7 +27,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def command(line: str, engines: dict[str, str]) -> str:
-    """What a line of a `sh` block prints; it must end with 0. `engines` has the URL of each port."""
+    """What a line of a `sh` block prints; it must end with 0. `engines`: the URL of each port."""
     for port, url in engines.items():
         line = line.replace(f"http://127.0.0.1:{port}", url)
     words = shlex.split(line.replace("path/to/model", str(desk_model_path())))

@@ -184,7 +184,7 @@ def test_tokens_in_parts_and_in_a_batch_are_the_same(model: LanguageModel) -> No
         tokens = np.array([ids[end] for ids, end in zip(sequences, at, strict=True)], np.int32)
         found = log_softmax(network.logits(network.decode(caches, tokens, at)))
         for row, rows, end in zip(found, expected, at, strict=True):
-            # all of the vocabulary: the logprob of an unlikely token is large, and so is its rounding
+            # the logprob of an unlikely token is large, and so is its rounding
             np.testing.assert_allclose(row, rows[end], atol=1e-4, rtol=1e-5)
         # a sequence that has ended computes its last token again
         at = [min(end + 1, len(ids) - 1) for ids, end in zip(sequences, at, strict=True)]
