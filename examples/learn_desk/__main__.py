@@ -21,10 +21,12 @@ async def _main() -> None:
     parser.add_argument(
         "--control",
         choices=MISTAKES,
-        help="repeat the policy gradient from the seed's imitation, with this mistake",
+        help="run the policy gradient from the middle of the imitation, with this mistake",
     )
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     given = parser.parse_args()
+    if given.control and given.seed:
+        parser.error("a control starts from seed 0")
     torch.set_num_threads(given.threads)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("examples.learn_desk").setLevel(logging.INFO)

@@ -62,7 +62,11 @@ def to_batch(samples: Sequence[Sample]) -> Batch:
 
 
 def shuffled(samples: Sequence[Sample], size: int, rng: random.Random) -> Iterator[list[Sample]]:
-    """Return batches of samples of about the same length, in random order, forever."""
+    """Return batches of samples of about the same length, in random order, forever. `samples`
+    fill at least one batch.
+    """
+    if len(samples) < size:
+        raise ValueError(f"{len(samples)} samples do not fill a batch of {size}")
     while True:
         order = sorted(
             range(len(samples)), key=lambda at: len(samples[at].ids) * rng.uniform(0.8, 1.2)

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from examples.learn_desk.batches import Sample, load_samples, save_samples, shuffled, to_batch
 from examples.learn_desk.drills import drill_batches
+from examples.learn_desk.initial import initialize
 from examples.learn_desk.mistakes import Mistake, flaky_desk, forgetful_template
-from examples.learn_desk.muon import optimizers
 from examples.learn_desk.network import Network, Shape, save_network
 from examples.learn_desk.play import play, play_references
 from examples.learn_desk.reinforce import agreement, update
 from examples.learn_desk.tokenizer import (
+    FILES,
     corpus,
     load_tokenizer,
     save_tokenizer,
@@ -34,36 +35,40 @@ from toolroll.rollout.types import Episode
 
 logger = logging.getLogger(__name__)
 
-BATCH, DRILLS = 16, 10
+BATCH, DRILLS = 16, 20
 """Samples in a step of the imitation and of the drills."""
 
-UPDATES = 4
-EVALUATED = 200
-"""How many held-out tasks are played after each lesson, and every ten steps of the last one."""
+UPDATES = 2
+EVALUATED = 400
+"""How many held-out tasks are played in the middle and at the end of the imitation, and every ten
+steps of the policy gradient.
+"""
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """The number of steps of each lesson. `rates`: the largest learning rates of Muon and AdamW
-    before the policy gradient; `last_rate`: that of AdamW in it. A step of the policy gradient
-    plays `groups` tasks `group` times.
+    """The number of steps of each lesson. `rate` is the largest learning rate before the policy
+    gradient, and `last_rate` the one in it. A step of the policy gradient plays `groups` tasks
+    `group` times. `control`: the steps of a control's policy gradient.
     """
 
-    drills: int = 700
-    imitation: int = 1900
-    reinforcement: int = 60
-    rates: tuple[float, float] = (1e-2, 5e-3)
-    last_rate: float = 1.5e-4
+    drills: int = 500
+    imitation: int = 1000
+    reinforcement: int = 40
+    control: int = 20
+    rate: float = 2e-3
+    last_rate: float = 1e-4
     references: int = 6000
-    groups: int = 16
+    groups: int = 32
     group: int = 8
 
 
 class Learner:
-    """One training run in a folder: `model/` is served, `log.jsonl` has a line for each step.
+    """One training run in a folder. The engine serves `model/`, and `log.jsonl` is the log.
 
-    `state.pt` is written every 100 steps, and read if it is there. With `control`, the run starts
-    from the network of `imitation.pt` and makes one mistake in the policy gradient.
+    `state.pt` is written every 100 steps, every 10 of the policy gradient. If it exists, the run
+    continues from it. With `control`, the run is a policy gradient with one mistake. It starts from
+    the network in the middle of the imitation, which has much to learn.
     """
 
     def __init__(
@@ -84,10 +89,9 @@ class Learner:
         self.model = self.folder / "model"
         torch.manual_seed(seed)
         self.network = Network(Shape())
-        self.optimizers = optimizers(self.network)
-        self.reinforcing = torch.optim.AdamW(
-            self.network.parameters(), lr=lessons.last_rate, betas=(0.9, 0.98), weight_decay=0.0
-        )
+        initialize(self.network)
+        self.optimizer = self._optimizer(lessons.rate)
+        self.reinforcing = self._optimizer(lessons.last_rate)
         self.step = 0
         self._began = time.monotonic()
         self._seconds = 0.0
@@ -101,13 +105,17 @@ class Learner:
         if (self.folder / "state.pt").exists():
             self._load()
         elif self.control is not None:
-            start = torch.load(self.out / f"seed-{self.seed}" / "imitation.pt")
+            start = torch.load(self.out / f"seed-{self.seed}" / "half.pt")
             self.network.load_state_dict(start)
             self.step = self._taught
         if self.step < self._taught:
             await self._teach()
-            torch.save(self.network.state_dict(), self.folder / "imitation.pt")
         await self._reinforce()
+
+    def _optimizer(self, rate: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            self.network.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01
+        )
 
     @property
     def _taught(self) -> int:
@@ -118,23 +126,24 @@ class Learner:
     async def _teach(self) -> None:
         if self.step == 0:
             await self._evaluate("untrained")
-        for samples in self._batches():
-            loss = self._imitate(samples)
+        batches = self._batches()
+        while self.step < self._taught:
+            loss = self._imitate(next(batches))
             if self.step % 50 == 0:
                 lesson = "drills" if self.step <= self.lessons.drills else "imitation"
                 self._log(lesson=lesson, loss=round(loss, 4))
-            if self.step % 100 == 0:
-                self._save()
             if self.step == self.lessons.drills + self.lessons.imitation // 2:
+                _write(self.network.state_dict(), self.folder / "half.pt")
                 await self._evaluate("imitation")
             if self.step == self._taught:
-                break
-        await self._evaluate("imitation")
+                await self._evaluate("imitation")
+            if self.step % 100 == 0 or self.step == self._taught:
+                self._save()
 
     def _batches(self) -> Iterator[list[Sample]]:
         """Return the drills that are left, then references."""
         rng = random.Random(f"{self.seed}/{self.step}")
-        drills = drill_batches(self.tokenizer, DESK.tasks("train")[:1000], DRILLS, rng)
+        drills = drill_batches(self.tokenizer, DESK.tasks("train")[:3000], DRILLS, rng)
         while self.step < self.lessons.drills:
             yield next(drills)
         yield from shuffled(load_samples(self.out / "references.npz"), BATCH, rng)
@@ -142,27 +151,28 @@ class Learner:
     def _imitate(self, samples: Sequence[Sample]) -> float:
         warm = min(1.0, (self.step + 1) / 50)
         left = min(1.0, (self._taught - self.step) / (0.5 * self._taught))
-        for optimizer, rate in zip(self.optimizers, self.lessons.rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * warm * left
+        self.optimizer.param_groups[0]["lr"] = self.lessons.rate * warm * left
         batch = to_batch(samples)
         loss = -self.network.logprobs(batch.ids, batch.trained).mean()
         self.network.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.optimizer.step()
         self.step += 1
         return float(loss.detach())
 
     # --- policy gradient: the likelihood of what earned more than its group ----------------------
 
     async def _reinforce(self) -> None:
-        last = self._taught + self.lessons.reinforcement
+        lessons = self.lessons
+        steps = lessons.reinforcement if self.control is None else lessons.control
+        last = self._taught + steps
         save_network(self.network, self.model)
-        async with load_engine(self.model, keep_log=False) as engine:
+        version = f"{self.folder.name}/{self.step}"
+        async with load_engine(self.model, weight_version=version, keep_log=False) as engine:
             while self.step < last:
                 await self._step(engine.url)
-                if (self.step - self._taught) % 10 == 0:
+                if (self.step - self._taught) % 10 == 0 or self.step == last:
                     await self._evaluate("reinforcement", engine.url)
                     self._save()
 
@@ -214,14 +224,14 @@ class Learner:
     # --- evaluation, log and state ---------------------------------------------------------------
 
     async def _evaluate(self, lesson: str, url: str | None = None) -> None:
-        """Play held-out tasks, greedily, and log the mean reward."""
+        """Play held-out tasks and log the mean reward."""
         tasks = DESK.tasks("held-out")[: self.evaluated]
         if url is None:
             save_network(self.network, self.model)
             async with load_engine(self.model, keep_log=False) as engine:
-                episodes = await play(engine.url, self.tokenizer, tasks, temperature=0.0)
+                episodes = await play(engine.url, self.tokenizer, tasks)
         else:
-            episodes = await play(url, self.tokenizer, tasks, temperature=0.0)
+            episodes = await play(url, self.tokenizer, tasks)
         self._log(lesson=lesson, held_out=_mean_reward(episodes))
 
     def _log(self, **fields: Any) -> None:
@@ -236,17 +246,14 @@ class Learner:
             "step": self.step,
             "seconds": self._seconds + time.monotonic() - self._began,
             "network": self.network.state_dict(),
-            "optimizers": [one.state_dict() for one in (*self.optimizers, self.reinforcing)],
+            "optimizers": [one.state_dict() for one in (self.optimizer, self.reinforcing)],
         }
-        torch.save(state, self.folder / "state.new")
-        (self.folder / "state.new").replace(self.folder / "state.pt")
+        _write(state, self.folder / "state.pt")
 
     def _load(self) -> None:
         state = torch.load(self.folder / "state.pt")
         self.network.load_state_dict(state["network"])
-        for one, saved in zip(
-            (*self.optimizers, self.reinforcing), state["optimizers"], strict=True
-        ):
+        for one, saved in zip((self.optimizer, self.reinforcing), state["optimizers"], strict=True):
             one.load_state_dict(saved)
         self.step, self._seconds = state["step"], state["seconds"]
         logger.info("%s continues at step %d", self.folder.name, self.step)
@@ -254,12 +261,21 @@ class Learner:
 
 async def prepare(out: Path, lessons: Lessons) -> None:
     """Train the tokenizer, and play the references, unless both are there."""
-    if not (out / "tokenizer").exists():
+    if not (out / "tokenizer" / FILES[-1]).exists():
         save_tokenizer(train_tokenizer(corpus(DESK.tasks("train")[:3000])), out / "tokenizer")
     if not (out / "references.npz").exists():
         logger.info("play %d references", lessons.references)
         tasks = DESK.tasks("train")[: lessons.references]
-        save_samples(await play_references(out / "tokenizer", tasks), out / "references.npz")
+        new = out / "references.new.npz"
+        save_samples(await play_references(out / "tokenizer", tasks), new)
+        new.replace(out / "references.npz")
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint. An interruption leaves the old one."""
+    new = path.with_suffix(".new")
+    torch.save(state, new)
+    new.replace(path)
 
 
 def _mean_reward(episodes: Sequence[Episode]) -> float:

@@ -1,7 +1,8 @@
-"""Negative controls: what a wrong mask, wrong tokens or a wrong reward cost.
+"""Negative controls: the effect of a wrong mask, wrong tokens or a wrong reward.
 
-Each makes one mistake that rollout code in the field makes, and nothing else. A recorded logprob
-that a mistake has no use for is replaced by the trainer's own.
+Each control repeats one mistake that is found in real rollout code, and nothing else changes.
+`none`, `failures` and `forks` make no mistake: the others are compared with them. If a mistake
+changes the tokens or the mask, the trainer's logprobs replace the recorded ones.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _everywhere(sample: Sample, _: Any) -> Sample:
 
 
 def _from_text(sample: Sample, tokenizer: Any) -> Sample:
-    """Encode the text of each part again, as loops do that keep messages instead of tokens."""
+    """Encode the text of each part again, as rollout loops that store messages do."""
     ids: list[int] = []
     mask: list[int] = []
     cuts = np.flatnonzero(np.diff(sample.loss_mask)) + 1
@@ -86,13 +87,13 @@ class Mistake:
 
 
 def _grade(result: InteractionResult) -> None:
-    """Take an aborted episode for one that earned nothing."""
+    """Treat an aborted episode as completed with reward 0."""
     if result.status is Status.ABORTED:
         result.status, result.reward = Status.COMPLETED, 0.0
 
 
 def _train_context(result: InteractionResult) -> None:
-    """Train all turns of each sequence, those too that an earlier sequence has already trained."""
+    """Train all turns of each sequence, including those that an earlier sequence already trains."""
     changed = []
     for trajectory in result.trajectories:
         mask = trajectory.loss_mask.copy()
@@ -139,8 +140,8 @@ _FIND_LAST = (
 
 
 def forgetful_template() -> str:
-    """Return the model's chat template with the thoughts of the last turn only; Qwen3's drops those
-    of earlier turns too. A turn after two thoughts starts a new sequence.
+    """Return the chat template, changed so that it renders only the last turn's reasoning. The turn
+    after a turn that follows reasoning starts a new sequence.
     """
     template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     shown = "{% if message.reasoning_content %}"
@@ -162,6 +163,4 @@ MISTAKES: Mapping[str, Mistake] = {
         Mistake("forks-trained-twice", forks=True, forks_trained_twice=True),
     )
 }
-"""The controls by name. `none`, `failures` and `forks` make no mistake: the others are compared
-with them.
-"""
+"""The controls by name."""

@@ -14,13 +14,13 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the network: 1.3 million parameters."""
+    """The sizes of the network: 1.05 million parameters."""
 
-    vocabulary: int = 1536
+    vocabulary: int = 2048
     hidden: int = 128
-    layers: int = 5
+    layers: int = 3
     heads: int = 4
-    inner: int = 384
+    inner: int = 512
     context: int = 4096
     rope_theta: float = 10000.0
     norm_eps: float = 1e-6
@@ -119,11 +119,6 @@ class Network(nn.Module):
         super().__init__()
         self.shape = shape
         self.model = Stack(shape)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                scale = 0.02 / (2 * shape.layers) ** 0.5 if residual else 0.02
-                nn.init.normal_(parameter, std=scale if "embed" in name or residual else 0.06)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the state after the last layer, float [batch, tokens, hidden]."""
@@ -145,7 +140,9 @@ class Network(nn.Module):
 
 def _rotary(shape: Shape, tokens: int) -> tuple[Tensor, Tensor]:
     size = shape.hidden // shape.heads
-    rates = shape.rope_theta ** (-torch.arange(0, size, 2, dtype=torch.float32) / size)
+    # As transformers and the engine compute it: another order rounds differently, and the angles of
+    # high positions multiply the difference.
+    rates = 1.0 / shape.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
     angles = torch.outer(torch.arange(tokens, dtype=torch.float32), rates)
     both = torch.cat((angles, angles), dim=-1)
     return both.cos(), both.sin()
@@ -193,6 +190,9 @@ def load_network(folder: Path) -> Network:
             layers=config["num_hidden_layers"],
             heads=config["num_attention_heads"],
             inner=config["intermediate_size"],
+            context=config["max_position_embeddings"],
+            rope_theta=config["rope_theta"],
+            norm_eps=config["rms_norm_eps"],
         )
     )
     tensors = load_file(folder / "model.safetensors")

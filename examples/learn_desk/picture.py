@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from examples.learn_desk.learn import Lessons
 from examples.learn_desk.mistakes import MISTAKES
 from matplotlib import pyplot
 
@@ -52,14 +53,20 @@ def draw(out: Path, to: Path) -> None:
 
 
 def table(out: Path) -> str:
-    """Return the held-out reward before and after the policy gradient of each control."""
-    rows = ["| control | before | after |", "| --- | --- | --- |"]
-    start = held_out(read_log(out / "seed-0"))
+    """Return the held-out reward of each control after its policy gradient: the mean of the last
+    two evaluations.
+    """
+    half = Lessons().drills + Lessons().imitation // 2
+    [start] = [
+        line["held_out"]
+        for line in read_log(out / "seed-0")
+        if line["step"] == half and "held_out" in line
+    ]
+    rows = ["| control | reward |", "| --- | --- |", f"| (before) | {start:.3f} |"]
     for name in MISTAKES:
         if (out / name).exists():
-            curve = held_out(read_log(out / name))
-            before = next(r for line, (_, r) in zip(range(len(start)), start, strict=False) if line)
-            rows.append(f"| {name} | {before:.3f} | {curve[-1][1]:.3f} |")
+            last = held_out(read_log(out / name))[-2:]
+            rows.append(f"| {name} | {sum(reward for _, reward in last) / len(last):.3f} |")
     return "\n".join(rows)
 
 

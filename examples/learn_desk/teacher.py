@@ -1,8 +1,7 @@
 """What a good model would reply: the reference actions, with the thoughts that lead to them.
 
 A thought quotes the facts from the conversation, and judges each by the rule that it concerns: `ok`
-or the rule's code. It quotes them as they stand there, because copying is what a small model does
-best.
+or the rule's code. It copies them verbatim, because copying is what a small model does best.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolroll.agents.environments.desk import reference
-from toolroll.agents.environments.desk.rules import money
+from toolroll.agents.environments.desk.tools import money
 from toolroll.rollout.testing.reference_policy import write_action
 from toolroll.rollout.types import Action, Task
 
@@ -22,9 +21,9 @@ Fact = tuple[str, str | None]
 
 
 def replies(task: Task) -> list[str]:
-    """Return the texts of the model's turns in `task`, a generated one."""
-    thoughts = _thoughts(task.data)
-    return [_said(next(thoughts), action) for action in reference(task)]
+    """Return the texts of the model's turns in the generated task `task`."""
+    turns = zip(_thoughts(task.data), reference(task), strict=True)
+    return [_said(thought, action) for thought, action in turns]
 
 
 def quote(row: Mapping[str, Any], *names: str) -> str:
@@ -113,24 +112,25 @@ def _thoughts(data: Facts) -> Iterator[str]:
 def _settling(start: str, request: Facts, member: Facts, data: Facts) -> Iterator[str]:
     """Return the thoughts before the calls and the reply that settle one request."""
     kind, title = request["kind"], request["title"]
-    start += f"{kind} {title}".rstrip()
+    facts: list[Fact] = []
     if kind in ("renew", "hold"):
-        yield start
-        facts: list[Fact] = (
+        yield f"{start}{kind} {title}"
+        facts = (
             _renewal(member, loan(member, title), found_book(data, title))
             if kind == "renew"
             else _holding(member, found_book(data, title))
         )
+    elif kind == "cancel":
+        facts = [(f"{start}cancel {hold(member, title)}", None)]
+    elif kind == "due":
+        facts = [(f"{start}due {loan(member, title)}", None)]
+    elif kind == "owed":
+        facts = [(f"{start}owed {quote(member, 'owed')}", None)]
+    elif kind == "waive":
+        owed, waived_on = quote(member, "owed"), quote(member, "waived_on")
+        facts = [(f"{start}waive {owed}", "F1"), (waived_on, "F2")]
     else:
-        facts = [(start, None)]
-        if kind == "cancel":
-            facts.append((hold(member, title), None))
-        elif kind == "due":
-            facts.append((loan(member, title), None))
-        elif kind == "owed":
-            facts.append((quote(member, "owed"), None))
-        elif kind == "waive":
-            facts += [(quote(member, "owed"), "F1"), (quote(member, "waived_on"), "F2")]
+        facts = [(f"{start}{kind} {title}".rstrip(), None)]
     yield _judged(facts, set(request["told"]))
     # After its last call, the model has only to report.
     if request["reply"] and len(request["actions"]) > (kind in ("renew", "hold")):

@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template: a byte-pair encoding with 1,536 tokens."""
+"""The model's tokenizer and chat template: a byte-pair encoding with 2,048 tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from examples.learn_desk import teacher
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from toolroll.agents.environments.desk import BRIEF_POLICY, TOOLS
+from toolroll.agents.environments.desk import BRIEF_POLICY, TOOLS, words
 from toolroll.rollout.types import Task
 
-VOCABULARY = 1536
+VOCABULARY = 2048
 CONTROL_TOKENS = ("<|im_end|>", "<|im_start|>", "<|pad|>")
 MARKS = (
     "<think>",
@@ -29,12 +29,13 @@ MARKS = (
 
 
 PIECES = (
-    r"2031-\d\d-\d\d|20\d\d-|[BHN]\d\d|L-|\d\d|\d"
-    r"| ?[A-Z][a-z]*|[^A-Z\d]+?(?= [A-Z]|[A-Z\d]|$)"
+    r"2031-\d\d-\d\d|20\d\d-|[BHN]\d\d|L-\d\d| ok| [AFHR]\d|\d\d|\d"
+    r"| ?[A-Z][a-z]*|[^A-Z\d]+?(?= ok| [A-Z]|[A-Z\d]|$)"
 )
-"""A date of this year or the year of another, the id of a book, hold or loan, two digits, a
-capitalized word, or what is between them. A number of four digits is two tokens: few others have
-the same, so that it is easy to find and to copy.
+"""A full date in 2031, the year of another date, the id of a book, hold or loan, half of a card, a
+verdict (`ok` or the code of a rule), two digits, a capitalized word, or the text between these. A
+number of four digits has two tokens. Few other numbers share them, so the model can find and copy
+the number easily.
 """
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -45,7 +46,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Return a tokenizer trained on `texts`.
 
     Merges do not cross the pieces of `PIECES`, so that a title or an id has the same tokens
-    wherever it stands. The keys of JSON and the text between names become long tokens.
+    wherever it stands. JSON keys, and the fixed text between the pieces, become long tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -94,11 +95,15 @@ def load_tokenizer(folder: Path) -> Any:
 
 def corpus(tasks: Iterable[Task]) -> Iterator[str]:
     """Return the texts of the teacher's episodes."""
-    # Each id and each date of a loan becomes one token, so that it is copied in one step.
+    # Each id, each name and each date of a loan becomes one token, so that one step copies it.
     days = (date(2031, 1, 1) + timedelta(days=day) for day in range(100))
+    titles = (*words.ADJECTIVES, *words.NOUNS)
     named = [
         *map(str, days),
-        *(f"{kind}{at:02d}" for kind in ("B", "H", "N", "") for at in range(100)),
+        *(f"{kind}{at:02d}" for kind in ("B", "H", "N", "L-", "") for at in range(100)),
+        *(f" {word}" for word in (*titles, *words.LAST_NAMES)),
+        *words.FIRST_NAMES,
+        *words.LAST_NAMES,
     ]
     yield from named * 500
     tools = [tool["function"] for _, tool in TOOLS.values()]

@@ -55,10 +55,6 @@ def torch_logprobs(folder: Path, ids: Any) -> Any:
     return torch.log_softmax(logits, -1).numpy()
 
 
-def compare(folder: Path, ids: Any) -> None:
-    np.testing.assert_allclose(own_logprobs(folder, ids), torch_logprobs(folder, ids), atol=1e-4)
-
-
 def own_logprobs(folder: Path, ids: Any) -> Any:
     """The same from numpy: half of the ids as a prompt, the rest one by one."""
     model = LanguageModel.from_folder(folder)

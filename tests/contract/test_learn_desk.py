@@ -19,11 +19,27 @@ from examples.learn_desk.tokenizer import FILES, load_tokenizer
 
 from toolroll.agents.environments.desk import DESK, reference
 from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.testing import load_engine
 from toolroll.rollout.types import Status
 
 MODEL = desk_model_path()
 torch.set_num_threads(1)  # with more, it waits for the other processes of the tests
+
+
+@pytest.fixture(scope="module")
+def unsure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with noise in its weights: the rewards of a task's episodes differ."""
+    folder = tmp_path_factory.mktemp("unsure")
+    network = load_network(MODEL)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for matrix in (one for one in network.parameters() if one.ndim == 2):
+            matrix.add_(0.3 * matrix.std() * torch.randn_like(matrix))
+    save_network(network, folder)
+    for name in FILES:
+        (folder / name).write_bytes((MODEL / name).read_bytes())
+    return folder
 
 
 def test_the_teacher_has_a_reply_for_each_reference_action() -> None:
@@ -49,40 +65,41 @@ def test_a_network_survives_its_folder(tmp_path: Path) -> None:
     assert torch.equal(network(ids), load_network(tmp_path)(ids))
 
 
-async def test_three_steps_of_the_policy_gradient(tmp_path: Path) -> None:
+async def test_three_steps_of_the_policy_gradient(tmp_path: Path, unsure: Path) -> None:
     """The gradients are finite and not zero, the logprobs agree, and the weights are replaced."""
     (tmp_path / "tokenizer").mkdir()
     for name in FILES:
         (tmp_path / "tokenizer" / name).write_bytes((MODEL / name).read_bytes())
     lessons = Lessons(drills=0, imitation=0, reinforcement=3, groups=6, group=6)
     learner = Learner(tmp_path, 0, lessons, evaluated=4)
-    learner.network.load_state_dict(load_network(MODEL).state_dict())
+    learner.network.load_state_dict(load_network(unsure).state_dict())
     await learner.run()
     lines = [json.loads(text) for text in (learner.folder / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "agreement" in line]
     assert [line["step"] for line in steps] == [1, 2, 3]
-    assert [line["versions"] for line in steps] == [["default"], ["seed-0/1"], ["seed-0/2"]]
+    assert [line["versions"] for line in steps] == [["seed-0/0"], ["seed-0/1"], ["seed-0/2"]]
     for line in steps:
         assert line["agreement"]["tokens"] > 300
-        # An unlikely token after a long prompt differs by up to 2e-4: the rounding of float32.
-        assert line["agreement"]["largest"] < 5e-4
+        assert line["agreement"]["largest"] < 1e-4
         assert line["agreement"]["mean"] < 5e-6
         assert np.isfinite(line["gradient"])
         assert line["gradient"] > 0
     again = Learner(tmp_path, 0, lessons, evaluated=4)
     await again.run()  # nothing is left to do
-    assert again.step == 3
+    assert len((learner.folder / "log.jsonl").read_text().splitlines()) == len(lines)
+    for one, other in zip(learner.network.parameters(), again.network.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", ["shifted-mask", "mask-everywhere", "tokens-from-text"])
-async def test_a_mistake_changes_what_is_trained(name: str) -> None:
-    tokenizer = load_tokenizer(MODEL)
-    async with load_engine(MODEL) as engine:
+async def test_a_mistake_changes_what_is_trained(name: str, unsure: Path) -> None:
+    tokenizer = load_tokenizer(unsure)
+    async with load_engine(unsure) as engine:
         episodes = await play(engine.url, tokenizer, DESK.tasks("train")[:4], samples=8)
-    network = load_network(MODEL)
+    network = load_network(unsure)
     right = scored(episodes)
     assert right
-    assert agreement(network, [one.sample for one in right]).largest < 2e-3  # float16 weights
+    assert agreement(network, [one.sample for one in right]).largest < 1e-4
     wrong = MISTAKES[name].batch(episodes, network, tokenizer)
     assert len(wrong) == len(right)
     changed = [
@@ -91,26 +108,32 @@ async def test_a_mistake_changes_what_is_trained(name: str) -> None:
         for one, other in zip(right, wrong, strict=True)
     ]
     assert all(changed) or (name == "tokens-from-text" and any(changed))
+    if name == "shifted-mask":
+        for one, other in zip(right, wrong, strict=True):
+            assert one.sample.loss_mask[:-1].tolist() == other.sample.loss_mask[1:].tolist()
     own = agreement(network, [one.sample for one in wrong])
-    assert own.largest < 5e-4
+    assert own.largest < 1e-4
 
 
-async def test_failures_are_left_out_unless_they_are_graded() -> None:
-    tokenizer = load_tokenizer(MODEL)
-    async with load_engine(MODEL) as engine:
+async def test_failures_are_left_out_unless_they_are_graded(unsure: Path) -> None:
+    tokenizer = load_tokenizer(unsure)
+    async with load_engine(unsure) as engine:
         episodes = await play(
             engine.url, tokenizer, DESK.tasks("train")[:8], samples=8, make_desk=flaky_desk
         )
     aborted = [one for one in episodes if one.result.status is Status.ABORTED]
     assert aborted
     assert all(not samples_of(one.result) for one in aborted)
-    MISTAKES["failures-are-reward-0"].batch(episodes, load_network(MODEL), tokenizer)
+    MISTAKES["failures-are-reward-0"].batch(episodes, load_network(unsure), tokenizer)
     assert all(one.result.reward == 0.0 for one in aborted)
+    sampled = [one for one in aborted if any(each.turns for each in one.result.trajectories)]
+    assert sampled
+    assert all(samples_of(one.result) for one in sampled)
 
 
-async def test_forks_train_each_turn_once_unless_they_are_trained_twice() -> None:
-    tokenizer = load_tokenizer(MODEL)
-    async with load_engine(MODEL) as engine:
+async def test_forks_train_each_turn_once_unless_they_are_trained_twice(unsure: Path) -> None:
+    tokenizer = load_tokenizer(unsure)
+    async with load_engine(unsure) as engine:
         episodes = await play(
             engine.url,
             tokenizer,
@@ -118,11 +141,11 @@ async def test_forks_train_each_turn_once_unless_they_are_trained_twice() -> Non
             samples=1,
             chat_template=forgetful_template(),
         )
-    forked = next(one.result for one in episodes if len(one.result.trajectories) > 1)
+    found = next(one for one in episodes if len(one.result.trajectories) > 1)
+    forked, key = found.result, session_id(DESK.name, found.task_id, 0)
     once = sum(int(to_batch([one]).trained.sum()) for one in samples_of(forked))
-    sampled = sum(turn.length for turn in forked.trajectories[-1].turns)
-    assert once > 0
-    MISTAKES["forks-trained-twice"].batch(episodes, load_network(MODEL), tokenizer)
+    logged = [one for one in engine.log if one.routing_key == key]
+    assert once == sum(len(one.output_ids) for one in logged)
+    MISTAKES["forks-trained-twice"].batch(episodes, load_network(unsure), tokenizer)
     twice = sum(int(to_batch([one]).trained.sum()) for one in samples_of(forked))
-    assert twice > once
-    assert sampled > 0
+    assert twice == sum(turn.length for one in forked.trajectories for turn in one.turns) > once

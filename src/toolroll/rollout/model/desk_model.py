@@ -1,4 +1,4 @@
-"""The model of the package: a Llama network with 1.3 million parameters, trained on `desk`.
+"""The model of the package: a Llama network with 1 million parameters, trained on `desk`.
 
 `examples/learn_desk` trains it from nothing. The folder is an ordinary Hugging Face folder: the
 embedded engine serves it without torch, and so do SGLang and transformers.

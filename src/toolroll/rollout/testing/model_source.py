@@ -16,7 +16,7 @@ from toolroll.rollout.testing.sampler import Sampler, StopRules
 from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, Report, Turn
 from toolroll.rollout.testing.wire import EngineRequest
 
-_KEPT_TOKENS = 65536
+_KEPT_TOKENS = 131072
 
 
 class ModelSource:
@@ -57,12 +57,13 @@ class ModelSource:
         """Return the model's answer."""
         if turn.fault.abort_after is not None or turn.fault.weight_version is not None:
             raise ValueError("only a script has faults with abort_after or weight_version")
-        turn.count_call()
+        seed = f"{self._seed}/{turn.seen.routing_key}/{turn.next_call}"
+        turn.count_call(turn.next_call)
         answer = _SampledAnswer(turn, StopRules(self._sampler, turn.request.params))
-        seen, request = turn.seen, turn.request
+        request = turn.request
         sequence = answer.sequence = Sequence(
             turn.entry.input_ids,
-            Sampling.read(request.params, f"{self._seed}/{seen.routing_key}/{seen.call}"),
+            Sampling.read(request.params, seed),
             limit=turn.limit,
             sampled=answer.sampled,
             top=request.top_logprobs_num if request.return_logprob else 0,

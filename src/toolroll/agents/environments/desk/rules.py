@@ -12,6 +12,7 @@ from typing import Any
 
 from toolroll.agents.environments.desk.library import Book, Hold, Library, Loan
 from toolroll.agents.environments.desk.policy import RENEWED_UNTIL, TODAY
+from toolroll.agents.environments.desk.tools import money
 
 Call = tuple[str, dict[str, str]]
 
@@ -32,11 +33,6 @@ class Settled:
     actions: list[Call]
     reply: str
     told: list[str]
-
-
-def money(cents: int) -> str:
-    """Return an amount as the desk writes it."""
-    return f"{cents // 100}.{cents % 100:02d}"
 
 
 def _forbidden(kind: str, title: str, actions: list[Call], code: str) -> Settled:

@@ -28,14 +28,15 @@ def _member(db: sqlite3.Connection, card: str) -> sqlite3.Row:
     return _row(db, "SELECT * FROM members WHERE card = ?", card, "member with the card")
 
 
-def _money(cents: int) -> str:
+def money(cents: int) -> str:
+    """Return an amount as the desk writes it."""
     return f"{cents // 100}.{cents % 100:02d}"
 
 
 def find_member(db: sqlite3.Connection, card: str) -> dict[str, Any]:
     """Show a member's account: postcode, status, what is owed, loans, holds."""
     member = dict(_member(db, card))
-    member["owed"] = _money(member["owed"])
+    member["owed"] = money(member["owed"])
     loans = (
         "SELECT title, l.id AS loan_id, due, renewals FROM loans l JOIN books b ON b.id = l.book"
     )
@@ -90,7 +91,7 @@ def waive_fees(db: sqlite3.Connection, card: str) -> dict[str, Any]:
     """Set what a member owes to zero."""
     owed = _member(db, card)["owed"]
     db.execute("UPDATE members SET owed = 0, waived_on = ? WHERE card = ?", (TODAY, card))
-    return {"waived": _money(owed)}
+    return {"waived": money(owed)}
 
 
 def transfer_to_person(db: sqlite3.Connection, card: str, topic: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _WORTH_WAITING = 32
 """A prompt waits for another one of the same step if it can then reuse more tokens than this."""
 _INPUT_ROWS = 256
 """Prompt positions whose logits are computed at once."""
-_FIRST_ROOM = 512
+_FIRST_ROOM = 128
 """Sampled tokens for which a cache has room at first."""
 
 Sampled = list[tuple[Sequence, Token]]
@@ -36,8 +36,8 @@ _Ids = npt.NDArray[np.int32]
 
 
 class Batch:
-    """Not thread-safe. Append new sequences to `sequences`. `kept_tokens`: the size of the prefix
-    store.
+    """Not thread-safe. Append new sequences to `sequences`. `kept_tokens`: the positions for
+    which the prefix store has room.
     """
 
     def __init__(self, network: Network, kept_tokens: int) -> None:

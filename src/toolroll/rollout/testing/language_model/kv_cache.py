@@ -18,6 +18,11 @@ class KVCache:
         self.keys: Tensor = np.empty((*outer, config.head_dim, positions), np.float32)
         self.values: Tensor = np.empty((*outer, positions, config.head_dim), np.float32)
 
+    @property
+    def positions(self) -> int:
+        """The number of positions for which there is room."""
+        return self.values.shape[2]
+
     def reserve(self, positions: int) -> None:
         """Make room for `positions` tokens. The room grows by half, so that copies stay rare."""
         layers, heads, room, width = self.values.shape

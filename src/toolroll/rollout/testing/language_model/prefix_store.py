@@ -23,7 +23,9 @@ class StoredPrefix:
 
 
 class PrefixStore:
-    """Keeps at most `limit` tokens, and drops the prefixes that were not used for longest."""
+    """Keeps at most `limit` positions of caches, and drops the prefixes that were not used for the
+    longest time.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -37,7 +39,7 @@ class PrefixStore:
             if each.group != prefix.group or common_length(each.ids, prefix.ids) < len(each.ids)
         ]
         self._prefixes.append(prefix)
-        while sum(len(each.ids) for each in self._prefixes) > self._limit:
+        while sum(each.cache.positions for each in self._prefixes) > self._limit:
             del self._prefixes[0]
 
     def best(self, group: str, ids: _Ids) -> tuple[StoredPrefix | None, int]:
