@@ -140,9 +140,9 @@ class Network(nn.Module):
 
 def _rotary(shape: Shape, tokens: int) -> tuple[Tensor, Tensor]:
     size = shape.hidden // shape.heads
-    # As transformers and the engine compute it: another order rounds differently, and the angles of
-    # high positions multiply the difference.
-    rates = 1.0 / shape.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    # As the engine computes it: a power in float32 differs between libraries in the last bit, and
+    # the angles of high positions multiply the difference.
+    rates = (1 / shape.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float64) / size)).float()
     angles = torch.outer(torch.arange(tokens, dtype=torch.float32), rates)
     both = torch.cat((angles, angles), dim=-1)
     return both.cos(), both.sin()

@@ -40,7 +40,9 @@ class Part:
 
 
 class Network:
-    """A network with its weights. Hidden states are (tokens, hidden_size)."""
+    """A network with its weights. Hidden states are (tokens, hidden_size). `frequencies` has the
+    angles of the rotary embedding per position, in radians: (head_dim / 2,).
+    """
 
     def __init__(self, config: LlamaConfig, weights: Weights) -> None:
         self.config = config
@@ -49,9 +51,10 @@ class Network:
         self._kv_heads = config.num_key_value_heads
         self._width = config.head_dim
         self._scale = config.head_dim**-0.5
-        # in float32 as in transformers, whose rounding shows at high positions
-        exponents = np.arange(0, self._width, 2, dtype=np.float32) / np.float32(self._width)
-        self._frequencies = np.float32(1) / np.float32(config.rope_theta) ** exponents
+        # Rounded once, from float64: powers in float32 differ between libraries and processors in
+        # the last bit, and high positions multiply the difference.
+        exponents = np.arange(0, self._width, 2) / self._width
+        self.frequencies = (1 / config.rope_theta**exponents).astype(np.float32)
 
     def prefill(self, parts: Sequence[Part]) -> Tensor:
         """Compute the tokens of all parts, and return their final hidden states one after the
@@ -101,7 +104,7 @@ class Network:
         return logits
 
     def _forward(self, ids: _Ids, positions: npt.NDArray[np.int64], attend: _Attend) -> Tensor:
-        angles = (positions.astype(np.float32)[:, None] * self._frequencies)[:, None]
+        angles = (positions.astype(np.float32)[:, None] * self.frequencies)[:, None]
         cosine, sine = np.cos(angles), np.sin(angles)
         rotated = self._heads + self._kv_heads
         x = self._weights.embedding[ids]
