@@ -12,6 +12,7 @@ from examples.learn_desk.mistakes import MISTAKES
 from matplotlib import pyplot
 
 Line = dict[str, Any]
+_BLUE = "#1f77b4"
 
 
 def read_log(folder: Path) -> list[Line]:
@@ -20,34 +21,39 @@ def read_log(folder: Path) -> list[Line]:
     for text in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
         lines[line["step"], "held_out" in line] = line
-    return sorted(lines.values(), key=lambda line: line["seconds"])
+    return sorted(lines.values(), key=lambda line: (line["step"], "held_out" in line))
 
 
-def held_out(lines: list[Line]) -> list[tuple[float, float]]:
-    """Return (minutes, mean reward on held-out tasks) of each evaluation."""
-    return [(line["seconds"] / 60, line["held_out"]) for line in lines if "held_out" in line]
+def held_out(lines: list[Line]) -> list[tuple[int, float]]:
+    """Return (step, mean reward on held-out tasks) of each evaluation."""
+    return [(line["step"], line["held_out"]) for line in lines if "held_out" in line]
 
 
 def draw(out: Path, to: Path) -> None:
-    """Draw the held-out reward of each seed over time, and the band between them."""
-    figure, axes = pyplot.subplots(figsize=(8, 3.6))
-    runs = [read_log(folder) for folder in sorted(out.glob("seed-*"))]
-    curves = [held_out(lines) for lines in runs]
-    for curve in curves:
-        axes.plot(*zip(*curve, strict=True), color="#1f77b4", alpha=0.5, linewidth=1)
-    points = list(zip(*curves, strict=False))
-    minutes = [sum(time for time, _ in point) / len(point) for point in points]
-    low = [min(reward for _, reward in point) for point in points]
-    high = [max(reward for _, reward in point) for point in points]
-    mean = [sum(reward for _, reward in point) / len(point) for point in points]
-    axes.fill_between(minutes, low, high, color="#1f77b4", alpha=0.2)
-    axes.plot(minutes, mean, color="#1f77b4", linewidth=2, label=f"mean of {len(curves)} seeds")
-    starts = [line["seconds"] / 60 for line in runs[0] if line["lesson"] == "reinforcement"]
-    if starts:
-        axes.axvline(starts[0], color="grey", linestyle=":", label="policy gradient starts")
-    axes.set(xlabel="minutes on one CPU core", ylabel="reward on held-out tasks", ylim=(0, 1))
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3)
+    """Draw the held-out reward of each seed by steps, and the band between them."""
+    figure, (left, right) = pyplot.subplots(
+        1, 2, figsize=(8, 3.2), sharey=True, width_ratios=(3, 2)
+    )
+    curves = [held_out(read_log(folder)) for folder in sorted(out.glob("seed-*"))]
+    taught = Lessons().drills + Lessons().imitation
+    for axes, shown, start in (
+        (left, [[one for one in curve if one[0] <= taught] for curve in curves], 0),
+        (right, [[one for one in curve if one[0] >= taught] for curve in curves], taught),
+    ):
+        steps = [step - start for step, _ in shown[0]]
+        rewards = list(zip(*([reward for _, reward in curve] for curve in shown), strict=True))
+        for curve in shown:
+            axes.plot(steps, [reward for _, reward in curve], color=_BLUE, alpha=0.5, linewidth=1)
+        low, high = [min(one) for one in rewards], [max(one) for one in rewards]
+        axes.fill_between(steps, low, high, color=_BLUE, alpha=0.2)
+        mean = [sum(one) / len(one) for one in rewards]
+        label = f"mean of {len(curves)} seeds"
+        axes.plot(steps, mean, color=_BLUE, linewidth=2, marker="o", label=label)
+        axes.grid(alpha=0.3)
+    left.axvline(Lessons().drills, color="grey", linestyle=":", label="imitation starts")
+    left.set(xlabel="steps: drills, then imitation", ylabel="reward on held-out tasks", ylim=(0, 1))
+    right.set(xlabel="steps of policy gradient")
+    left.legend(loc="upper left")
     figure.tight_layout()
     figure.savefig(to)
 
