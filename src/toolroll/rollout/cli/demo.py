@@ -36,8 +36,8 @@ MISTAKES = 0.3
 async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> dict[str, Outcome]:
     """Play the demo's environments. Replace the episodes of an earlier demo in `out`.
 
-    Return the results by column title. The results of desk's held-out tasks are in `held-out`, a
-    folder in `out`.
+    Return the results by column title. The held-out results are written to a folder next to `out`,
+    whose name ends in `-held-out`.
     """
     console.print(
         f"On {SAMPLED}, the engine samples {DESK_MODEL}, the model in this package. On {SCRIPTED}, "
@@ -58,10 +58,11 @@ def _parts(
 ) -> list[tuple[str, RunConfig, Sequence[Task]]]:
     """Return the title, the settings and the tasks of each part."""
     parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
-    inner = out / "held-out"  # a folder has one split of an environment
+    out = out if out.name else out.resolve()
+    beside = out.with_name(f"{out.name}-held-out")  # a folder has one split of an environment
     for title, env, model, split, folder in (
         (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
-        (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", inner),
+        (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),
         (f"{SCRIPTED}\n(references)", SCRIPTED, "embedded", None, out),
     ):
         factory = find_environment(env)
