@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -306,6 +307,48 @@ async def test_a_result_that_is_none() -> None:
         "_execute_tool returned dict: return the result of env.step(action)"
         in (result.info["error"]["message"])
     )
+
+
+def returns(change: Any) -> type[TrainableToolCallingAgent]:
+    """An agent whose `_execute_tool` returns `change` of the environment's result."""
+
+    class Changed(TrainableToolCallingAgent):
+        async def _execute_tool(self, env: Any, action: Any) -> Any:
+            return change(await env.step(action))
+
+    return Changed
+
+
+class ChangedResponse(TrainableToolCallingAgent):
+    def _execute_tool(self, env: Any, action: Any) -> Any:
+        response = env.step(action)
+        response.reward = float("nan")
+        return response
+
+
+OBJECT = {"observation": "Mine.", "reward": 0.0, "done": False, "info": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (returns(lambda step: replace(step, done="false")), "done must be True or False"),
+        (returns(lambda step: replace(step, reward=float("nan"))), "gave the reward nan"),
+        (returns(lambda step: replace(step, messages="text")), "messages must be a list"),
+        (returns(lambda step: replace(step, info=None)), "info must be a mapping"),
+        (ChangedResponse, "gave the reward nan"),
+        (returns(lambda _: SimpleNamespace(**{**OBJECT, "done": "no"})), "done must be True"),
+        (returns(lambda _: SimpleNamespace(**{**OBJECT, "reward": "1.0"})), "gave the reward '1"),
+    ],
+)
+async def test_a_result_with_a_wrong_value(
+    kind: type[TrainableToolCallingAgent], words: str
+) -> None:
+    """`done="false"` was true, and earned 0; a reward that is not a number got through."""
+    result, _ = await played(kind)
+    assert (result.stop_reason, result.reward) == (StopReason.ENVIRONMENT_ERROR, None)
+    message = result.info["error"]["message"]
+    assert message.startswith("_execute_tool") and words in message
 
 
 @pytest.mark.parametrize("kind", [Plain, Shaping])
