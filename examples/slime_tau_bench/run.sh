@@ -21,6 +21,7 @@ TOOLROLL_ARGS=(
     --eval-function-path toolroll.rollout.adapters.slime.generate_rollout
     --custom-generate-function-path toolroll.rollout.adapters.slime.generate # used only by slime's own loop
     --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
+    --custom-reward-post-process-path toolroll.rollout.adapters.slime.normalize_rewards # a forked episode counts once
     --custom-config-path "$HERE/toolroll.yaml"
     --prompt-data "$DATA/retail_train.jsonl"
     --input-key index # no --apply-chat-template: a prompt is a task's number

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.episodes import EpisodeSettings, why_aborted
 from toolroll.rollout.adapters.verifiers.environment import EnvironmentPlayer, record
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Status, StopReason
@@ -128,7 +128,7 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         )
         trace.info["toolroll"] = record(result, seed)
         if result.status is Status.ABORTED:
-            raise vf.HarnessError(f"the episode was aborted: {result.info['error']['message']}")
+            raise vf.HarnessError(f"the episode was aborted: {why_aborted(result)}")
         if result.stop_reason in _LIMITS:
             trace.stop(_LIMITS[result.stop_reason])
         return vf.ProgramResult(0, "", "")

@@ -21,26 +21,34 @@ COMMIT = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
 
 FLAGS = frozenset(
     """
-    --actor-num-gpus-per-node --actor-num-nodes --advantage-estimator --balance-data --colocate --custom-config-path
-    --custom-generate-function-path --dynamic-sampling-filter-path --entropy-coef --eps-clip --eps-clip-high --eval-function-path
-    --eval-input-key --eval-interval --eval-max-response-len --eval-prompt-data --eval-temperature --global-batch-size --hf-checkpoint
-    --input-key --kl-loss-coef --kl-loss-type --load --lr --max-tokens-per-gpu --metadata-key --n-samples-per-eval-prompt
-    --n-samples-per-prompt --num-rollout --over-sampling-batch-size --prompt-data --ref-load --rollout-batch-size
-    --rollout-function-path --rollout-max-context-len --rollout-max-response-len --rollout-num-gpus --rollout-num-gpus-per-engine
-    --rollout-shuffle --rollout-temperature --router-assignment-mode --router-policy --save --save-interval
-    --sglang-mem-fraction-static --use-dynamic-batch-size --use-kl-loss --use-tis
-    """.split()  # noqa: E501
+    --actor-num-gpus-per-node --actor-num-nodes --advantage-estimator --balance-data --colocate
+    --custom-config-path --custom-generate-function-path --custom-reward-post-process-path
+    --dynamic-sampling-filter-path --entropy-coef --eps-clip --eps-clip-high
+    --eval-function-path --eval-input-key --eval-interval --eval-max-response-len
+    --eval-prompt-data --eval-temperature --global-batch-size --hf-checkpoint --input-key
+    --kl-loss-coef --kl-loss-type --load --lr --max-tokens-per-gpu --metadata-key
+    --n-samples-per-eval-prompt --n-samples-per-prompt --num-rollout --over-sampling-batch-size
+    --prompt-data --ref-load --rollout-batch-size --rollout-function-path
+    --rollout-max-context-len --rollout-max-response-len --rollout-num-gpus
+    --rollout-num-gpus-per-engine --rollout-shuffle --rollout-temperature
+    --router-assignment-mode --router-policy --save --save-interval --sglang-mem-fraction-static
+    --use-dynamic-batch-size --use-kl-loss --use-tis
+    """.split()
 )
 """Of slime's command line, what the example uses."""
 
 ARGUMENTS = frozenset(
     """
-    apply_chat_template_kwargs dynamic_sampling_filter_path eval_datasets eval_reward_key group_rm hf_checkpoint
-    over_sampling_batch_size partial_rollout reward_key rollout_all_samples_process_path rollout_batch_size rollout_max_context_len
-    rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine rollout_sample_filter_path rollout_sample_hook_path
-    rollout_seed rollout_stop rollout_stop_token_ids rollout_temperature rollout_top_k rollout_top_p sglang_router_ip
-    sglang_router_port sglang_server_concurrency use_rollout_routing_replay
-    """.split()  # noqa: E501
+    advantage_estimator apply_chat_template_kwargs custom_reward_post_process_path
+    dynamic_sampling_filter_path eval_datasets eval_reward_key group_rm grpo_std_normalization
+    hf_checkpoint over_sampling_batch_size partial_rollout reward_key rewards_normalization
+    rollout_all_samples_process_path rollout_batch_size rollout_max_context_len
+    rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine
+    rollout_sample_filter_path rollout_sample_hook_path rollout_seed rollout_stop
+    rollout_stop_token_ids rollout_temperature rollout_top_k rollout_top_p
+    sglang_enable_deterministic_inference sglang_router_ip sglang_router_port
+    sglang_server_concurrency use_rollout_routing_replay
+    """.split()
 )
 """The attributes of slime's `args` that the adapter reads."""
 

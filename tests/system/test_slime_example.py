@@ -97,7 +97,7 @@ def test_the_script_says_what_it_needs() -> None:
 
 def test_every_function_that_the_script_names_is_there(tmp_path: Path) -> None:
     named = [argument for argument in _arguments(tmp_path) if argument.startswith("toolroll.")]
-    assert len(named) == 4
+    assert len(named) == 5
     for path in named:
         module, _, name = path.rpartition(".")
         assert callable(vars(import_module(module))[name])

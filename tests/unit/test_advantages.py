@@ -131,7 +131,7 @@ def test_values_of_tokens() -> None:
     assert per_token(trajectory, 2.0).tolist() == [0, 2, 2, 0, 0, 0, 2, 2, 0]
     assert per_token(trajectory, [1.0, 5.0, -1.0]).tolist() == [0, 1, 1, 0, 0, 0, -1, -1, 0]
     assert per_token(trajectory, 1.0).dtype == np.float32
-    with pytest.raises(ValueError, match="broadcast"):
+    with pytest.raises(UsageError, match="one for each of the 3 turns"):
         per_token(trajectory, [1.0, 2.0])
 
 
@@ -140,3 +140,23 @@ def test_equal_rewards_have_no_advantage_whatever_their_rounding(baseline: Any) 
     """The standard deviation of three times 0.1 is 1.4e-17: dividing by it would give -1."""
     group = [result(reward) for reward in (0.1, 0.1, 0.1 + 1e-17, 0.3 - 0.2)]
     assert group_advantages(group, baseline=baseline, normalize=True) == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (None, "the value is None: leave out episodes without a reward"),
+        (math.nan, "must be finite"),
+        ([0.1, math.inf, 0.0], "must be finite"),
+        ([0.1, None, 0.0], "must be finite"),
+        (["a", "b", "c"], "must be numbers"),
+        ([0.7], r"shape \(1,\): pass one number, or one for each of the 3 turns"),
+        ([0.1, 0.2], "shape"),
+        ([[0.1, 0.2, 0.3]], "shape"),
+    ],
+)
+def test_values_that_do_not_belong_to_the_turns_are_refused(values: Any, words: str) -> None:
+    """None gave NaN, and a list with one value was that of all turns."""
+    turns = (Turn(1, 2, "stop"), Turn(2, 3, "stop"), Turn(3, 4, "stop"))
+    with pytest.raises(UsageError, match=words):
+        per_token(sequence(*turns, length=4), values)

@@ -33,6 +33,7 @@ from toolroll.agents.loop.hook_environment import (
 from toolroll.agents.loop.hook_value import hook_value
 from toolroll.agents.loop.play import Played, Rules, play
 from toolroll.agents.loop.published_hooks import (
+    finish_with,
     proposed_ids,
     proposing,
     wrap_call_llm,
@@ -40,10 +41,11 @@ from toolroll.agents.loop.published_hooks import (
 )
 from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
     Action,
@@ -254,20 +256,16 @@ class TrainableAgentMixin:
 
     def _finish(self, played: Played[Conversation]) -> InteractionResult:
         result = build_result(played, self.tools_info)
-        cut = len(result.tokens) - result.response_length
-        final = self._build_final_result(
-            result,
-            played.reward,
-            result.info,
-            result.messages,
-            result.loss_mask,
-            result.tokens[:cut],
-            result.tokens[cut:],
-        )
+        if not self._has("_build_final_result"):
+            return result
         try:
-            return hook_value("_build_final_result", final)
-        except EnvironmentFailure as error:
+            with guarded():
+                return finish_with(self._build_final_result, result)
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a failed episode is data (I7 in the README)
             played.reason, played.reward = played.tracker.fail(error), None
+            played.turn_rewards = ()
             return build_result(played, self.tools_info)
 
     # --- the published hooks ----------------------------------------------------------------------
@@ -367,7 +365,10 @@ class TrainableAgentMixin:
         prompt_token_ids: Any,
         response_token_ids: Any,
     ) -> InteractionResult:
-        """Fill the published fields of the result."""
+        """Fill the published fields of the result.
+
+        An override gets lists of ids and masks, and messages whose content is always text.
+        """
         res.reward = total_reward
         res.info = info
         res.messages = messages

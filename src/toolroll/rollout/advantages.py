@@ -7,12 +7,13 @@ has no reward: it is left out of every baseline, and its advantage is None.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.jsonable import shown
 from toolroll.rollout.types import InteractionResult, Trajectory
 
 Values: TypeAlias = npt.NDArray[np.float64]
@@ -114,11 +115,29 @@ def per_token(
 ) -> npt.NDArray[np.float32]:
     """Return the value of each token, float32 [n]. It is 0 for every token with loss mask 0.
 
-    `values`: one value for the whole sequence (an episode's advantage), or one for each turn.
+    `values`: one value for the whole sequence (an episode's advantage), or one for each turn. Raise
+    `UsageError` for anything else, such as the None of an aborted episode.
     """
     found = np.zeros(len(trajectory), dtype=np.float32)
     turns = trajectory.turns
-    of_turns = np.broadcast_to(np.asarray(values, dtype=np.float32), (len(turns),))
+    of_turns = np.broadcast_to(_checked(values, len(turns)), (len(turns),))
     for turn, value in zip(turns, of_turns, strict=True):
         found[turn.start : turn.stop] = value
     return found * trajectory.loss_mask
+
+
+def _checked(values: Any, turns: int) -> npt.NDArray[np.float32]:
+    if values is None:
+        raise UsageError("the value is None: leave out episodes without a reward")
+    try:
+        found = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the values must be numbers, not {shown(values)}") from error
+    if not np.isfinite(found).all():
+        raise UsageError(f"the values must be finite, not {shown(values)}")
+    if found.ndim and found.shape != (turns,):
+        raise UsageError(
+            f"the values have the shape {found.shape}: pass one number, or one for each of the "
+            f"{turns} turns"
+        )
+    return found

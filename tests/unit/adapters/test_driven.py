@@ -65,6 +65,25 @@ async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
     assert episode.result.stop_reason is StopReason.LENGTH
 
 
+@pytest.mark.parametrize("context_length", [32768, None])
+async def test_only_the_context_limits_a_turn(tokenizer: Any, context_length: int | None) -> None:
+    env, task = desk()
+    episode = DrivenEpisode(
+        env, task, tokenizer, context_length=context_length, tool_call_parser="hermes", max_turns=1
+    )
+    prompt = await episode.start()
+    assert prompt is not None
+    ids = [*tokenizer.encode("hello " * 300, add_special_tokens=False)]
+    ids = [*ids, tokenizer.convert_tokens_to_ids("<|end|>")]
+    assert len(ids) > 300
+    assert await episode.step(ids, [-0.5] * len(ids)) is None
+    assert episode.result.stop_reason is StopReason.MAX_STEPS
+    [turn] = episode.result.trajectories[0].turns
+    assert turn.length == len(ids)
+    room = 2**31 - 1 if context_length is None else context_length - len(prompt)
+    assert turn.sampling_params["max_new_tokens"] == room
+
+
 async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
     env, task = desk()
     episode = DrivenEpisode(env, task, tokenizer, context_length=32768, tool_call_parser="hermes")

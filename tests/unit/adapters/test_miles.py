@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 import inspect
 from argparse import Namespace
@@ -69,6 +70,31 @@ async def test_no_turn_is_started_once_miles_aborts(
     assert output.samples.status is Sample.Status.ABORTED and output.samples.reward is None
     assert output.samples.remove_sample and not any(output.samples.loss_mask)
     assert not any(entry.output_ids for entry in engine.log)
+
+
+async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
+    served: tuple[EmbeddedEngine, Namespace],
+) -> None:
+    """The calls share one player, and the last one's state stopped all of them."""
+    engine, args = served
+    running, aborted = GenerateState(args), GenerateState(args, aborted=True)
+
+    def asked(state: GenerateState, index: int) -> GenerateFnInput:
+        return GenerateFnInput(state, Sample(index=index, prompt=0), dict(SAMPLING), False)
+
+    playing = asyncio.create_task(generate(asked(running, 0)))
+    await engine.until(lambda found: len(found.log) > 0)
+    stopped = await generate(asked(aborted, 1))
+    assert stopped.samples.status is Sample.Status.ABORTED
+    assert (await playing).samples.reward == 1.0
+    playing = asyncio.create_task(generate(asked(running, 0)))
+    turns = len(engine.log)
+    await engine.until(lambda found: len(found.log) > turns)
+    other = asyncio.create_task(generate(asked(GenerateState(args), 1)))
+    await asyncio.sleep(0)
+    running.aborted = True
+    assert (await playing).samples.status is Sample.Status.ABORTED
+    assert (await other).samples.reward == 1.0
 
 
 def test_miles_takes_it_for_its_own_form() -> None:

@@ -167,6 +167,12 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
     [
         ({"rewards": 1.0}, "a dict with rewards; its keys are reward, scores, extra_logs"),
         ("good", "run_agent returned str; return a dict with reward"),
+        ("0.5", "run_agent returned str; return a dict with reward"),
+        (float("nan"), "a finite number, or None"),
+        ({"reward": float("nan")}, "the reward nan: it must be a finite number or None"),
+        ({"reward": "1.0"}, "the reward '1.0': it must be"),
+        ({"reward": 1.0, "scores": float("inf")}, "the scores inf: it must be"),
+        ({"reward": 1.0, "extra_logs": None}, "the extra_logs None: they must be a dict"),
     ],
 )
 async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: str) -> None:

@@ -171,20 +171,54 @@ async def test_of_a_fork_the_sequence_with_the_most_trained_tokens_is_given() ->
     assert output["rewards"][0][-1] == sum(output["rewards"][0])
 
 
-def test_step_rewards_are_at_the_last_tokens_of_their_turns() -> None:
-    turns = (Turn(2, 4, "stop"), Turn(5, 7, "stop"))
-    mask = np.array([0, 0, 1, 1, 0, 1, 1], np.uint8)
+def rewards_of(
+    *given: float, reward: float, excluded: str | None = None, fork: bool = False
+) -> list[float]:
+    """The rewards of the response's tokens. `given` are those of its two turns, of which the first
+    may be `excluded`; a `fork` has its first turn's reward in another sequence.
+    """
+    turns = (Turn(2, 4, "stop", excluded=excluded, reward=given[0]), Turn(5, 7, "stop"))
+    turns = (turns[0], replace(turns[1], reward=given[1]))
+    mask = np.array([0, 0, *([0, 0] if excluded else [1, 1]), 0, 1, 1], np.uint8)
     logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
-    made = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, 2)
+    start = 5 if fork else 2
+    made = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, start)
+    result = InteractionResult.of(
+        [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=reward,
+        step_rewards=given,
+    )  # fmt: skip
+    (sequence,) = training_sequences(result)
+    return token_rewards(sequence, reward)
 
-    def rewards(*steps: float, reward: float) -> list[float]:
-        result = InteractionResult.of(
-            [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={},
-            reward=reward, step_rewards=steps,
-        )  # fmt: skip
-        (sequence,) = training_sequences(result)
-        return token_rewards(sequence, steps, reward)
 
-    assert rewards(0.25, 0.5, reward=0.75) == [0.0, 0.25, 0.0, 0.0, 0.5]
-    assert rewards(0.25, 0.5, reward=0.5) == [0.0, 0.0, 0.0, 0.0, 0.5]
-    assert rewards(1.0, reward=1.0) == [0.0, 0.0, 0.0, 0.0, 1.0]
+def test_rewards_are_at_the_last_tokens_of_their_turns() -> None:
+    assert rewards_of(0.25, 0.5, reward=0.75) == [0.0, 0.25, 0.0, 0.0, 0.5]
+    assert rewards_of(0.25, 0.5, reward=0.5) == [0.0, 0.0, 0.0, 0.0, 0.5]
+    assert rewards_of(0.0, 1.0, reward=1.0) == [0.0, 0.0, 0.0, 0.0, 1.0]
+    assert rewards_of(0.1, 0.2, reward=0.3) == [0.0, 0.1, 0.0, 0.0, 0.2]
+    assert rewards_of(float("nan"), 0.5, reward=0.5) == [0.0, 0.0, 0.0, 0.0, 0.5]
+
+
+def test_rewards_that_belong_to_other_tokens_are_at_the_last_one() -> None:
+    """They were matched by count: as many steps as turns, but not the same ones."""
+    assert rewards_of(0.25, 0.5, reward=0.75, excluded="invalid call")[-1] == 0.75
+    context = rewards_of(0.0, 0.5, reward=0.75, excluded="context", fork=True)
+    assert context == [0.0, 0.75]
+
+
+def test_an_invalid_turn_does_not_move_the_rewards_of_the_others() -> None:
+    """There are as many steps as turns, but the first turn has no step, and the last has two."""
+    turns = (
+        Turn(2, 3, "stop"),
+        Turn(3, 4, "stop", reward=0.2),
+        Turn(4, 5, "stop", reward=0.3),
+    )
+    mask = np.array([0, 0, 1, 1, 1], np.uint8)
+    logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
+    made = Trajectory(np.arange(5, dtype=np.int32), mask, logprobs, turns, 2)
+    result = InteractionResult.of(
+        [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=0.5,
+        step_rewards=(0.2, 0.15, 0.15),
+    )  # fmt: skip
+    (sequence,) = training_sequences(result)
+    assert token_rewards(sequence, 0.5) == [0.0, 0.2, 0.3]

@@ -29,6 +29,7 @@ from support.slime_trainer import (
     serving,
 )
 
+from toolroll.agents.trainable_agents import TrainableToolCallingAgent
 from toolroll.rollout.adapters import slime
 from toolroll.rollout.adapters.episodes import agent_settings
 from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
@@ -193,6 +194,31 @@ async def test_no_turn_begins_once_slime_stops_its_rollout(
     async with serving(policy) as (engine, args):
         made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
     assert made.status is sample_type.Status.ABORTED and len(engine.log) == 1
+
+
+async def test_an_agent_with_its_own_call_llm_is_stopped_too(sample_type: Any) -> None:
+    """Its requests are sent with `post`, not with `generate`."""
+
+    class Calling(TrainableToolCallingAgent):
+        async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+            return await super()._call_llm(url, payload)
+
+    stopped = [False]
+
+    def policy(request: PolicyRequest) -> str:
+        stopped[0] = request.call == 1
+        return reference_lines(0)[request.call]
+
+    async with serving(policy) as (engine, args):
+        player = Player(args, read_settings(args))
+        player._episodes._make_agent = lambda model, settings: Calling(served=model)
+        params = {"max_new_tokens": 256}
+        asked = sample_type(prompt=0, index=0)
+        [made] = await player.play(asked, params, stopped=lambda: stopped[0])
+        await player.aclose()
+    assert made.status is sample_type.Status.ABORTED and made.reward is None
+    assert made.metadata["toolroll"]["stop_reason"] == "engine_abort"
+    assert len(engine.log) == 2
 
 
 @pytest.mark.parametrize("stopping", [False, True])

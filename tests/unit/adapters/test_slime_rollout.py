@@ -5,17 +5,36 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import sys
 from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from support.qwen import tokenizer_for, trl_template
 from support.slime_mirror import DataSource, EvalDataset, train_data
-from support.slime_trainer import every_sampled_token_is_as_served, reference_lines, says, serving
+from support.slime_trainer import (
+    SAMPLING,
+    arguments,
+    every_sampled_token_is_as_served,
+    reference_lines,
+    says,
+    serving,
+)
 
-from toolroll.rollout.adapters.slime import generate_rollout, keep_group
+from toolroll.rollout.adapters.slime import (
+    aclose,
+    generate,
+    generate_rollout,
+    keep_group,
+    training,
+)
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.testing import (
+    EmbeddedEngine,
     Fault,
     PolicyRequest,
     Reply,
@@ -199,6 +218,128 @@ async def test_an_evaluation_of_failures_is_no_number(
             args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=words):
                 await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
+
+
+# --- forked episodes, seeds and hooks -------------------------------------------------------------
+
+
+@asynccontextmanager
+async def forking(folder: Path) -> AsyncIterator[Namespace]:
+    """A trainer whose chat template removes thoughts, so that an episode with them forks. The
+    second sample of each group has none.
+    """
+    tokenizer: Any = tokenizer_for(trl_template("qwen3"))
+    tokenizer.save_pretrained(folder)
+
+    def policy(request: PolicyRequest) -> str:
+        said = reference_lines(0)
+        line = said[request.call] if request.call < len(said) else "Goodbye."
+        return line if request.routing_key.endswith("/1") else f"<think>\nHm.\n</think>\n\n{line}"
+
+    async with EmbeddedEngine(tokenizer, policy) as engine:
+        ip, port = engine.url.removeprefix("http://").split(":")
+        place = {"sglang_router_ip": ip, "sglang_router_port": int(port)}
+        yield arguments(**place, hf_checkpoint=str(folder))
+        await aclose()
+
+
+@pytest.mark.parametrize(
+    ("given", "warnings"),
+    [
+        ({"advantage_estimator": "grpo"}, 1),
+        ({"advantage_estimator": "ppo"}, 0),
+        ({"advantage_estimator": "grpo", "rewards_normalization": False}, 0),
+        ({"advantage_estimator": "grpo", "custom_reward_post_process_path": "mine.norm"}, 0),
+    ],
+)
+async def test_a_fork_that_slime_would_normalize_wrongly_is_logged_once(
+    sample_type: Any,
+    closing: None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    given: dict[str, Any],
+    warnings: int,
+) -> None:
+    training._warn_of_forks.cache_clear()
+    async with forking(tmp_path) as args:
+        vars(args).update(given, rollout_batch_size=1, over_sampling_batch_size=1)
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        for at in (0, 1):
+            output = await asyncio.to_thread(generate_rollout, args, at, source)
+    [group] = output.samples
+    assert isinstance(group[0], list) and not isinstance(group[1], list)
+    found = [one for one in caplog.messages if "--custom-reward-post-process-path" in one]
+    assert len(found) == warnings
+
+
+async def test_an_evaluation_of_slime_s_own_counts_a_forked_episode_once(
+    sample_type: Any, tmp_path: Path
+) -> None:
+    async with forking(tmp_path) as args:
+        for evaluation in (False, True):
+            asked = sample_type(index=0, prompt=0, session_id=f"{evaluation}/0")
+            made = await generate(args, asked, dict(SAMPLING), evaluation=evaluation)
+            assert isinstance(made, list) != evaluation
+    assert made.reward == 1.0
+
+
+async def test_deterministic_inference_gets_slime_s_seeds(
+    sample_type: Any, closing: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"index": 0}\n{"index": 1}\n', encoding="utf-8")
+    seeds: list[dict[str, set[Any]]] = []
+    async with serving() as (engine, args):
+        args.rollout_batch_size = args.over_sampling_batch_size = 1
+        for on in (True, False):
+            args.sglang_enable_deterministic_inference = on
+            before = len(engine.log)
+            source = DataSource(sample_type, [{"prompt": 0}], n=3)
+            await asyncio.to_thread(generate_rollout, args, 0, source)
+            seeds.append(seeds_of(engine.log[before:]))
+        args.sglang_enable_deterministic_inference = True
+        before = len(engine.log)
+        args.eval_datasets = [EvalDataset("d", str(path), n_samples_per_eval_prompt=2)]
+        await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
+        evaluated = seeds_of(engine.log[before:])
+    assert seeds[0] == {"0/0": {42}, "0/1": {43}, "0/2": {44}}
+    assert seeds[1] == {"0/0": {None}, "0/1": {None}, "0/2": {None}}
+    assert sorted(map(sorted, evaluated.values())) == [[42], [42], [43], [43]]
+
+
+def seeds_of(log: list[Any]) -> dict[str, set[Any]]:
+    found: dict[str, set[Any]] = {}
+    for entry in log:
+        if entry.output_ids:
+            seed = entry.sampling_params.get("sampling_seed")
+            found.setdefault(entry.routing_key, set()).add(seed)
+    return found
+
+
+async def test_the_sample_hooks_are_called_in_training_and_evaluation(
+    sample_type: Any, closing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[bool] = []
+
+    async def apply(args: Any, made: Any, *, evaluation: bool) -> Any:
+        called.append(evaluation)
+        made.label = "hooked"
+        return made
+
+    module = ModuleType("slime.rollout.sample_hooks")
+    vars(module)["apply_rollout_sample_hooks"] = apply
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"index": 0}\n', encoding="utf-8")
+    async with serving() as (_, args):
+        args.rollout_batch_size = args.over_sampling_batch_size = 1
+        args.rollout_sample_hook_path = ["mine.hook"]
+        args.eval_datasets = [EvalDataset("d", str(path))]
+        source = DataSource(sample_type, [{"prompt": 0}], n=1)
+        trained = await asyncio.to_thread(generate_rollout, args, 0, source)
+        evaluated = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
+    assert called == [False, True]
+    assert trained.samples[0][0].label == evaluated.data["d"]["samples"][0].label == "hooked"
 
 
 def test_groups_that_teach_nothing_are_dropped(sample_type: Any) -> None:

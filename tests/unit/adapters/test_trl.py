@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 import sys
 import threading
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.desk_episodes import ByTask, known_tasks
@@ -237,6 +238,58 @@ def test_an_episode_is_graded_by_its_last_reply(adding: str, reply: str, graded:
     assert instance.get_reward() is None
     finish_episodes([[{"role": "assistant", "content": "", "tool_calls": [{}]}]], [instance])
     assert instance.get_reward() == 0.0, "the episode ran out of tokens"
+
+
+class Trainer:
+    """What TRL passes to reward functions belongs to its trainer."""
+
+    eos_token_ids: ClassVar = [7, 8]
+
+    def log_metric(self, name: str, value: float) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("ids", "graded"), [([5, 7], 1.0), ([5, 8], 1.0), ([5, 5], -1.0), ([], 1.0), (None, 1.0)]
+)
+def test_a_last_reply_that_was_cut_is_truncated(
+    tmp_path: Path, ids: list[int] | None, graded: float
+) -> None:
+    """It was graded as the whole answer."""
+    (tmp_path / "cut.py").write_text(CUT)
+    instance = environment_class(f"{tmp_path / 'cut.py'}:Asking")()
+    instance.reset(**environment_rows(f"{tmp_path / 'cut.py'}:Asking")[0])
+    completions = [[{"role": "assistant", "content": "It is 4 because"}]]
+    given: dict[str, Any] = {} if ids is None else {"completion_ids": [ids]}
+    finish_episodes(completions, [instance], **given, log_metric=Trainer().log_metric)
+    assert instance.get_reward() == graded
+
+
+CUT = """
+from toolroll.rollout.types import Environment, Observation, StepResult
+
+
+class Asking(Environment):
+    tasks = [{}]
+
+    def reset(self, task, seed):
+        return Observation([{"role": "user", "content": "What is 2 + 2?"}])
+
+    def step(self, action):
+        return StepResult(done=True, reward=1.0)
+
+    def truncated_reward(self):
+        return -1.0
+"""
+
+
+def test_trl_s_trainer_has_its_end_tokens() -> None:
+    """They are read from the trainer, because reward functions do not get them."""
+    grpo = pytest.importorskip("trl.trainer.grpo_trainer", reason="install trl")
+    source = inspect.getsource(grpo.GRPOTrainer)
+    assert 'reward_kwargs["log_metric"] = self._log_metric' in source
+    assert "self.eos_token_ids" in source
+    assert "completion_ids=completion_ids_list" in source
 
 
 def test_a_row_with_another_system_message_is_refused(adding: str) -> None:

@@ -4,6 +4,7 @@ tests/contract/test_verifiers.py has the real ones.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from toolroll.rollout.adapters.verifiers import EndpointClient, register
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import InteractionResult, StopReason
 
 RAW: dict[str, Any] = {
     "prompt_token_ids": [1, 2],
@@ -138,3 +141,44 @@ def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"pip install verifiers==0\.4\.0"):
         EndpointClient(CONFIG)
+
+
+class Subscripted:
+    """A generic class of verifiers."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+async def test_an_episode_that_the_engine_aborted_is_a_harness_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no error, and the message of none was read."""
+    own: Any = {name: type(name, (), {}) for name in ("TaskData", "TasksetConfig", "EnvConfig")}
+    own |= {"HarnessConfig": BaseModel, "AgentConfig": SimpleNamespace}
+    own["SubprocessConfig"] = SimpleNamespace
+    own |= dict.fromkeys(("Task", "Taskset", "Harness", "Env"), Subscripted)
+    own |= {"reward": lambda given: given, "metric": lambda given: given}
+    own["HarnessError"] = type("HarnessError", (Exception,), {})
+    own["ProgramResult"] = SimpleNamespace
+    for name, contents in {"verifiers": {}, "verifiers.v1": own}.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    vars(sys.modules["verifiers"])["v1"] = sys.modules["verifiers.v1"]
+    monkeypatch.delitem(sys.modules, "toolroll_verifiers", raising=False)
+    package = importlib.import_module("toolroll_verifiers")
+    monkeypatch.delitem(sys.modules, "toolroll_verifiers")
+    result = InteractionResult.of(
+        (), messages=[], stop_reason=StopReason.ENGINE_ABORT, prompt="", reward=None, info={}
+    )
+
+    class Player:
+        async def play(self, *given: Any, **more: Any) -> Any:
+            return result, 0
+
+    harness = package.ToolrollHarness.__new__(package.ToolrollHarness)
+    harness._player = lambda data: Player()
+    trace, data = SimpleNamespace(id="t", info={}), SimpleNamespace(index=0)
+    with pytest.raises(own["HarnessError"], match="the episode was aborted: engine_abort"):
+        await harness.launch(SimpleNamespace(model="m"), trace, None, "", "", {}, data)

@@ -16,7 +16,7 @@ from support import verl_mirror
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer
+from toolroll.rollout.adapters.episodes import EpisodePlayer, why_aborted
 from toolroll.rollout.adapters.verl import (
     ServerEngine,
     ToolrollAgentLoop,
@@ -24,11 +24,17 @@ from toolroll.rollout.adapters.verl import (
     agent_loop,
     to_fields,
 )
-from toolroll.rollout.errors import CompletionError, UsageError
+from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
-from toolroll.rollout.types import GenerateRequest, InteractionResult
+from toolroll.rollout.types import (
+    GenerateRequest,
+    InteractionResult,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 SAMPLING = {"max_new_tokens": 256, "temperature": 1.0}
 
@@ -88,6 +94,54 @@ async def test_the_response_is_cut_and_a_long_prompt_is_not_trained() -> None:
     assert long["prompt_ids"] == whole["prompt_ids"][-32:] and sum(long["response_mask"]) == 0
     left_out = long["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"]
     assert left_out == sum(whole["response_mask"])
+
+
+def sequence(prompt: int, length: int) -> Trajectory:
+    """A sequence with one turn, which is its response."""
+    mask = np.array([0] * prompt + [1] * (length - prompt), np.uint8)
+    logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
+    ids = np.arange(length, dtype=np.int32)
+    return Trajectory(ids, mask, logprobs, (Turn(prompt, length, "stop"),), prompt)
+
+
+@pytest.mark.parametrize(
+    ("limits", "chosen", "trained"),
+    [((64, 64), 1, 10), ((16, 64), 0, 3), ((64, 2), 0, 2), ((4, 64), 0, 0)],
+)
+def test_of_a_fork_the_sequence_that_is_trained_within_the_limits_is_given(
+    limits: tuple[int, int], chosen: int, trained: int
+) -> None:
+    """The longer one was chosen, though its prompt was too long to be trained."""
+    forks = (sequence(5, 8), sequence(40, 50))
+    result = InteractionResult.of(
+        forks, messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=1.0
+    )
+    made = to_fields(result, prompt_length=limits[0], response_length=limits[1])
+    ids = made["prompt_ids"] + made["response_ids"]
+    assert ids[0] == max(0, forks[chosen].prompt_length - limits[0])
+    assert sum(made["response_mask"]) == trained
+    assert made["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"] == 13 - trained
+
+
+async def test_an_episode_that_the_engine_aborted_is_raised_with_its_stop_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no error, and the message of none was read."""
+    verl_mirror.install(monkeypatch)
+    manager: Any = Says(token_ids=[], log_probs=[], stop_reason="aborted")
+    given = loop_arguments(manager, load_embedded_tokenizer())
+    loop = ToolrollAgentLoop(**given, settings={"env": "desk", "on_aborted": "raise"})
+    with pytest.raises(RolloutError, match="task 0 was aborted: engine_abort"):
+        await loop.run({}, extra_info={"index": 0})
+    for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
+        await shared.player.aclose()
+
+
+def test_why_an_episode_was_aborted() -> None:
+    result = InteractionResult("", None, [], {}, stop_reason=StopReason.ENGINE_ABORT)
+    assert why_aborted(result) == "engine_abort"
+    result.info["error"] = {"type": "EngineError", "message": "no answer"}
+    assert why_aborted(result) == "no answer"
 
 
 async def test_an_episode_without_logprobs_is_aborted_with_a_zero_mask() -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -113,10 +114,28 @@ class PublishedAgent(TrainableToolCallingAgent):
         prompt_token_ids = state.tokenizer(prompt_text, add_special_tokens=False)["input_ids"]
         return prompt_text, prompt_token_ids
 
-    def _build_final_result(self, res: Any, *args: Any) -> InteractionResult:  # pyright: ignore[reportIncompatibleMethodOverride]
-        res = super()._build_final_result(res, *args)
+    def _build_final_result(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        res: Any,
+        total_reward: Any,
+        info: Any,
+        messages: Any,
+        loss_masks: Any,
+        prompt_token_ids: Any,
+        response_token_ids: Any,
+    ) -> InteractionResult:
+        res.reward = total_reward
+        res.info = info
+        res.messages = messages
+        res.loss_mask = loss_masks
+        res.tokens = prompt_token_ids + response_token_ids
+        res.response = "".join(
+            [msg.get("content", "") for msg in messages if msg["role"] == "assistant"]
+        )
+        res.response_length = len(loss_masks)
         res.judged_by = "nobody"
-        return res
+        final: InteractionResult = res
+        return final
 
 
 def agent_of(
@@ -165,8 +184,51 @@ async def test_an_agent_exactly_as_published() -> None:
     assert result.info["task"]["user_id"] == "u"
     assert result.info["source"] == "buy"
     assert vars(result)["judged_by"] == "nobody"
+    [made] = result.trajectories
+    assert result.tokens == made.input_ids.tolist()
+    assert result.loss_mask == made.loss_mask[made.prompt_length :].tolist()
+    assert len(result.loss_mask) == result.response_length > 0
     assert [name for name in result.metrics if name.startswith("token_mismatches")] == []
     assert result.metrics["trained_tokens"] > 0
+
+
+class Raising(TrainableToolCallingAgent):
+    def _build_final_result(self, res: Any, *args: Any) -> Any:
+        raise KeyError("mine")
+
+
+class Leaving(TrainableToolCallingAgent):
+    def _build_final_result(self, res: Any, *args: Any) -> Any:
+        raise SystemExit(3)
+
+
+class Nothing(TrainableToolCallingAgent):
+    def _build_final_result(self, res: Any, *args: Any) -> Any:
+        res.judged_by = "nobody"
+
+
+class NotANumber(TrainableToolCallingAgent):
+    def _build_final_result(self, res: Any, *args: Any) -> Any:
+        res.reward = float("nan")
+        return res
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "words"),
+    [
+        (Raising, StopReason.INTERNAL_ERROR, "mine"),
+        (Leaving, StopReason.INTERNAL_ERROR, "SystemExit"),
+        (Nothing, StopReason.ENVIRONMENT_ERROR, "_build_final_result returned NoneType"),
+        (NotANumber, StopReason.ENVIRONMENT_ERROR, "_build_final_result gave the reward nan"),
+    ],
+)
+async def test_a_final_result_that_fails(
+    kind: type[TrainableToolCallingAgent], reason: StopReason, words: str
+) -> None:
+    result, _ = await played(kind)
+    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
+    assert words in result.info["error"]["message"]
+    assert [turn.reward for one in result.trajectories for turn in one.turns] == [0.0, 0.0]
 
 
 async def test_blocking_calls_of_plain_hooks_are_off_the_event_loop() -> None:
@@ -245,6 +307,48 @@ async def test_a_result_that_is_none() -> None:
         "_execute_tool returned dict: return the result of env.step(action)"
         in (result.info["error"]["message"])
     )
+
+
+def returns(change: Any) -> type[TrainableToolCallingAgent]:
+    """An agent whose `_execute_tool` returns `change` of the environment's result."""
+
+    class Changed(TrainableToolCallingAgent):
+        async def _execute_tool(self, env: Any, action: Any) -> Any:
+            return change(await env.step(action))
+
+    return Changed
+
+
+class ChangedResponse(TrainableToolCallingAgent):
+    def _execute_tool(self, env: Any, action: Any) -> Any:
+        response = env.step(action)
+        response.reward = float("nan")
+        return response
+
+
+OBJECT = {"observation": "Mine.", "reward": 0.0, "done": False, "info": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (returns(lambda step: replace(step, done="false")), "done must be True or False"),
+        (returns(lambda step: replace(step, reward=float("nan"))), "gave the reward nan"),
+        (returns(lambda step: replace(step, messages="text")), "messages must be a list"),
+        (returns(lambda step: replace(step, info=None)), "info must be a mapping"),
+        (ChangedResponse, "gave the reward nan"),
+        (returns(lambda _: SimpleNamespace(**{**OBJECT, "done": "no"})), "done must be True"),
+        (returns(lambda _: SimpleNamespace(**{**OBJECT, "reward": "1.0"})), "gave the reward '1"),
+    ],
+)
+async def test_a_result_with_a_wrong_value(
+    kind: type[TrainableToolCallingAgent], words: str
+) -> None:
+    """`done="false"` was true, and earned 0; a reward that is not a number got through."""
+    result, _ = await played(kind)
+    assert (result.stop_reason, result.reward) == (StopReason.ENVIRONMENT_ERROR, None)
+    message = result.info["error"]["message"]
+    assert message.startswith("_execute_tool") and words in message
 
 
 @pytest.mark.parametrize("kind", [Plain, Shaping])

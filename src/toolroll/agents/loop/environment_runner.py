@@ -116,7 +116,7 @@ class EnvironmentRunner:
             raise
 
     def _first(self, found: Any) -> Observation:
-        self.first = self._checked(checked_observation, found, self._most_bytes)
+        self.first = self._checked(checked_observation, self._name, found, self._most_bytes)
         return self.first
 
     def _check_open(self) -> None:
@@ -124,9 +124,15 @@ class EnvironmentRunner:
             raise EnvironmentFailure("step was called after the episode was done")
 
     def _stepped(self, found: Any, action: Action) -> StepResult:
-        result: StepResult = self._checked(checked_step, found, action, self._most_bytes)
+        result = self.checked_step(f"{self._name}.step", found, action)
         self.done = bool(result.done)
         return result
+
+    def checked_step(self, where: str, found: Any, action: Action) -> StepResult:
+        """Return `found`, the result of `action`, which the function `where` returned. Raise
+        `EnvironmentFailure` if it is invalid.
+        """
+        return self._checked(checked_step, where, found, action, self._most_bytes)
 
     def _check_size(self, error: ActionError, action: Action) -> None:
         """Raise `EnvironmentFailure` if the error is too long. Its text is sent to the model once
@@ -149,7 +155,7 @@ class EnvironmentRunner:
         """
         try:
             found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
-            self._metrics, wrong = self._checked(checked_metrics, found)
+            self._metrics, wrong = self._checked(checked_metrics, self._name, found)
             if wrong is not None:
                 raise EnvironmentFailure(wrong)
         except (ActionError, RolloutError, UsageError) as error:
@@ -181,18 +187,18 @@ class EnvironmentRunner:
             return error
         return None
 
-    def _checked(self, check: Callable[..., T], found: Any, *more: Any) -> T:
-        """Return `check` of a result. Any exception in it is a failure of the environment, because
-        a result may be any object.
+    def _checked(self, check: Callable[..., T], where: str, *found: Any) -> T:
+        """Return `check` of the result of `where`. Any exception in it is a failure of the
+        environment, because a result may be any object.
         """
         try:
             with guarded():
-                return check(self._name, found, *more)
+                return check(where, *found)
         except EnvironmentFailure:
             raise
         except Exception as error:
             raise EnvironmentFailure(
-                f"what {self._name} returned cannot be read: {_shown(error)}"
+                f"what {where} returned cannot be read: {_shown(error)}"
             ) from error
 
     async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:

@@ -265,35 +265,27 @@ def execute_with(
     async def execute(runner: EnvironmentRunner, action: Action) -> StepResult:
         own = HookAction(action.content, action.tool_calls)
         env = HookEnvironment(runner)
-        return _step_result(await call_hook("_execute_tool", hook, env, own), action)
+        found = await call_hook("_execute_tool", hook, env, own)
+        return runner.checked_step("_execute_tool", _step_result(found, action), action)
 
     return execute
 
 
 def _step_result(found: Any, action: Action) -> StepResult:
     """Return the result of `_execute_tool`, in toolroll's form or in tau-bench's, as a
-    `StepResult`.
+    `StepResult`. Its values are not checked yet.
     """
     if isinstance(found, StepResult):
         return found
-    if isinstance(found, StepResponse):
-        messages = found.result.messages
-        if found.observation != _text(found.result):
-            messages = reject_action(action, str(found.observation))
-        return replace(
-            found.result,
-            messages=messages,
-            reward=found.reward,
-            done=found.done,
-            info=dict(found.info),
-        )
     try:
+        if isinstance(found, StepResponse):
+            return _of_response(found, action)
         info: Any = getattr(found, "info", None)
         dump = getattr(info, "model_dump", None)
         return StepResult(
             reject_action(action, str(found.observation)),
-            None if found.reward is None else float(found.reward),
-            bool(found.done),
+            found.reward,
+            found.done,
             info=dict(info or {}) if dump is None else dump(),
         )
     except (AttributeError, TypeError, ValueError) as error:
@@ -301,6 +293,19 @@ def _step_result(found: Any, action: Action) -> StepResult:
             f"_execute_tool returned {type(found).__name__}: return the result of env.step(action),"
             f" a StepResult, or an object with observation, reward, done and info ({error})"
         ) from error
+
+
+def _of_response(found: StepResponse, action: Action) -> StepResult:
+    messages = found.result.messages
+    if found.observation != _text(found.result):
+        messages = reject_action(action, str(found.observation))
+    return replace(
+        found.result,
+        messages=messages,
+        reward=found.reward,
+        done=found.done,
+        info=dict(found.info or {}),
+    )
 
 
 def _text(result: StepResult) -> str:

@@ -8,11 +8,19 @@ from contextvars import ContextVar
 from typing import Any
 
 from toolroll.agents.loop.hook_value import hook_value
+from toolroll.agents.loop.validation import checked_reward
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
+from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message
+from toolroll.rollout.types import (
+    Completion,
+    GenerateRequest,
+    IdArray,
+    InteractionResult,
+    Message,
+)
 
 _IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", default=None)
 
@@ -86,6 +94,33 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
         return from_openai({"content": result.get("normal_text"), "tool_calls": calls})
 
     return parse
+
+
+def finish_with(hook: Callable[..., Any], result: InteractionResult) -> InteractionResult:
+    """Call an overridden `_build_final_result`, and return its result.
+
+    The published body adds the ids of the prompt to those of the response, and joins the contents
+    of the messages. So it gets lists, not arrays, and "" for a content of None. Raise
+    `EnvironmentFailure` if it returns anything but an `InteractionResult` with a valid reward.
+    """
+    ids = [int(index) for index in result.tokens]
+    cut = len(ids) - result.response_length
+    found = hook(
+        result,
+        result.reward,
+        result.info,
+        [{**message, "content": message.get("content") or ""} for message in result.messages],
+        [int(value) for value in result.loss_mask],
+        ids[:cut],
+        ids[cut:],
+    )
+    made = hook_value("_build_final_result", found)
+    if not isinstance(made, InteractionResult):
+        raise EnvironmentFailure(
+            f"_build_final_result returned {type(made).__name__}: return the result `res`"
+        )
+    made.reward = checked_reward("_build_final_result", made.reward)
+    return made
 
 
 def _function(entry: Mapping[str, Any]) -> dict[str, str]:

@@ -33,25 +33,29 @@ def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> O
     return found
 
 
-def checked_step(env: str, found: Any, action: Action, most_bytes: int = MOST_BYTES) -> StepResult:
-    """Return `found`, which `step` returned. Raises `EnvironmentFailure` if it is invalid."""
+def checked_step(
+    where: str, found: Any, action: Action, most_bytes: int = MOST_BYTES
+) -> StepResult:
+    """Return `found`, which the function `where` returned. Raises `EnvironmentFailure` if it is
+    invalid.
+    """
     if not isinstance(found, StepResult):
-        raise EnvironmentFailure(f"{env}.step must return a StepResult, not {type(found).__name__}")
-    _check_messages(f"{env}.step", found.messages)
+        raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")
+    _check_messages(where, found.messages)
     if found.tools is not None:
-        _check_tools(f"{env}.step", found.tools)
-    check_size(f"{env}.step", found.messages, found.tools or (), most_bytes)
-    checked_reward(f"{env}.step", found.reward)
-    _check_info(f"{env}.step", found.info)
+        _check_tools(where, found.tools)
+    check_size(where, found.messages, found.tools or (), most_bytes)
+    checked_reward(where, found.reward)
+    _check_info(where, found.info)
     if not isinstance(found.done, bool | int | np.bool_):
-        raise EnvironmentFailure(f"{env}.step: done must be True or False, not {shown(found.done)}")
+        raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(found.done)}")
     answered = [
         message.get("tool_call_id") for message in found.messages if message["role"] == "tool"
     ]
     missing = [call.name for call in action.tool_calls if call.id not in answered]
     if missing and not found.done:
         raise EnvironmentFailure(
-            f"{env}.step gave no tool message with the tool_call_id of the call of {missing[0]}"
+            f"{where} gave no tool message with the tool_call_id of the call of {missing[0]}"
         )
     return found
 

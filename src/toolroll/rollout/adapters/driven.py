@@ -26,6 +26,8 @@ from toolroll.rollout.types import (
     WeightVersion,
 )
 
+_NO_LIMIT = 2**31 - 1
+
 
 class _WaitingEngine(FrameworkEngine):
     """An engine that passes each request to the caller, and waits for the tokens from there."""
@@ -69,6 +71,8 @@ class DrivenEpisode:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._env, self._task, self._seed, self._max_turns = env, task, seed, max_turns
+        # The caller limits its turns itself: here only the room in the context does.
+        self._params = {"max_new_tokens": context_length or _NO_LIMIT}
         self._template = ChatTemplate(tokenizer)
         self._engine = _WaitingEngine(context_length=context_length, vocab_size=len(tokenizer))
         name = infer_parser(tokenizer, None) if tool_call_parser == "auto" else tool_call_parser
@@ -86,7 +90,7 @@ class DrivenEpisode:
             self._agent.asolve(
                 self._env,
                 None,
-                {},
+                self._params,
                 self._task.index,
                 self._max_turns,
                 task=self._task,

@@ -222,6 +222,14 @@ class EpisodePlayer:
         return factory, tasks[index]
 
 
+def why_aborted(result: InteractionResult) -> str:
+    """Return why an episode was aborted: its error, or its stop reason if the engine aborted it,
+    which is not an error.
+    """
+    error = result.info.get("error") or {}
+    return str(error.get("message") or result.stop_reason)
+
+
 async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run `episodes` concurrently, and return their results in order.
 

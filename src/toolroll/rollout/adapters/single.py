@@ -22,24 +22,36 @@ class SingleSequence:
 
 
 def single_sequence(
-    result: InteractionResult, *, filler: int = 0, max_response: int | None = None
+    result: InteractionResult,
+    *,
+    filler: int = 0,
+    max_response: int | None = None,
+    max_prompt: int | None = None,
 ) -> SingleSequence:
-    """Return the sequence with the most trained tokens, cut to `max_response` response tokens.
+    """Return the sequence of which the most tokens are trained within the limits: at most
+    `max_response` tokens of the response, and none if the prompt has more than `max_prompt`.
 
-    The sequence is chosen before it is cut. `filler` is a token id for an episode that ended before
-    its first prompt.
+    `filler` is a token id for an episode that ended before its first prompt.
     """
     sequences = training_sequences(result, filler=filler)
-    chosen = most_trained(sequences)
-    cut = TrainingSequence(
-        chosen.prompt_ids,
-        chosen.response_ids[:max_response],
-        chosen.loss_mask[:max_response],
-        chosen.logprobs[:max_response],
-        chosen.trajectory,
-    )
+    chosen = most_trained([_cut(one, max_response, max_prompt) for one in sequences])
     trained = sum(sequence.trained_tokens for sequence in sequences)
-    return SingleSequence(cut, trained - cut.trained_tokens, _versions(cut))
+    return SingleSequence(chosen, trained - chosen.trained_tokens, _versions(chosen))
+
+
+def _cut(
+    sequence: TrainingSequence, max_response: int | None, max_prompt: int | None
+) -> TrainingSequence:
+    mask = sequence.loss_mask[:max_response]
+    if max_prompt is not None and len(sequence.prompt_ids) > max_prompt:
+        mask = [0] * len(mask)  # what is left of the prompt is not what the model was served
+    return TrainingSequence(
+        sequence.prompt_ids,
+        sequence.response_ids[:max_response],
+        mask,
+        sequence.logprobs[:max_response],
+        sequence.trajectory,
+    )
 
 
 def _versions(sequence: TrainingSequence) -> list[str]:

@@ -22,6 +22,7 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.adapters.openrlhf.vllm_engine import LlmEngine, VllmEngine
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runtime.jsonable import finite, shown
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
@@ -213,21 +214,30 @@ def _outcome(found: Any) -> Mapping[str, Any]:
     """Return `found`, the result of `run_agent`, as a dict."""
     if found is None:
         return {}
-    if isinstance(found, Mapping):
-        unknown = sorted(set(found) - set(_OUTCOME))
-        if unknown:
+    if not isinstance(found, Mapping):
+        if finite(found) is None:
             raise UsageError(
-                f"run_agent returned a dict with {', '.join(unknown)}; its keys are "
-                f"{', '.join(_OUTCOME)}"
+                f"run_agent returned {type(found).__name__}; return a dict with "
+                f"{', '.join(_OUTCOME)}, a finite number, or None"
             )
-        return found
-    try:
         return {"reward": float(found)}
-    except (TypeError, ValueError):
+    unknown = sorted(set(found) - set(_OUTCOME))
+    if unknown:
         raise UsageError(
-            f"run_agent returned {type(found).__name__}; return a dict with "
-            f"{', '.join(_OUTCOME)}, a number, or None"
-        ) from None
+            f"run_agent returned a dict with {', '.join(unknown)}; its keys are "
+            f"{', '.join(_OUTCOME)}"
+        )
+    for name in ("reward", "scores"):
+        if found.get(name) is not None and finite(found[name]) is None:
+            raise UsageError(
+                f"run_agent returned the {name} {shown(found[name])}: it must be a finite number "
+                "or None"
+            )
+    if not isinstance(found.get("extra_logs", {}), Mapping):
+        raise UsageError(
+            f"run_agent returned the extra_logs {shown(found['extra_logs'])}: they must be a dict"
+        )
+    return found
 
 
 def _result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ class ToolrollGenerator:
             "prompt_token_ids": [one.sequence.prompt_ids for one in played],
             "response_ids": [one.sequence.response_ids for one in played],
             "rewards": [
-                token_rewards(one.sequence, one.result.step_rewards, reward)
+                token_rewards(one.sequence, reward)
                 for one, reward in zip(played, rewards, strict=True)
             ],
             "loss_masks": masks,
@@ -194,18 +195,23 @@ def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -
     ]
 
 
-def token_rewards(sequence: TrainingSequence, steps: Sequence[float], reward: float) -> list[float]:
-    """Return one reward for each token of the response. Their sum is `reward`. `steps` are the
-    rewards of the episode's steps.
+def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
+    """Return one reward for each token of the response. Their sum is `reward`.
+
+    Each trained turn has its own reward at its last token, if these add up to `reward`. Otherwise,
+    for example if another sequence of a fork has a part of it, the last sampled token has all of
+    it.
     """
     cut = len(sequence.prompt_ids)
     turns = sequence.trajectory.turns if sequence.trajectory is not None else ()
-    ends = [turn.stop - cut - 1 for turn in turns if turn.excluded is None and turn.stop > cut]
+    trained = [turn for turn in turns if turn.excluded is None and turn.stop > cut]
     values = [0.0] * len(sequence.response_ids)
-    if len(ends) != len(steps) or abs(sum(steps) - reward) > 1e-9:
-        ends, steps = [ends[-1] if ends else len(values) - 1], (reward,)
-    for end, value in zip(ends, steps, strict=True):
-        values[end] += value
+    given = [turn.reward for turn in trained]
+    if math.isclose(math.fsum(given), reward, rel_tol=1e-9, abs_tol=1e-9):
+        for turn in trained:
+            values[turn.stop - cut - 1] += turn.reward
+    else:
+        values[trained[-1].stop - cut - 1 if trained else -1] = reward
     return values
 
 

@@ -4,6 +4,7 @@
     --rollout-function-path toolroll.rollout.adapters.slime.generate_rollout
     --eval-function-path toolroll.rollout.adapters.slime.generate_rollout
     --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
+    --custom-reward-post-process-path toolroll.rollout.adapters.slime.normalize_rewards
 
 Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`);
 `SlimeSettings` lists them. Written for slime at commit 624b824a. slime itself is imported only to
@@ -12,6 +13,7 @@ create its own types.
 
 from toolroll.rollout.adapters.slime.filters import keep_group
 from toolroll.rollout.adapters.slime.generate import aclose, generate
+from toolroll.rollout.adapters.slime.rewards import normalize_rewards
 from toolroll.rollout.adapters.slime.samples import to_samples
 from toolroll.rollout.adapters.slime.settings import SlimeSettings, read_settings
 from toolroll.rollout.adapters.slime.training import close_rollout, generate_rollout
@@ -23,6 +25,7 @@ __all__ = [
     "generate",
     "generate_rollout",
     "keep_group",
+    "normalize_rewards",
     "read_settings",
     "to_samples",
 ]

@@ -16,8 +16,9 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.adapters.slime.generate import player
+from toolroll.rollout.adapters.slime.hooks import with_sample_hooks
 from toolroll.rollout.adapters.slime.metrics import rollout_metrics
-from toolroll.rollout.adapters.slime.settings import attribute, check_supported
+from toolroll.rollout.adapters.slime.settings import attribute, check_supported, seeded
 from toolroll.rollout.errors import RolloutError, UsageError
 
 
@@ -45,12 +46,15 @@ async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], 
     params = eval_sampling_params(args, dataset)
     samples = read_samples(dataset)
 
-    async def one(sample: Any) -> list[Any]:
+    repeats = attribute(dataset, "n_samples_per_eval_prompt", 1)
+
+    async def one(place: int, sample: Any) -> list[Any]:
         async with playing.limit:
-            return await playing.play(sample, params)
+            made = await playing.play(sample, seeded(args, params, place))
+        return [await with_sample_hooks(args, made[0], evaluation=True), *made[1:]]
 
     async with asyncio.TaskGroup() as tasks:
-        played = [tasks.create_task(one(sample)) for sample in samples]
+        played = [tasks.create_task(one(at % repeats, sample)) for at, sample in enumerate(samples)]
     episodes = [task.result() for task in played]
     aborted = type(samples[0]).Status.ABORTED
     graded = [episode[0] for episode in episodes if episode[0].status is not aborted]

@@ -51,8 +51,9 @@ async def generate(
     has miles' older signature.
 
     Return a sample. If the chat template made the episode fork, return a list of samples that share
-    one `rollout_id`. An episode that failed for a reason that the model did not cause is ABORTED:
-    no reward, a zero mask, `remove_sample`. Raise `UsageError` for invalid settings.
+    one `rollout_id`; with `evaluation`, return the first of them. An episode that failed for a
+    reason that the model did not cause is ABORTED: no reward, a zero mask, `remove_sample`. Raise
+    `UsageError` for invalid settings.
     """
     return await play_sample(
         args, sample, sampling_params, evaluation=evaluation, stopped=_slime_stops(args)
@@ -78,11 +79,11 @@ async def play_sample(
             f"sample {sample.index} already has a response of {sample.response_length} tokens: an "
             "episode cannot be continued; pass the sample without a response"
         )
-    playing.stopped = stopped
-    samples = await playing.play(sample, sampling_params)
+    samples = await playing.play(sample, sampling_params, stopped=stopped)
     if restart and any(made.status is type(sample).Status.ABORTED for made in samples):
         return unplayed(sample)
-    return samples[0] if len(samples) == 1 else samples
+    # The trainer's own evaluation takes each sample of a list for an episode.
+    return samples[0] if len(samples) == 1 or evaluation else samples
 
 
 def unplayed(sample: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,20 @@ from toolroll.rollout.adapters.slime.settings import (
 from toolroll.rollout.engine import Engine, EngineConfig, Progress
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest
+
+
+def _never() -> bool:
+    return False
+
+
+_STOPPED: ContextVar[Callable[[], bool]] = ContextVar("toolroll_slime_stopped", default=_never)
+"""The `stopped` of the running `Player.play`: calls of one player may belong to several rollouts,
+of which only one is stopped.
+"""
+
+
+def _is_stopped() -> bool:
+    return _STOPPED.get()()
 
 
 def session_field(sample: Any) -> str:
@@ -53,44 +68,60 @@ class StoppableEngine(Engine):
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
         return await super().generate(request, progress=progress)
 
+    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Post `payload`. If the rollout was stopped, answer a `/generate` with an abort without
+        tokens: an agent with its own `_call_llm` samples with this method.
+        """
+        if self._stopped() and url.endswith("/generate"):
+            reason = {"type": "abort", "message": "the rollout was stopped"}
+            meta = {"finish_reason": reason, "output_token_logprobs": [], "completion_tokens": 0}
+            return {"text": "", "output_ids": [], "meta_info": meta}
+        return await super().post(url, payload)
+
 
 class Player:
-    """Plays samples with `settings` on the model that `args` names. `stopped` is called before each
-    turn. Once it returns True, no further turn is started.
-    """
+    """Plays samples with `settings` on the model that `args` names."""
 
-    def __init__(
-        self, args: Any, settings: SlimeSettings, *, stopped: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
-        self.stopped = stopped
         self.limit = asyncio.Semaphore(concurrency(args, settings))
         self.served = Model.from_args(
             rollout_args(args, settings),
-            engine=lambda config: StoppableEngine(config, lambda: self.stopped()),
+            engine=lambda config: StoppableEngine(config, _is_stopped),
         )
         self._episodes = EpisodePlayer(
             self.served,
             settings,
             seed=int(attribute(args, "rollout_seed", 0)),
-            stopped=lambda: self.stopped(),
+            stopped=_is_stopped,
             name=lambda field: PREFIX + field,
         )
         self._reward_key: str | None = attribute(args, "reward_key")
 
-    async def play(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
+    async def play(
+        self,
+        sample: Any,
+        sampling_params: Mapping[str, Any],
+        *,
+        stopped: Callable[[], bool] = _never,
+    ) -> list[Any]:
         """Play the sample's episode. Return one sample for each of its sequences: several if the
-        episode forked.
+        episode forked. `stopped` is called before each turn. Once it returns True, no further turn
+        of this episode is started.
         """
         field = session_field(sample)
         session = vars(sample)[field] or uuid.uuid4().hex
-        result = await self._episodes.play(
-            task_index(sample.prompt),
-            clean_sampling_params(sampling_params),
-            metadata=sample.metadata,
-            number=sample.index or 0,
-            session_id=session,
-        )
+        token = _STOPPED.set(stopped)
+        try:
+            result = await self._episodes.play(
+                task_index(sample.prompt),
+                clean_sampling_params(sampling_params),
+                metadata=sample.metadata,
+                number=sample.index or 0,
+                session_id=session,
+            )
+        finally:
+            _STOPPED.reset(token)
         filler = next(iter(self.served.template.stop_token_ids), 0)
         samples = to_samples(sample, result, filler=filler, reward_key=self._reward_key)
         for made in samples:

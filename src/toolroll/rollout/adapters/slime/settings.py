@@ -143,6 +143,15 @@ def collects_partial(args: Any) -> bool:
     return bool(attribute(args, "partial_rollout", False))
 
 
+def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any]:
+    """Return `params` for the sample at `place` of its group. With SGLang's deterministic inference
+    they have slime's seed, because otherwise all samples of a group would be equal.
+    """
+    if not attribute(args, "sglang_enable_deterministic_inference", False):
+        return params
+    return {**params, "sampling_seed": int(attribute(args, "rollout_seed", 0)) + place}
+
+
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
     """Return slime's sampling parameters for the engine client, without parameters that are unset
     or affect only the text.

@@ -10,6 +10,7 @@ episodes are not in an evaluation's mean.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cache
@@ -20,11 +21,20 @@ from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.slime.evaluation import evaluate
 from toolroll.rollout.adapters.slime.filters import has_aborted, leaves
 from toolroll.rollout.adapters.slime.generate import aclose, player, unplayed
+from toolroll.rollout.adapters.slime.hooks import with_sample_hooks
 from toolroll.rollout.adapters.slime.metrics import rollout_metrics
 from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.rewards import normalizes_groups
 from toolroll.rollout.adapters.slime.samples import KEY
-from toolroll.rollout.adapters.slime.settings import attribute, check_supported, collects_partial
+from toolroll.rollout.adapters.slime.settings import (
+    attribute,
+    check_supported,
+    collects_partial,
+    seeded,
+)
 from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -97,6 +107,8 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
     finally:
         await batch.stop()
     groups = sorted(batch.kept, key=lambda group: next(leaves(group)).index or 0)
+    if any(isinstance(item, list) for group in groups for item in group):
+        _check_normalization(args)
     _call(args, "rollout_sample_filter_path", groups)
     _call(
         args,
@@ -109,6 +121,21 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
         for reason, count in batch.dropped.items()
     }
     return groups, rollout_metrics(batch.played) | dropped
+
+
+def _check_normalization(args: Any) -> None:
+    """Warn once if slime would normalize the rewards of forked episodes over the whole batch."""
+    if normalizes_groups(args) and not attribute(args, "custom_reward_post_process_path"):
+        _warn_of_forks()
+
+
+@cache
+def _warn_of_forks() -> None:
+    logger.warning(
+        "an episode forked into several samples, so that slime does not find the groups and "
+        "normalizes rewards over the whole batch: set --custom-reward-post-process-path "
+        "toolroll.rollout.adapters.slime.normalize_rewards"
+    )
 
 
 class _Batch:
@@ -161,13 +188,15 @@ class _Batch:
             self._pending[asyncio.create_task(self._play(group))] = group
 
     async def _play(self, group: Sequence[Any]) -> list[Any]:
-        async def one(sample: Any) -> Any:
+        async def one(place: int, sample: Any) -> Any:
             async with self._playing.limit:
-                made = await self._playing.play(sample, self._params)
-            return await _hooked(self._args, made[0] if len(made) == 1 else made)
+                made = await self._playing.play(sample, seeded(self._args, self._params, place))
+            return await with_sample_hooks(
+                self._args, made[0] if len(made) == 1 else made, evaluation=False
+            )
 
         async with asyncio.TaskGroup() as tasks:
-            played = [tasks.create_task(one(sample)) for sample in group]
+            played = [tasks.create_task(one(at, sample)) for at, sample in enumerate(group)]
         return [task.result() for task in played]
 
     def _take(self, group: list[Any]) -> None:
@@ -211,15 +240,6 @@ def _error(group: list[Any]) -> Any:
     failed = [sample for sample in leaves(group) if sample.reward is None]
     summary: Mapping[str, Any] = failed[-1].metadata[KEY]
     return summary.get("error") or summary["stop_reason"]
-
-
-async def _hooked(args: Any, made: Any) -> Any:
-    """Call slime's own hooks for finished samples, if the command line names any."""
-    if not attribute(args, "rollout_sample_hook_path"):
-        return made
-    return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(
-        args, made, evaluation=False
-    )
 
 
 def _function(path: str | None) -> Callable[..., Any] | None:

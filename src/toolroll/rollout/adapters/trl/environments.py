@@ -200,16 +200,34 @@ def environment_rows(
 
 
 def finish_episodes(
-    completions: Sequence[Any], environments: Sequence[Any], **others: Any
+    completions: Sequence[Any],
+    environments: Sequence[Any],
+    completion_ids: Sequence[Sequence[int]] | None = None,
+    **others: Any,
 ) -> list[float | None]:
     """Pass each last reply to its environment. This function is for `reward_funcs`, but returns no
     rewards.
+
+    A reply that `max_completion_length` cut is not passed on: the environment sets the reward of a
+    truncated episode.
     """
-    for completion, environment in zip(completions, environments, strict=True):
+    ends = _end_tokens(others.get("log_metric"))
+    given = [()] * len(completions) if completion_ids is None else completion_ids
+    for completion, environment, ids in zip(completions, environments, given, strict=True):
         last = completion[-1]
         replied = last["role"] == "assistant" and not last.get("tool_calls")
-        environment._finish(str(last.get("content") or "") if replied else None)
+        cut = bool(ends and len(ids) and int(ids[-1]) not in ends)
+        text = str(last.get("content") or "")
+        environment._finish(text if replied and not cut else None)
     return [None] * len(completions)
+
+
+def _end_tokens(log_metric: Any) -> frozenset[int]:
+    """Return the end tokens of the trainer, whose method `log_metric` is: TRL 1.16 passes reward
+    functions neither the trainer nor the tokenizer. Empty if another program calls the function.
+    """
+    trainer = getattr(log_metric, "__self__", None)
+    return frozenset(getattr(trainer, "eos_token_ids", ()))
 
 
 def _tasks(

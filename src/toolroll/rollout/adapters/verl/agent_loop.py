@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index
+from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index, why_aborted
 from toolroll.rollout.adapters.verl.output import to_fields
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
 from toolroll.rollout.adapters.verl.settings import VerlSettings, read_settings
@@ -83,9 +83,7 @@ class ToolrollAgentLoop:
             session_id=uuid.uuid4().hex,
         )
         if result.status is Status.ABORTED and self.settings.on_aborted == "raise":
-            raise RolloutError(
-                f"the episode of task {index} was aborted: {result.info['error']['message']}"
-            )
+            raise RolloutError(f"the episode of task {index} was aborted: {why_aborted(result)}")
         fields = to_fields(
             result,
             prompt_length=int(self.rollout_config.prompt_length),

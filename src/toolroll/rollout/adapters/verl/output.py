@@ -21,17 +21,15 @@ def to_fields(
 
     `filler` is a token id for an episode that ended before its first prompt.
     """
-    single = single_sequence(result, filler=filler, max_response=response_length)
-    sequence, left_out = single.sequence, single.left_out_tokens
-    mask = sequence.loss_mask
-    if len(sequence.prompt_ids) > prompt_length:  # what is left is not what the model was served
-        left_out += sequence.trained_tokens
-        mask = [0] * len(mask)
+    single = single_sequence(
+        result, filler=filler, max_response=response_length, max_prompt=prompt_length
+    )
+    sequence = single.sequence
     metrics = result.metrics
     return {
         "prompt_ids": sequence.prompt_ids[-prompt_length:],
         "response_ids": sequence.response_ids,
-        "response_mask": mask,
+        "response_mask": sequence.loss_mask,
         "response_logprobs": sequence.logprobs,
         "reward_score": 0.0 if result.reward is None else result.reward,
         "num_turns": sum(message["role"] != "system" for message in result.messages),
@@ -47,7 +45,7 @@ def to_fields(
             "toolroll_metrics": dict(metrics),
             "reward_extra_info": {
                 "toolroll_aborted": float(result.status is Status.ABORTED),
-                "toolroll_left_out_tokens": left_out,
+                "toolroll_left_out_tokens": single.left_out_tokens,
                 "toolroll_turns": metrics.get("turns", 0.0),
             },
             **_steps(single.weight_versions),

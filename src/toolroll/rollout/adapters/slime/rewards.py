@@ -1,0 +1,74 @@
+"""Normalize rewards within groups, for `--custom-reward-post-process-path`.
+
+slime finds the groups by counting samples. If an episode forked, it has several samples, the count
+is wrong, and slime subtracts one mean of the whole batch, in which that episode counts several
+times. Here groups are found by their index, and each episode counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from toolroll.rollout.adapters.slime.settings import attribute
+from toolroll.rollout.errors import UsageError
+
+_DIVIDED = ("grpo", "gspo", "cispo")
+_CENTERED = (*_DIVIDED, "reinforce_plus_plus_baseline")
+
+
+def normalizes_groups(args: Any) -> bool:
+    """Return True if slime's estimator subtracts the mean reward of each group."""
+    estimator = attribute(args, "advantage_estimator")
+    return estimator in _CENTERED and attribute(args, "rewards_normalization", True)
+
+
+def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the raw and the normalized reward of each sample, by slime's formula. For
+    `--custom-reward-post-process-path`.
+
+    A group has the samples of one `group_index`, an episode those of one `rollout_id`. All samples
+    of an episode get its value. Raise `UsageError` for a sample without a reward or a group.
+    """
+    raw = [sample.get_reward_value(args) for sample in samples]
+    if not normalizes_groups(args):
+        return raw, raw
+    groups: dict[int, dict[Hashable, float]] = {}
+    for sample, reward in zip(samples, raw, strict=True):
+        _check(sample, reward)
+        groups.setdefault(sample.group_index, {}).setdefault(_episode(sample), float(reward))
+    divided = args.advantage_estimator in _DIVIDED and attribute(
+        args, "grpo_std_normalization", True
+    )
+    values = {index: _normalized(group, divided=divided) for index, group in groups.items()}
+    return raw, [values[sample.group_index][_episode(sample)] for sample in samples]
+
+
+def _check(sample: Any, reward: Any) -> None:
+    if sample.group_index is None:
+        raise UsageError(
+            f"sample {sample.index} has no group_index: set it, because rewards are normalized "
+            "within groups"
+        )
+    if reward is None:
+        raise UsageError(
+            f"sample {sample.index} has no reward: drop such groups with "
+            "--dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group"
+        )
+
+
+def _episode(sample: Any) -> Hashable:
+    """Return what the samples of an episode have in common."""
+    if sample.rollout_id is not None:
+        return "rollout_id", sample.rollout_id
+    return ("index", sample.index) if sample.index is not None else ("sample", id(sample))
+
+
+def _normalized(group: dict[Hashable, float], *, divided: bool) -> dict[Hashable, float]:
+    rewards = np.array(list(group.values()), dtype=np.float64)
+    values = rewards - rewards.mean()
+    if divided and len(values) > 1:  # one value has no deviation
+        values = values / (values.std(ddof=1) + 1e-6)
+    return dict(zip(group, values.tolist(), strict=True))
