@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,4 +82,26 @@ async def test_compacting_keeps_what_is_asked_for_and_what_arrives_meanwhile(
     later = journal.append(b"b2\n")
     await asyncio.gather(later, journal.flush())
     assert lines(journal.path) == [b"a1\n", b"a2\n", b"b2\n"]
+    await journal.aclose()
+
+
+async def test_a_caller_that_gives_up_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, fdatasync = Journal(tmp_path / "j"), os.fdatasync
+    held, reached = threading.Event(), threading.Event()
+
+    def slow(descriptor: int) -> None:
+        reached.set()
+        held.wait()
+        fdatasync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    given_up, other = journal.append(b"one\n"), journal.append(b"two\n")
+    await asyncio.to_thread(reached.wait)
+    given_up.cancel()
+    later = journal.append(b"three\n")
+    held.set()
+    await asyncio.gather(other, later)
+    assert lines(journal.path) == [b"one\n", b"two\n", b"three\n"]
     await journal.aclose()

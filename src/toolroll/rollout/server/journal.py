@@ -35,7 +35,7 @@ class Journal:
         """The number of synced writes: at most one for each `append`."""
         self._failure: str | None = None
         self._waiting: list[bytes] = []
-        self._saved: asyncio.Future[None] | None = None
+        self._saved: list[asyncio.Future[None]] = []
         self._writer: asyncio.Task[None] | None = None
         self._keep: Callable[[], Keep] | None = None
         # its own thread: an answer does not wait for other work in threads
@@ -57,14 +57,17 @@ class Journal:
         """Append `lines`, each of which ends with a newline. The future is done once they are on
         the disk. If they cannot be written, the future, and every later call of this method, raises
         `ApiError` (503).
+
+        The future is the caller's own. Cancelling it affects no other caller, and the lines are
+        still written.
         """
         self.check()
         self._waiting += lines
-        if self._saved is None:
-            self._saved = asyncio.get_running_loop().create_future()
-            self._saved.add_done_callback(lambda saved: saved.exception())  # not always awaited
+        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        saved.add_done_callback(_retrieved)
+        self._saved.append(saved)
         self._start()
-        return self._saved
+        return saved
 
     def compact(self, keep: Callable[[], Keep]) -> None:
         """Remove lines after the next write. `keep` is called then; it returns which lines stay."""
@@ -89,27 +92,28 @@ class Journal:
 
     async def _work(self) -> None:
         call = partial(asyncio.get_running_loop().run_in_executor, self._thread)
-        while self._saved is not None or self._keep is not None:
+        while self._saved or self._keep is not None:
             lines, saved = self._waiting, self._saved
             keep, self._keep = self._keep, None
-            self._waiting, self._saved = [], None
+            self._waiting, self._saved = [], []
             try:
                 if lines:
                     await call(self._write, b"".join(lines))
-                if saved is not None:
-                    saved.set_result(None)
-                    saved = None
+                for future in saved:
+                    if not future.done():  # its caller may have cancelled it
+                        future.set_result(None)
                 if keep is not None:
                     await call(self._rewrite, keep())
             except UsageError as error:
                 self._fail(str(error), saved)
                 return
 
-    def _fail(self, failure: str, *waiting: asyncio.Future[None] | None) -> None:
+    def _fail(self, failure: str, saved: list[asyncio.Future[None]]) -> None:
+        failed, self._saved = [*saved, *self._saved], []
         self._failure, self._waiting, self._keep = failure, [], None
-        for saved in (*waiting, self._saved):
-            if saved is not None:
-                saved.set_exception(ApiError(503, "storage_failed", failure))
+        for future in failed:
+            if not future.done():
+                future.set_exception(ApiError(503, "storage_failed", failure))
 
     def _write(self, data: bytes) -> None:
         with writing(self.path, SAVED):
@@ -135,6 +139,12 @@ class Journal:
             return
         self._file.close()
         self._open()
+
+
+def _retrieved(saved: asyncio.Future[None]) -> None:
+    """Retrieve the exception, because not every caller waits for its lines."""
+    if not saved.cancelled():
+        saved.exception()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
