@@ -107,6 +107,10 @@ class Journal:
             except UsageError as error:
                 self._fail(str(error), saved)
                 return
+            except Exception as error:  # the writer's border: nobody may wait for it forever
+                logger.exception("%s can no longer be written", self.path)
+                self._fail(f"{self.path} cannot be written: {error!r}", saved)
+                return
 
     def _fail(self, failure: str, saved: list[asyncio.Future[None]]) -> None:
         failed, self._saved = [*saved, *self._saved], []
@@ -136,9 +140,17 @@ class Journal:
                         out.write(line)
         except UsageError as error:
             logger.warning("%s", error)
-            return
+            if self._is_open():
+                return
         self._file.close()
         self._open()
+
+    def _is_open(self) -> bool:
+        """Return True if the open file is still the one with the name `path`. If only the sync of
+        the folder failed, `path` is the new file already.
+        """
+        with writing(self.path):
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
 
 
 def _retrieved(saved: asyncio.Future[None]) -> None:
