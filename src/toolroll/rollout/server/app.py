@@ -65,6 +65,7 @@ class EndpointServer:
         self.endpoint = endpoint
         self.settings = endpoint.settings
         self.url = ""
+        self._site: web.TCPSite | None = None
         self._runner: web.AppRunner | None = None
         self._sweepers: list[asyncio.Task[None]] = []
         self._spoke: set[web.RequestHandler] = set()
@@ -83,9 +84,9 @@ class EndpointServer:
             lingering_time=min(10.0, self.settings.receive),
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
+        self._site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
         try:
-            await site.start()
+            await self._site.start()
         except OSError:
             await self.endpoint.aclose()
             await self._runner.cleanup()
@@ -100,10 +101,14 @@ class EndpointServer:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._runner is not None
+        assert self._site is not None
         for sweeper in self._sweepers:
             sweeper.cancel()
-        await self.endpoint.aclose()
-        await self._runner.cleanup()
+        await self._site.stop()  # accept no more; open connections get a 503 from now on
+        try:
+            await self.endpoint.aclose()
+        finally:
+            await self._runner.cleanup()
 
     def _routes(self) -> list[web.RouteDef]:
         routes = [

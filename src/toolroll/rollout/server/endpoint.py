@@ -115,7 +115,10 @@ class Endpoint:
         return self.messages if api == "messages" else self.chat
 
     async def start(self) -> None:
-        """Ask the engine for its capabilities, and restore the sessions of the store."""
+        """Ask the engine for its capabilities, and restore the sessions of the store. Raises
+        `ApiError` after `aclose`.
+        """
+        self.sessions.check_open()
         info = await self.served.engine.model_info()
         self.capabilities = EngineCapabilities(
             deterministic=info.deterministic,
@@ -134,7 +137,7 @@ class Endpoint:
             await self.start()
 
     async def aclose(self) -> None:
-        """Abort the requests in flight, and close the store."""
+        """Abort the requests in flight, accept no more, and close the store."""
         lives = await self.sessions.aclose()
         if self.store is not None:
             await self.store.aclose(lives)
@@ -311,6 +314,7 @@ class Endpoint:
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Return the result of a finished request, or raise its error."""
         if pending.task.cancelled():
+            self.sessions.check_open()
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
             )
@@ -318,7 +322,8 @@ class Endpoint:
 
     async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Commit the result of a finished request to its session, and return the result. If the
-        session is kept on disk, return only once the result is there.
+        session is kept on disk, return only once the result is there. If that fails, all receivers
+        of the result get the error.
         """
         result = self.result(pending)
         commit, result.commit = result.commit, None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing, written_whole
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, server_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,11 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.stopping = False
+        """True once the server stops: sessions then end because of that."""
         self.writes = 0
         """The number of synced writes: at most one for each `append`."""
+        self._closed = False
         self._failure: str | None = None
         self._waiting: list[bytes] = []
         self._saved: list[asyncio.Future[None]] = []
@@ -50,6 +53,8 @@ class Journal:
 
     def check(self) -> None:
         """Raise `ApiError` (503) if the file can no longer be written."""
+        if self._closed:
+            raise server_stopping()
         if self._failure is not None:
             raise ApiError(503, "storage_failed", self._failure)
 
@@ -82,7 +87,7 @@ class Journal:
     async def aclose(self) -> None:
         """Write the remaining lines, and close the file."""
         await self.flush()
-        self._failure = "the server is stopping"
+        self._closed = True
         self._thread.shutdown()
         self._file.close()
 
