@@ -415,8 +415,9 @@ class EndpointServer:
         )
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
-        live = self._found(request)
         parsed = read(RewardRequest, await self._body(request), labels=False)
+        live = self._found(request)  # only now: it may have ended while the body arrived
+        live.check()
         live.reward, live.info = parsed.reward, parsed.info
         if live.log is not None:
             await live.log.reward(parsed.reward, parsed.info)
