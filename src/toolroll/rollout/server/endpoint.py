@@ -205,8 +205,7 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        self.sessions.add(live)
-        return live, parsed, live.start(key, request.n, run, retry)
+        return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
         """Return the number of tokens in the prompt of `body`, without changing the session."""
@@ -308,8 +307,7 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        self.sessions.add(live)
-        return live, parsed, live.start(key, request.n, run, retry)
+        return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Return the result of a finished request, or raise its error."""
@@ -318,6 +316,8 @@ class Endpoint:
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
             )
+        if pending.failure is not None:
+            raise pending.failure
         return pending.task.result()
 
     async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
@@ -327,11 +327,15 @@ class Endpoint:
         """
         result = self.result(pending)
         commit, result.commit = result.commit, None
-        if commit is not None and pending.stored is None:
-            commit()
-            self.metrics.served(result)
-        if result.saved is not None:
-            await asyncio.shield(result.saved)  # others may wait for it
+        try:
+            if commit is not None and pending.stored is None:
+                commit()
+                self.metrics.served(result)
+            if result.saved is not None:
+                await asyncio.shield(result.saved)  # others may wait for it
+        except Exception as error:
+            pending.failure = error
+            raise
         pending.delivered = True
         return result
 
