@@ -38,7 +38,7 @@ from toolroll.rollout.server.pending import PendingRequest, retry_number
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sampling import check_defaults
+from toolroll.rollout.server.sampling import session_defaults
 from toolroll.rollout.server.session_routes import SessionRoutes
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
@@ -362,10 +362,8 @@ class EndpointServer:
         only = self._only(request)
         if only is not None and parsed.session_id != only:
             raise ApiError(401, "invalid_api_key", "the key of a session cannot create sessions")
-        check_defaults(parsed.sampling_params)
-        live = self.endpoint.sessions.create(
-            parsed.session_id or uuid.uuid4().hex, parsed.sampling_params
-        )
+        params = session_defaults(parsed.sampling_params)
+        live = self.endpoint.sessions.create(parsed.session_id or uuid.uuid4().hex, params)
         if live.log is not None:
             await live.log.saved()
         key = self.settings.api_key
