@@ -34,6 +34,7 @@ from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.server.paths import api_of
 from toolroll.rollout.server.pending import PendingRequest, request_key
+from toolroll.rollout.server.pieces import with_pieces
 from toolroll.rollout.server.prefill import (
     check_continued,
     sampled_part,
@@ -52,6 +53,7 @@ from toolroll.rollout.server.sampling import (
 )
 from toolroll.rollout.server.session_store import SessionStore
 from toolroll.rollout.server.sessions import LiveSession, Sessions
+from toolroll.rollout.server.stream_deltas import choice_stream
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import check_called
 from toolroll.rollout.server.turn import TurnNode, sequence_of
@@ -187,9 +189,11 @@ class Endpoint:
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
-            choices = []
+            choices, order = [], context if dialect.ordered else None
             for completion, seed in zip(completions, seeds, strict=True):
-                choice = partial(self._chat_choice, prompt, completion, sent, use, request, seed)
+                choice = partial(
+                    self._chat_choice, prompt, completion, sent, use, request, seed, order
+                )
                 choices.append(
                     await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
                 )
@@ -424,7 +428,9 @@ class Endpoint:
         use: ToolUse,
         request: ChatRequest,
         seed: str,
+        order: StreamContext | None,
     ) -> Choice:
+        """Return the answer `completion`. `order`: with its pieces in order, as in this stream."""
         reading: ParsedTurn = parse_turn(
             self.served,
             prompt.template,
@@ -439,7 +445,11 @@ class Endpoint:
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
         shown = sampled_part(self.served, prompt, reading, use.tools) if prompt.prefill else None
-        return Choice(completion, reading.text, reading, shown)
+        choice = Choice(completion, reading.text, reading, shown)
+        if order is None:
+            return choice
+        stream = choice_stream(self.served, order, request.stop_strings, seed)
+        return with_pieces(choice, stream)
 
     def _text(
         self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
