@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
 
+from toolroll.rollout.runtime import disk
+from toolroll.rollout.server import journal as journal_module
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.journal import Journal, read_lines
 
@@ -81,4 +85,71 @@ async def test_compacting_keeps_what_is_asked_for_and_what_arrives_meanwhile(
     later = journal.append(b"b2\n")
     await asyncio.gather(later, journal.flush())
     assert lines(journal.path) == [b"a1\n", b"a2\n", b"b2\n"]
+    await journal.aclose()
+
+
+async def test_a_caller_that_gives_up_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, fdatasync = Journal(tmp_path / "j"), os.fdatasync
+    held, reached = threading.Event(), threading.Event()
+
+    def slow(descriptor: int) -> None:
+        reached.set()
+        held.wait()
+        fdatasync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    given_up, other = journal.append(b"one\n"), journal.append(b"two\n")
+    await asyncio.to_thread(reached.wait)
+    given_up.cancel()
+    later = journal.append(b"three\n")
+    held.set()
+    await asyncio.gather(other, later)
+    assert lines(journal.path) == [b"one\n", b"two\n", b"three\n"]
+    await journal.aclose()
+
+
+async def test_after_a_compaction_whose_folder_cannot_be_synced_lines_go_to_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "j")
+    await journal.append(b"a1\n", b"b1\n")
+    failures = 1
+
+    def broken(folder: Path) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(disk, "sync_folder", broken)
+    monkeypatch.setattr(journal_module, "sync_folder", broken)
+    journal.compact(lambda: lambda line: line.startswith(b"a"))
+    await journal.flush()
+    await journal.append(b"a2\n")
+    assert lines(journal.path) == [b"a1\n", b"a2\n"]
+    failures = 2  # the journal cannot sync the folder either
+    journal.compact(lambda: lambda line: True)
+    await journal.flush()
+    with pytest.raises(ApiError, match="cannot be written: Input/output error"):
+        journal.append(b"a3\n")
+    assert lines(journal.path) == [b"a1\n", b"a2\n"]
+    await journal.aclose()
+
+
+async def test_a_failure_that_nobody_expected_ends_the_journal_and_not_only_its_writer(
+    tmp_path: Path,
+) -> None:
+    def broken(line: bytes) -> bool:
+        raise RuntimeError("broken")
+
+    journal = Journal(tmp_path / "j")
+    await journal.append(b"a1\n")
+    journal.compact(lambda: broken)
+    later = journal.append(b"a2\n")
+    with pytest.raises(ApiError, match="cannot be written: RuntimeError"):
+        await asyncio.gather(later, journal.append())
+        await journal.append(b"a3\n")
+    assert lines(journal.path) == [b"a1\n", b"a2\n"]
     await journal.aclose()

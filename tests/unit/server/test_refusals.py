@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from support import anthropic_wire, responses_wire
 from support.endpoints import endpoint
 from support.worlds import TOOL
 from yarl import URL
+
+from toolroll.rollout.engine.sampling_params import KNOWN
+from toolroll.rollout.server import EndpointSettings
+from toolroll.rollout.server.sampling_defaults import SamplingDefaults
 
 FORMS = {
     "/v1/messages": "messages",
@@ -155,3 +160,69 @@ async def test_a_null_is_a_field_that_is_not_set(tokenizer: Any) -> None:
         for path, body in bodies.items():
             status, answer = await bench.post(path, body)
             assert status == 200, answer
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["END", ""]])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
+async def test_an_empty_stop_string_is_refused_by_its_name(
+    tokenizer: Any, path: str, stop: str | list[str]
+) -> None:
+    chat: dict[str, Any] = {"messages": [USER]}
+    name, body = {
+        "/v1/chat/completions": ("stop", chat),
+        "/v1/completions": ("stop", {"prompt": "Once"}),
+        "/v1/messages": ("stop_sequences", {**chat, "max_tokens": 9}),
+    }[path]
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        given = stop if name == "stop" else ["END", ""]
+        status, answer = await bench.post(path, {**body, name: given})
+        assert status == 400
+        assert f"{name}: a stop string must not be empty" in answer["error"]["message"]
+        assert ("type" in answer) == (path == "/v1/messages")
+        assert bench.engine.log == []
+
+
+WRONG_DEFAULTS: list[tuple[str, dict[str, Any]]] = [
+    ("max_new_tokens", {"max_new_tokens": "x"}),
+    ("max_new_tokens", {"max_new_tokens": 0}),
+    ("stop", {"stop": 5}),
+    ("stop", {"stop": [""]}),
+    ("stop_token_ids", {"stop_token_ids": 5}),
+    ("stop_token_ids[0]", {"stop_token_ids": ["a"]}),
+    ("temperature", {"temperature": -1}),
+    ("logit_bias.a", {"logit_bias": {"a": 1}}),
+    ("json_schema", {"json_schema": {"type": "object"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "params"), WRONG_DEFAULTS)
+async def test_a_default_with_a_wrong_value_is_refused_where_it_is_set(
+    tokenizer: Any, name: str, params: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(name)):
+        EndpointSettings(sampling_params=params)
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        body = {"session_id": "s", "sampling_params": params}
+        status, answer = await bench.post("/sessions", body)
+        assert (status, answer["error"]["code"]) == (400, "invalid_value")
+        assert answer["error"]["param"].startswith(f"sampling_params.{name}")
+        assert len(bench.endpoint.sessions) == 0
+
+
+async def test_defaults_are_sent_as_they_are_set(tokenizer: Any) -> None:
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"sampling_params": {"top_k": 5}}
+    ) as bench:
+        params = {"stop": "END", "logit_bias": {"7": 1.5}, "max_new_tokens": 9, "min_p": None}
+        await bench.post("/sessions", {"session_id": "s", "sampling_params": params})
+        status, _ = await bench.post("/sessions/s/v1/chat/completions", {"messages": [USER]})
+        assert status == 200
+        [entry] = bench.engine.log
+        sent = dict(entry.sampling_params)
+        assert sent.items() >= {"top_k": 5, "stop": "END", "logit_bias": {"7": 1.5}}.items()
+        assert sent["max_new_tokens"] == 9
+        assert "min_p" not in sent
+
+
+def test_every_parameter_of_sglang_but_n_can_be_a_default() -> None:
+    assert set(SamplingDefaults.model_fields) == KNOWN - {"n"}

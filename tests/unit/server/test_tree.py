@@ -361,3 +361,26 @@ def test_a_plan_stores_nothing(tokenizer: Any) -> None:
             plan(at)
 
     assert kept(plan_all, conversation_tree) < 10_000
+
+
+async def test_a_session_with_constant_switches_never_forks_however_many_others_there_are(
+    tokenizer: Any,
+) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "off"}) as bench:
+        made = {}
+        for _ in range(2):
+            for at in range(18):
+                body = {
+                    "messages": made.get(at, [USER]),
+                    "chat_template_kwargs": {"one": at, "two": True},
+                }
+                path = f"/sessions/s{at}/v1/chat/completions"
+                status, answer = await bench.post(path, body)
+                assert status == 200
+                made[at] = [*body["messages"], answer["choices"][0]["message"], USER]
+        for at in range(18):
+            assert (await bench.get(f"/sessions/s{at}/trajectories"))["forks"] == []
+        body = {"messages": made[0], "chat_template_kwargs": {"two": 1, "one": 0}}
+        await bench.post("/sessions/s0/v1/chat/completions", body)
+        forks = (await bench.get("/sessions/s0/trajectories"))["forks"]
+        assert forks == [SWITCHES_CHANGED]

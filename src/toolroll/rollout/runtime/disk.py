@@ -47,7 +47,8 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
     """Open a temporary file. On success it is synced to disk and replaces `path`.
 
     If writing fails, `path` is unchanged, and `UsageError` is raised. Other errors of the `with`
-    body are raised as they are.
+    body are raised as they are. If only the last step fails, the sync of the folder, `UsageError`
+    is raised too, but `path` is the new file, which a power loss may take back.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -63,7 +64,7 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    with writing(path, advice):
+    with writing(path):  # without `advice`: it describes the old file
         sync_folder(path.parent)
 
 

@@ -38,7 +38,7 @@ from toolroll.rollout.server.pending import PendingRequest, retry_number
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.received import LONG, receive
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sampling import check_defaults
+from toolroll.rollout.server.sampling import session_defaults
 from toolroll.rollout.server.session_routes import SessionRoutes
 from toolroll.rollout.server.sessions import LiveSession, check_id
 from toolroll.rollout.server.streaming import event_lines, opened
@@ -65,6 +65,7 @@ class EndpointServer:
         self.endpoint = endpoint
         self.settings = endpoint.settings
         self.url = ""
+        self._site: web.TCPSite | None = None
         self._runner: web.AppRunner | None = None
         self._sweepers: list[asyncio.Task[None]] = []
         self._spoke: set[web.RequestHandler] = set()
@@ -83,9 +84,9 @@ class EndpointServer:
             lingering_time=min(10.0, self.settings.receive),
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
+        self._site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
         try:
-            await site.start()
+            await self._site.start()
         except OSError:
             await self.endpoint.aclose()
             await self._runner.cleanup()
@@ -100,10 +101,14 @@ class EndpointServer:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._runner is not None
+        assert self._site is not None
         for sweeper in self._sweepers:
             sweeper.cancel()
-        await self.endpoint.aclose()
-        await self._runner.cleanup()
+        await self._site.stop()  # accept no more; open connections get a 503 from now on
+        try:
+            await self.endpoint.aclose()
+        finally:
+            await self._runner.cleanup()
 
     def _routes(self) -> list[web.RouteDef]:
         routes = [
@@ -357,10 +362,8 @@ class EndpointServer:
         only = self._only(request)
         if only is not None and parsed.session_id != only:
             raise ApiError(401, "invalid_api_key", "the key of a session cannot create sessions")
-        check_defaults(parsed.sampling_params)
-        live = self.endpoint.sessions.create(
-            parsed.session_id or uuid.uuid4().hex, parsed.sampling_params
-        )
+        params = session_defaults(parsed.sampling_params)
+        live = self.endpoint.sessions.create(parsed.session_id or uuid.uuid4().hex, params)
         if live.log is not None:
             await live.log.saved()
         key = self.settings.api_key
@@ -410,8 +413,9 @@ class EndpointServer:
         )
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
-        live = self._found(request)
         parsed = read(RewardRequest, await self._body(request), labels=False)
+        live = self._found(request)  # only now: it may have ended while the body arrived
+        live.check()
         live.reward, live.info = parsed.reward, parsed.info
         if live.log is not None:
             await live.log.reward(parsed.reward, parsed.info)

@@ -83,7 +83,7 @@ def _wait_for(
     """Make `result` wait for `saved`. If saving fails, exclude `nodes` from training."""
 
     def exclude(done: asyncio.Future[None]) -> None:
-        if done.exception() is not None:
+        if not done.cancelled() and done.exception() is not None:
             live.session.exclude("the answer could not be saved", nodes)
 
     saved.add_done_callback(exclude)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from toolroll.rollout.engine.sampling_params import check_names
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.server.protocol import refusal_of
+from toolroll.rollout.server.sampling_defaults import sampling_defaults
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -89,9 +98,11 @@ class EndpointSettings(BaseModel):
             raise ValueError("n is set by each request")
         try:
             check_names(params)
+            return sampling_defaults(params)
         except UsageError as error:
             raise ValueError(str(error)) from error
-        return params
+        except ValidationError as error:
+            raise ValueError(str(refusal_of(error))) from error
 
     @model_validator(mode="after")
     def _keyed(self) -> EndpointSettings:

@@ -20,6 +20,7 @@ from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.messages import Digest, Echo, check_arguments, with_served_ids
 from toolroll.rollout.server.result import joined_ids
+from toolroll.rollout.server.template_cache import same_switches
 from toolroll.rollout.server.turn import PrefixMatch, TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
@@ -110,7 +111,8 @@ class ConversationTree:
         length, served = repeated.length, repeated.served
         new = with_served_ids(messages[length:], messages[:length], served)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
-        reason = SWITCHES_CHANGED if template is not repeated.turn.template else None
+        same = same_switches(template, repeated.turn.template)
+        reason = None if same else SWITCHES_CHANGED
         if reason is None:
             try:
                 return self._continued(repeated, new, tools, tools_key, digest, template, edited)

@@ -34,6 +34,7 @@ from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.server.paths import api_of
 from toolroll.rollout.server.pending import PendingRequest, request_key
+from toolroll.rollout.server.pieces import with_pieces
 from toolroll.rollout.server.prefill import (
     check_continued,
     sampled_part,
@@ -52,6 +53,7 @@ from toolroll.rollout.server.sampling import (
 )
 from toolroll.rollout.server.session_store import SessionStore
 from toolroll.rollout.server.sessions import LiveSession, Sessions
+from toolroll.rollout.server.stream_deltas import choice_stream
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import check_called
 from toolroll.rollout.server.turn import TurnNode, sequence_of
@@ -115,7 +117,10 @@ class Endpoint:
         return self.messages if api == "messages" else self.chat
 
     async def start(self) -> None:
-        """Ask the engine for its capabilities, and restore the sessions of the store."""
+        """Ask the engine for its capabilities, and restore the sessions of the store. Raises
+        `ApiError` after `aclose`.
+        """
+        self.sessions.check_open()
         info = await self.served.engine.model_info()
         self.capabilities = EngineCapabilities(
             deterministic=info.deterministic,
@@ -134,7 +139,7 @@ class Endpoint:
             await self.start()
 
     async def aclose(self) -> None:
-        """Abort the requests in flight, and close the store."""
+        """Abort the requests in flight, accept no more, and close the store."""
         lives = await self.sessions.aclose()
         if self.store is not None:
             await self.store.aclose(lives)
@@ -184,9 +189,11 @@ class Endpoint:
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
-            choices = []
+            choices, order = [], context if dialect.ordered else None
             for completion, seed in zip(completions, seeds, strict=True):
-                choice = partial(self._chat_choice, prompt, completion, sent, use, request, seed)
+                choice = partial(
+                    self._chat_choice, prompt, completion, sent, use, request, seed, order
+                )
                 choices.append(
                     await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
                 )
@@ -202,8 +209,7 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        self.sessions.add(live)
-        return live, parsed, live.start(key, request.n, run, retry)
+        return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
         """Return the number of tokens in the prompt of `body`, without changing the session."""
@@ -305,28 +311,35 @@ class Endpoint:
                 await asyncio.to_thread(result.write)
             return result
 
-        self.sessions.add(live)
-        return live, parsed, live.start(key, request.n, run, retry)
+        return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Return the result of a finished request, or raise its error."""
         if pending.task.cancelled():
+            self.sessions.check_open()
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
             )
+        if pending.failure is not None:
+            raise pending.failure
         return pending.task.result()
 
     async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Commit the result of a finished request to its session, and return the result. If the
-        session is kept on disk, return only once the result is there.
+        session is kept on disk, return only once the result is there. If that fails, all receivers
+        of the result get the error.
         """
         result = self.result(pending)
         commit, result.commit = result.commit, None
-        if commit is not None and pending.stored is None:
-            commit()
-            self.metrics.served(result)
-        if result.saved is not None:
-            await asyncio.shield(result.saved)  # others may wait for it
+        try:
+            if commit is not None and pending.stored is None:
+                commit()
+                self.metrics.served(result)
+            if result.saved is not None:
+                await asyncio.shield(result.saved)  # others may wait for it
+        except Exception as error:
+            pending.failure = error
+            raise
         pending.delivered = True
         return result
 
@@ -415,7 +428,9 @@ class Endpoint:
         use: ToolUse,
         request: ChatRequest,
         seed: str,
+        order: StreamContext | None,
     ) -> Choice:
+        """Return the answer `completion`. `order`: with its pieces in order, as in this stream."""
         reading: ParsedTurn = parse_turn(
             self.served,
             prompt.template,
@@ -430,7 +445,11 @@ class Endpoint:
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
         shown = sampled_part(self.served, prompt, reading, use.tools) if prompt.prefill else None
-        return Choice(completion, reading.text, reading, shown)
+        choice = Choice(completion, reading.text, reading, shown)
+        if order is None:
+            return choice
+        stream = choice_stream(self.served, order, request.stop_strings, seed)
+        return with_pieces(choice, stream)
 
     def _text(
         self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest

@@ -71,6 +71,12 @@ def refused(param: str, message: str, *, code: str = "unsupported_parameter") ->
     return ApiError(400, code, message, param=param)
 
 
+def server_stopping() -> ApiError:
+    """Return the answer of a server that is being stopped. The next server answers a retry."""
+    words = "the server is stopping: send the request again"
+    return ApiError(503, "server_stopping", words, retry=True)
+
+
 def api_error(error: BaseException) -> ApiError:
     """Return the endpoint's answer to `error`."""
     if isinstance(error, ApiError):

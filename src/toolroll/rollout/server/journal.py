@@ -17,7 +17,7 @@ from pathlib import Path
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing, written_whole
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, server_stopping
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +31,14 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.stopping = False
+        """True once the server stops: sessions then end because of that."""
         self.writes = 0
         """The number of synced writes: at most one for each `append`."""
+        self._closed = False
         self._failure: str | None = None
         self._waiting: list[bytes] = []
-        self._saved: asyncio.Future[None] | None = None
+        self._saved: list[asyncio.Future[None]] = []
         self._writer: asyncio.Task[None] | None = None
         self._keep: Callable[[], Keep] | None = None
         # its own thread: an answer does not wait for other work in threads
@@ -50,6 +53,8 @@ class Journal:
 
     def check(self) -> None:
         """Raise `ApiError` (503) if the file can no longer be written."""
+        if self._closed:
+            raise server_stopping()
         if self._failure is not None:
             raise ApiError(503, "storage_failed", self._failure)
 
@@ -57,14 +62,17 @@ class Journal:
         """Append `lines`, each of which ends with a newline. The future is done once they are on
         the disk. If they cannot be written, the future, and every later call of this method, raises
         `ApiError` (503).
+
+        The future is the caller's own. Cancelling it affects no other caller, and the lines are
+        still written.
         """
         self.check()
         self._waiting += lines
-        if self._saved is None:
-            self._saved = asyncio.get_running_loop().create_future()
-            self._saved.add_done_callback(lambda saved: saved.exception())  # not always awaited
+        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        saved.add_done_callback(_retrieved)
+        self._saved.append(saved)
         self._start()
-        return self._saved
+        return saved
 
     def compact(self, keep: Callable[[], Keep]) -> None:
         """Remove lines after the next write. `keep` is called then; it returns which lines stay."""
@@ -79,7 +87,7 @@ class Journal:
     async def aclose(self) -> None:
         """Write the remaining lines, and close the file."""
         await self.flush()
-        self._failure = "the server is stopping"
+        self._closed = True
         self._thread.shutdown()
         self._file.close()
 
@@ -89,27 +97,32 @@ class Journal:
 
     async def _work(self) -> None:
         call = partial(asyncio.get_running_loop().run_in_executor, self._thread)
-        while self._saved is not None or self._keep is not None:
+        while self._saved or self._keep is not None:
             lines, saved = self._waiting, self._saved
             keep, self._keep = self._keep, None
-            self._waiting, self._saved = [], None
+            self._waiting, self._saved = [], []
             try:
                 if lines:
                     await call(self._write, b"".join(lines))
-                if saved is not None:
-                    saved.set_result(None)
-                    saved = None
+                for future in saved:
+                    if not future.done():  # its caller may have cancelled it
+                        future.set_result(None)
                 if keep is not None:
                     await call(self._rewrite, keep())
             except UsageError as error:
                 self._fail(str(error), saved)
                 return
+            except Exception as error:  # the writer's border: nobody may wait for it forever
+                logger.exception("%s can no longer be written", self.path)
+                self._fail(f"{self.path} cannot be written: {error!r}", saved)
+                return
 
-    def _fail(self, failure: str, *waiting: asyncio.Future[None] | None) -> None:
+    def _fail(self, failure: str, saved: list[asyncio.Future[None]]) -> None:
+        failed, self._saved = [*saved, *self._saved], []
         self._failure, self._waiting, self._keep = failure, [], None
-        for saved in (*waiting, self._saved):
-            if saved is not None:
-                saved.set_exception(ApiError(503, "storage_failed", failure))
+        for future in failed:
+            if not future.done():
+                future.set_exception(ApiError(503, "storage_failed", failure))
 
     def _write(self, data: bytes) -> None:
         with writing(self.path, SAVED):
@@ -132,9 +145,23 @@ class Journal:
                         out.write(line)
         except UsageError as error:
             logger.warning("%s", error)
-            return
+            if self._is_open():
+                return
         self._file.close()
         self._open()
+
+    def _is_open(self) -> bool:
+        """Return True if the open file is still the one with the name `path`. If only the sync of
+        the folder failed, `path` is the new file already.
+        """
+        with writing(self.path):
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+
+
+def _retrieved(saved: asyncio.Future[None]) -> None:
+    """Retrieve the exception, because not every caller waits for its lines."""
+    if not saved.cancelled():
+        saved.exception()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -4,7 +4,8 @@ Invariants: a retry (the SDKs mark it with a header) joins the request that its 
 whether that is in flight or finished, so nothing is sampled twice. A retry after an error is a new
 request: it does not join an equal request of another client, so no answer has two receivers. A
 request without waiting clients is kept for the grace time, then aborted. Answers that are never
-returned are never committed, so they are not trained.
+returned are never committed, so they are not trained. An answer that cannot be committed is an
+error for all its receivers.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class PendingRequest(Generic[T]):
         changed: Set whenever `progress` has grown, and at the end.
         stream_context: The data that a stream needs before the result exists.
         stored: The answer that an earlier process gave to this request.
+        failure: The error with which the result could not be committed, if so.
     """
 
     key: bytes
@@ -50,6 +52,7 @@ class PendingRequest(Generic[T]):
     expiry: asyncio.TimerHandle | None = None
     stream_context: Any = None
     stored: StoredAnswer | None = None
+    failure: Exception | None = None
 
     def report(self, choice: int, ids: list[int]) -> None:
         """Record that `ids` are sampled for choice `choice`."""
@@ -64,8 +67,13 @@ class PendingRequest(Generic[T]):
 
     @property
     def failed(self) -> bool:
-        """True if the request ended without a result."""
-        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+        """True if the request ended without a result, or if its result could not be committed."""
+        return self.task.done() and (self.task.cancelled() or self.error is not None)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of a request that ended and was not cancelled."""
+        return self.failure or self.task.exception()
 
 
 class PendingRequests(Generic[T]):
@@ -146,7 +154,7 @@ class PendingRequests(Generic[T]):
         """
         request.waiting -= 1
         if request.failed and not request.task.cancelled():
-            error = request.task.exception()
+            error = request.error
             if error is not None and api_error(error).retry:
                 self.expect_retry(request.key)
         if request.waiting == 0:

@@ -6,9 +6,10 @@ SDKs. A label that does not affect the answer (`user`, `metadata` ...) is accept
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
 
@@ -18,6 +19,18 @@ LABELS = frozenset(
 """Fields that do not affect the answer."""
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+
+def _no_empty(stop: T) -> T:
+    """Refuse an empty stop string: every text contains it."""
+    if stop == "" or (isinstance(stop, list) and "" in stop):
+        raise PydanticCustomError("empty_stop", "a stop string must not be empty")
+    return stop
+
+
+Stops = Annotated[str | list[str] | None, AfterValidator(_no_empty)]
+StopList = Annotated[list[str] | None, AfterValidator(_no_empty)]
 
 
 class Sampling(BaseModel):
@@ -37,7 +50,7 @@ class Sampling(BaseModel):
     repetition_penalty: float | None = Field(default=None, gt=0)
     logit_bias: dict[int, float] | None = None
     min_tokens: int | None = Field(default=None, ge=0)
-    stop: str | list[str] | None = None
+    stop: Stops = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
@@ -209,12 +222,15 @@ def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
     try:
         return kind.model_validate(left)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise refusal_of(error) from error
 
 
-def _refusal(error: ValidationError) -> ApiError:
+def refusal_of(error: ValidationError, *within: str) -> ApiError:
+    """Return the refusal of a body in which `error` was found. `within`: the place of the checked
+    part in the body.
+    """
     first = error.errors()[0]
-    place = [part for part in first["loc"] if not _is_branch(part)]
+    place = [*within, *(part for part in first["loc"] if not _is_branch(part))]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(
         "."
     )

@@ -1,8 +1,8 @@
 """`restore`: rebuild the unfinished sessions of a journal.
 
 Invariants: a session gets the same nodes with the same ids and logprobs, or the journal is refused.
-Lines of finished sessions have no effect. An answer that no later request continued can still be
-retried.
+Lines of finished sessions have no effect, wherever they are. An answer that no later request
+continued can still be retried.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
 
     Raise `UsageError` with the line's number if a line cannot be read or contradicts earlier ones.
     """
-    found, builders = Restored(), dict[Key, _Builder]()
+    found, builders, ended = Restored(), dict[Key, _Builder](), set(done)
     for number, line in read_lines(path):
         try:
             data = orjson.loads(line)
             key = (data["s"], data["k"])
             found.samples[key[0]] = max(found.samples[key[0]], key[1] + 1)
-            if data["kind"] == "end" or key in done:
+            if data["kind"] == "end":
+                ended.add(key)
+            if key in ended:
                 found.stale += len(line) + (builders.pop(key).size if key in builders else 0)
                 continue
             if key not in builders:

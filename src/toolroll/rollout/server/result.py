@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from toolroll.parsers.types import Delta
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.types import Completion, IdArray, Message
@@ -19,13 +20,16 @@ class Choice:
     """One answer. `text` is the text for the client. `reading` is the parsed turn, always the whole
     turn; None for a text completion.
 
-    `shown`: the message for the client, if it differs from the message of `reading`.
+    `shown`: the message for the client, if it differs from the message of `reading`. `pieces`: the
+    reply as a stream would send it, in the order in which it was sampled; empty if the dialect does
+    not show this order.
     """
 
     completion: Completion
     text: str
     reading: ParsedTurn | None = None
     shown: Message | None = None
+    pieces: Sequence[Delta] = ()
 
 
 @dataclass(slots=True, eq=False)

@@ -12,11 +12,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pydantic import ValidationError
 
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.errors import refused
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, NamedChoice, Sampling
+from toolroll.rollout.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    NamedChoice,
+    Sampling,
+    refusal_of,
+)
+from toolroll.rollout.server.sampling_defaults import sampling_defaults
 from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
 
 NO_LIMIT = 1 << 30
@@ -92,18 +100,23 @@ def _check(
             f"n is {request.n}; this endpoint gives at most {settings.max_choices}",
             code="invalid_value",
         )
-    if request.top_k is not None and request.top_k < 1 and request.top_k != -1:
+    top_k = params.get("top_k")
+    if top_k is not None and top_k < 1 and top_k != -1:
         raise refused(
-            "top_k", f"top_k is {request.top_k}; it must be -1 or at least 1", code="invalid_value"
+            "top_k", f"top_k is {top_k}; it must be -1 or at least 1", code="invalid_value"
         )
     vocab = capabilities.vocab_size
-    if vocab is not None and any(not 0 <= index < vocab for index in request.stop_token_ids or ()):
+    if vocab is not None and any(
+        not 0 <= index < vocab for index in params.get("stop_token_ids") or ()
+    ):
         raise refused(
             "stop_token_ids",
             f"stop_token_ids holds an id outside the vocabulary of {vocab}",
             code="invalid_value",
         )
-    if vocab is not None and any(not 0 <= index < vocab for index in request.logit_bias or ()):
+    if vocab is not None and any(
+        not 0 <= int(index) < vocab for index in params.get("logit_bias") or ()
+    ):
         raise refused(
             "logit_bias",
             f"logit_bias holds an id outside the vocabulary of {vocab}",
@@ -114,14 +127,20 @@ def _check(
             raise refused(name, f"the router silently drops {name!r}: leave it out")
 
 
-def check_defaults(params: Mapping[str, Any]) -> None:
-    """Refuse sampling parameters of a session that SGLang does not know."""
+def session_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters of a session. Refuse those that SGLang does not know, and
+    wrong values.
+    """
     for name in params:
         if name not in KNOWN or name == "n":
             raise refused(
                 f"sampling_params.{name}",
                 f"SGLang has no sampling parameter {name!r} that a session may set",
             )
+    try:
+        return sampling_defaults(params)
+    except ValidationError as error:
+        raise refusal_of(error, "sampling_params") from error
 
 
 # --- constraints ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import orjson
 
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, server_stopping
 from toolroll.rollout.server.journal import Journal
 from toolroll.rollout.server.result import Choice, CompletionResult
 from toolroll.rollout.server.stored_answer import StoredAnswer
@@ -54,6 +54,8 @@ class SessionLog:
 
     def check(self) -> None:
         """Raise `ApiError` if the session has ended, or if nothing more can be saved."""
+        if self.ended and self._journal.stopping:
+            raise server_stopping()
         if self.ended:
             raise ApiError(409, "request_aborted", "the session was deleted during the request")
         self._journal.check()

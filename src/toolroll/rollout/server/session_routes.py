@@ -60,6 +60,7 @@ class SessionRoutes:
         if store is None:
             words = "this server keeps no files: start it with --out FOLDER"
             raise ApiError(409, "no_folder", words)
+        self._endpoint.sessions.check_open()
         live = self._endpoint.sessions.get(name)
         if live is None:
             samples = [sample for other, sample in store.finished if other == name]

@@ -3,7 +3,8 @@
 Finished sessions are episodes in `episodes.jsonl`, like those of `toolroll run`. Unfinished ones
 are in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned.
 Whenever the process is killed, a session is in one of the two files. Only one process at a time
-uses the folder. A folder of another model, tokenizer or chat template is refused.
+uses the folder. A folder of another model, tokenizer or chat template is refused. A session that is
+being finished is finished, whatever its client does. If that fails, the next process does it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,12 @@ from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line
 from toolroll.rollout.runs.provenance import Provenance, template_hashes
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.journal import Journal, Keep, read_lines
 from toolroll.rollout.server.restore import Restored, restore
 from toolroll.rollout.server.session_episode import session_episode
 from toolroll.rollout.server.session_log import SessionLog, session_of
-from toolroll.rollout.server.sessions import LiveSession, Sessions
+from toolroll.rollout.server.sessions import LiveSession, Sessions, end
 from toolroll.rollout.server.template_cache import TemplateCache
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,8 @@ class SessionStore:
         self._logs: dict[Key, SessionLog] = {}
         self._samples: Counter[str] = Counter()
         self._appending = asyncio.Lock()
-        self._finishing: set[asyncio.Task[Any]] = set()
+        self._finishing: set[asyncio.Task[dict[str, Any]]] = set()
+        self._closed = False
         self._stale = 0
         self._most_stale = stale
 
@@ -116,9 +119,13 @@ class SessionStore:
             self._samples[name] = max(self._samples[name], sample + 1)
         lives = sorted(found.sessions.values(), key=lambda live: live.created)
         self._logs = {live.log.key: live.log for live in lives if live.log is not None}
-        self._sessions.restore(lives)
+        newest = {live.id: live for live in sorted(lives, key=_sample)}
+        self._sessions.restore(live for live in lives if newest[live.id] is live)
         self._stale = found.stale
         self._compact()
+        for live in lives:
+            if newest[live.id] is not live:  # it was being finished when its name was used again
+                self.finish_later(live)
         if lives or torn:
             logger.info(
                 "restored %d unfinished sessions of %s (%d bytes of a torn line removed)",
@@ -144,14 +151,38 @@ class SessionStore:
         self._logs[live.log.key] = live.log
 
     async def finish(self, live: LiveSession) -> dict[str, Any]:
-        """Append `live`, which gets no more requests, to the episode file. A session without an
-        answer is only dropped.
+        """Abort the requests of `live`, which gets no new ones, and append it to the episode file.
+        A session without an answer is only dropped. Cancelling the caller does not stop this.
 
         Raise `ApiError` (503) if the episode cannot be written. The session then stays in the
         journal.
         """
+        return await asyncio.shield(self._start(live))
+
+    def finish_later(self, live: LiveSession) -> None:
+        """Finish `live` in the background. If that fails, it stays in the journal."""
+        if live.log is not None and not live.log.ended:
+            self._start(live)
+
+    def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
+        """Start to finish `live`. The task is the store's, because its client may disconnect."""
+        task = asyncio.get_running_loop().create_task(self._finish(live))
+        self._finishing.add(task)
+        task.add_done_callback(partial(self._done, live))
+        return task
+
+    def _done(self, live: LiveSession, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._finishing.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            trace = None if isinstance(error, ApiError) else error
+            words = "the session %s is not finished: %s"
+            logger.error(words, live.id, api_error(error), exc_info=trace)
+
+    async def _finish(self, live: LiveSession) -> dict[str, Any]:
         log = live.log
         assert log is not None, "a session without a log"
+        await end(live)
         log.ended = True
         await self._settle(live)
         episode = session_episode(live, ENV, log.sample, str(self.settings.get("model") or ""))
@@ -181,19 +212,6 @@ class SessionStore:
             "file": None if turns is None else str(self.path),
         }
 
-    def finish_later(self, live: LiveSession) -> None:
-        """Finish `live` in the background. If that fails, it stays in the journal."""
-        if live.log is not None and not live.log.ended:
-            task = asyncio.get_running_loop().create_task(self._finish_logged(live))
-            self._finishing.add(task)
-            task.add_done_callback(self._finishing.discard)
-
-    async def _finish_logged(self, live: LiveSession) -> None:
-        try:
-            await self.finish(live)
-        except ApiError as error:
-            logger.error("the session %s is not finished: %s", live.id, error)
-
     def _compact(self) -> None:
         """Remove finished sessions from the journal if they are more than half of it."""
         kept = sum(log.size for log in self._logs.values())
@@ -209,12 +227,14 @@ class SessionStore:
         """Close the files. `lives`: the sessions, which get no more requests. With `finish_at_end`,
         finish them first.
         """
-        if self._journal is None:
+        if self._journal is None or self._closed:
             return
+        self._closed = self._journal.stopping = True
         try:
             for live in lives if self.finish_at_end else ():
-                await self._finish_logged(live)
-            await asyncio.gather(*self._finishing)
+                await asyncio.wait([self._start(live)])  # `_done` logs a failure
+            while self._finishing:
+                await asyncio.wait(self._finishing)
             await self._journal.aclose()
             logger.info(
                 "%s has %d finished sessions; %d unfinished ones continue with the next start",
@@ -233,7 +253,6 @@ class SessionStore:
                 write_summary(self.folder, {ENV: whole})
         finally:
             self._open.close()
-            self._journal = None
 
 
 def store_settings(served: Model, name: str | None) -> dict[str, Any]:
@@ -248,6 +267,11 @@ def store_settings(served: Model, name: str | None) -> dict[str, Any]:
         "history": template.history,
         "parser": served.parser.name,
     }
+
+
+def _sample(live: LiveSession) -> int:
+    assert live.log is not None, "a session without a log"
+    return live.log.sample
 
 
 def _finished(path: Path) -> dict[Key, int]:

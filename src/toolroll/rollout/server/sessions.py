@@ -2,7 +2,8 @@
 
 Invariants: an id is validated before it is used. The key of one session does not open others. A
 session that was not used for the idle time is dropped with its requests. A request without a
-session leaves no data.
+session leaves no data. Once the server stops, no session is found, created or dropped: all of them
+belong to the next server.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import ConversationTree, Prompt
 from toolroll.rollout.server.dialects.stored_response import ResponseStore
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, server_stopping
 from toolroll.rollout.server.pending import PendingRequest, PendingRequests
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.session_log import SessionLog
@@ -152,7 +153,9 @@ class Store(Protocol):
         ...
 
     async def finish(self, live: LiveSession) -> Any:
-        """Write `live` as a finished session. New requests cannot find it any more."""
+        """Abort the requests of `live`, which new requests cannot find any more, and write it as a
+        finished session. Cancelling the caller does not stop this.
+        """
         ...
 
     def finish_later(self, live: LiveSession) -> None:
@@ -169,6 +172,8 @@ class Sessions:
         self._settings = settings
         self._store = store
         self._sessions: OrderedDict[str, LiveSession] = OrderedDict()
+        self.closed = False
+        """True once the server stops."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -176,6 +181,11 @@ class Sessions:
     def all(self) -> list[LiveSession]:
         """Return the sessions, the least recently used one first."""
         return list(self._sessions.values())
+
+    def check_open(self) -> None:
+        """Raise `ApiError` (503) if the server stops."""
+        if self.closed:
+            raise server_stopping()
 
     def ephemeral(self, session_id: str) -> LiveSession:
         """Return a session for one request. Other requests cannot find it, and it is not stored."""
@@ -188,6 +198,7 @@ class Sessions:
         self, session_id: str, sampling_params: Mapping[str, Any] | None = None
     ) -> LiveSession:
         """Return a new session. Raises `ApiError` if the id is taken or the endpoint is full."""
+        self.check_open()
         check_id(session_id)
         self.drop_idle()
         if session_id in self._sessions:
@@ -204,8 +215,9 @@ class Sessions:
 
     def add(self, live: LiveSession) -> None:
         """Add `live`, so that other requests can find it. Do nothing if that is done, or if it is
-        for one request. Raises `ApiError` if the endpoint is full.
+        for one request. Raises `ApiError` if the endpoint is full, or if the server stops.
         """
+        self.check_open()
         if live.added:
             return
         self.drop_idle()
@@ -239,7 +251,10 @@ class Sessions:
             live.added = True
 
     def of(self, session_id: str) -> LiveSession:
-        """Return the session. If it does not exist, return a new one, which is not added yet."""
+        """Return the session. If it does not exist, return a new one, which is not added yet.
+        Raises `ApiError` if the server stops.
+        """
+        self.check_open()
         live = self._sessions.get(check_id(session_id))
         return self._touched(live) if live is not None else self.empty(session_id)
 
@@ -252,7 +267,10 @@ class Sessions:
         return self._sessions.get(session_id)
 
     def find(self, session_id: str) -> LiveSession:
-        """Return the session. Raises `ApiError` (404) if there is none."""
+        """Return the session. Raises `ApiError` if there is none (404), or if the server stops
+        (503).
+        """
+        self.check_open()
         live = self._sessions.get(check_id(session_id))
         if live is None:
             raise ApiError(
@@ -261,12 +279,29 @@ class Sessions:
         return self._touched(live)
 
     def _touched(self, live: LiveSession) -> LiveSession:
+        """Restart the idle time of `live`."""
         live.used = time.monotonic()
-        self._sessions.move_to_end(live.id)
+        if self._sessions.get(live.id) is live:
+            self._sessions.move_to_end(live.id)
         return live
 
+    def start(
+        self, live: LiveSession, key: bytes, choices: int, run: Run, retry: int
+    ) -> PendingRequest[CompletionResult]:
+        """Add `live` if needed, and start a request of it. The idle time of the session starts
+        again when the request ends.
+        """
+        self.add(live)
+        pending = live.start(key, choices, run, retry)
+        pending.task.add_done_callback(lambda _: self._touched(live))
+        return pending
+
     def discard(self, session_id: str) -> None:
-        """Drop a session if it exists, and cancel its requests in flight."""
+        """Drop a session if it exists, and cancel its requests in flight. Do nothing once the
+        server stops: its sessions are already ended, and the next server has them.
+        """
+        if self.closed:
+            return
         live = self._sessions.pop(session_id, None)
         if live is not None:
             live.pending.cancel()
@@ -279,8 +314,10 @@ class Sessions:
         """
         live = self.find(session_id)
         del self._sessions[session_id]
+        if self._store is not None:
+            return await self._store.finish(live)
         await end(live)
-        return await self._store.finish(live) if self._store is not None else None
+        return None
 
     def drop_idle(self) -> None:
         """Drop the sessions that were not used for the idle time."""
@@ -292,10 +329,10 @@ class Sessions:
                 self.discard(session_id)
 
     async def aclose(self) -> list[LiveSession]:
-        """Abort all requests in flight, and return the sessions."""
-        lives, self._sessions = list(self._sessions.values()), OrderedDict()
-        for live in lives:
-            await end(live)
+        """Abort all requests in flight, accept no more, and return the sessions."""
+        self.closed = True
+        lives = self.all()
+        await asyncio.gather(*map(end, lives))
         return lives
 
 

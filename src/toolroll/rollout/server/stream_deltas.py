@@ -14,6 +14,9 @@ from dataclasses import replace
 from toolroll.parsers.base import ReplyStream
 from toolroll.parsers.types import Delta
 from toolroll.rollout.model.call_ids import call_id, with_call_ids
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.turn import parse_options
+from toolroll.rollout.server.dialects.dialect import StreamContext
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.result import Choice
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
@@ -137,6 +140,15 @@ class ChoiceStream:
         self._calls += 1
         named = step.call if step.call.id else step.call.with_id(call_id(self._seed, index))
         return replace(step, call=named)
+
+
+def choice_stream(
+    served: Model, context: StreamContext, stop_strings: Sequence[str], seed: str
+) -> ChoiceStream:
+    """Return the stream of the choice with the seed `seed`, which has read nothing yet."""
+    options = parse_options(served, context.template, context.tools, streamed=True)
+    text = TextStream(served.template.encoder, context.stop_token_ids, stop_strings)
+    return ChoiceStream(text, served.parser.stream(**options), seed)
 
 
 def stream_error(what: str) -> ApiError:

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
-from toolroll.rollout.model.turn import parse_options
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.bodies import (
     exact,
@@ -32,7 +31,7 @@ from toolroll.rollout.server.errors import api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import CompletionRequest
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.stream_deltas import ChoiceStream, TextStream
+from toolroll.rollout.server.stream_deltas import TextStream, choice_stream
 
 
 async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) -> None:
@@ -76,14 +75,8 @@ async def reply_events(
     """Yield the events of a reply. Raises the error of the request."""
     request, context = parsed.request, pending.stream_context
     assert isinstance(context, StreamContext)
-    encoder, parser = endpoint.served.template.encoder, endpoint.served.parser
-    options = parse_options(endpoint.served, context.template, context.tools, streamed=True)
     choices = [
-        ChoiceStream(
-            TextStream(encoder, context.stop_token_ids, request.stop_strings),
-            parser.stream(**options),
-            seed,
-        )
+        choice_stream(endpoint.served, context, request.stop_strings, seed)
         for seed in context.seeds
     ]
     for event in writer.start():

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import orjson
@@ -40,6 +41,8 @@ class TemplateCache:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._made: OrderedDict[bytes, ChatTemplate] = OrderedDict()
+        self._lock = Lock()
+        """`get` is also called in threads."""
 
     def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
         """Return `switches` plus the switch for `effort` (OpenAI's `reasoning_effort`)."""
@@ -102,14 +105,15 @@ class TemplateCache:
         own = self._own(switches)
         if not own:
             return self._template
-        key = orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
-        made = self._made.get(key)
-        if made is None:
-            made = self._made[key] = self._template.with_kwargs(own)
-            if len(self._made) > _KEPT:
-                self._made.popitem(last=False)
-        self._made.move_to_end(key)
-        return made
+        key = _key(own)
+        with self._lock:
+            made = self._made.get(key)
+            if made is None:
+                made = self._made[key] = self._template.with_kwargs(own)
+                if len(self._made) > _KEPT:
+                    self._made.popitem(last=False)
+            self._made.move_to_end(key)
+            return made
 
     def switches_of(self, template: ChatTemplate) -> dict[str, Any]:
         """Return the switches with which `get` returned `template`."""
@@ -123,3 +127,17 @@ class TemplateCache:
             for name, value in switches.items()
             if name not in given or given[name] != value
         }
+
+
+def same_switches(one: ChatTemplate, other: ChatTemplate) -> bool:
+    """Return True if two templates of one cache have equal switches. They may be two objects,
+    because the cache keeps only the templates that were used most recently.
+    """
+    return one is other or _key(one.renderer.kwargs) == _key(other.renderer.kwargs)
+
+
+def _key(switches: Mapping[str, Any]) -> bytes:
+    """Return equal bytes for equal switches. 1, 1.0 and true differ, because templates can show
+    them.
+    """
+    return orjson.dumps(switches, option=orjson.OPT_SORT_KEYS, default=repr)

@@ -37,6 +37,7 @@ class AnthropicMessages:
     kind = "message"
     prefix = "msg_"
     exact = False
+    ordered = True
     done = b""
 
     def __init__(

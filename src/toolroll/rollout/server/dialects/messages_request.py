@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from toolroll.rollout.server.protocol import StopList
+
 
 class Thinking(BaseModel):
     """Turns thinking on or off. `adaptive`: use the template's default."""
@@ -81,7 +83,7 @@ class MessagesRequest(BaseModel):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: StopList = None
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)

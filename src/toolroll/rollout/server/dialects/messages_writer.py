@@ -1,7 +1,7 @@
 """Answers and stream events of Anthropic's Messages.
 
 Invariants: `message_start` has the length of the served prompt. The events add up to the same
-blocks as in the answer without `stream`.
+blocks as in the answer without `stream`: both are made of the same pieces, in the same order.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ _DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
 def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
     """Return a `message`."""
     [choice] = result.choices
-    assert choice.reading is not None
-    message = choice.shown or choice.reading.message
     content: list[dict[str, Any]] = []
-    if thought := message.get("reasoning_content"):
-        content.append(
-            {"type": "thinking", "thinking": thought, "signature": signature(str(thought))}
-        )
-    if said := message.get("content"):
-        content.append({"type": "text", "text": said})
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        content.append(_tool_use(call["id"], function["name"], input_of(function["arguments"])))
+    for step in choice.pieces:
+        if step.call is not None:
+            function = openai_function(step.call)
+            given = input_of(function["arguments"])
+            content.append(_tool_use(step.call.id, function["name"], given))
+        elif step.kind == "reasoning":
+            block = {"type": "thinking", "thinking": step.text, "signature": signature(step.text)}
+            content.append(block)
+        else:
+            content.append({"type": "text", "text": step.text})
     return {
         "id": result.id,
         "type": "message",

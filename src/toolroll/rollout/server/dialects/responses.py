@@ -62,6 +62,7 @@ class OpenAIResponses:
     kind = "response"
     prefix = "resp_"
     exact = False
+    ordered = True
     done = b""
 
     def __init__(

@@ -1,7 +1,8 @@
 """Answers and stream events of OpenAI's Responses.
 
 Invariants: events are numbered without gaps. The last event has the finished response, and the
-other events add up to its items.
+other events add up to its items. The answer without `stream` has the same items: they are made of
+the same pieces, in the same order.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ Item = dict[str, Any]
 def output_of(result: CompletionResult, names: Names, *, encrypted: bool) -> list[Item]:
     """Return the items of a finished answer."""
     [choice] = result.choices
-    assert choice.reading is not None
-    message = choice.shown or choice.reading.message
     made = Items(result.id, names, encrypted=encrypted)
-    if thought := message.get("reasoning_content"):
-        made.add(made.reasoning(str(thought)))
-    if said := message.get("content"):
-        made.add(made.message(str(said)))
-    for call in message.get("tool_calls") or ():
-        function = call["function"]
-        made.add(made.call(call["id"], function["name"], function["arguments"]))
+    for step in choice.pieces:
+        if step.call is not None:
+            function = openai_function(step.call)
+            made.add(made.call(step.call.id, function["name"], function["arguments"]))
+        else:
+            made.add(
+                made.reasoning(step.text) if step.kind == "reasoning" else made.message(step.text)
+            )
     if not made.items:
         made.add(made.message(""))  # so that a client can send the reply back
-    if choice.completion.finish_reason == "length":
+    # A call is sent once it is complete. So only text can be cut.
+    if choice.completion.finish_reason == "length" and made.items[-1]["type"] != "function_call":
         made.items[-1]["status"] = "incomplete"
     return made.items
 

@@ -1,0 +1,56 @@
+"""The pieces of a finished reply: its reasoning, text and calls, in the order in which the model
+wrote them.
+
+Invariant: the pieces are those that a stream of the reply sends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from toolroll.parsers.types import Delta
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.result import Choice
+from toolroll.rollout.server.stream_deltas import ChoiceStream
+
+logger = logging.getLogger(__name__)
+
+
+def with_pieces(choice: Choice, stream: ChoiceStream) -> Choice:
+    """Return `choice` with its pieces. `stream` has not read anything yet.
+
+    The calls come last in the sampled part of a continued message, which is never streamed, and in
+    a reply that `stream` cannot send.
+    """
+    if choice.shown is not None:
+        return replace(choice, pieces=list(_by_kind(choice)))
+    try:
+        return replace(choice, pieces=joined(stream.finish(choice)))
+    except ApiError as error:  # only a stream must fail: the message is right
+        logger.warning("the order of text and calls is not known: %s", error)
+        return replace(choice, pieces=list(_by_kind(choice)))
+
+
+def joined(steps: Iterable[Delta]) -> list[Delta]:
+    """Return `steps` with neighbors of one kind joined, except calls."""
+    found: list[Delta] = []
+    for kind, same in groupby(steps, lambda step: step.kind):
+        if kind == "tool_call":
+            found += same
+        else:
+            found.append(Delta(kind, "".join(step.text for step in same)))
+    return found
+
+
+def _by_kind(choice: Choice) -> Iterator[Delta]:
+    assert choice.reading is not None
+    message = choice.shown or choice.reading.message
+    if thought := message.get("reasoning_content"):
+        yield Delta("reasoning", str(thought))
+    if said := message.get("content"):
+        yield Delta("content", str(said))
+    for call in choice.reading.parsed.tool_calls:
+        yield Delta("tool_call", call=call)

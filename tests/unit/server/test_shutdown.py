@@ -1,0 +1,177 @@
+"""A server that stops: each answer is in its session once, or its client is told to ask again.
+
+The next server continues the sessions, whatever their clients did meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.endpoints import Bench, endpoint
+
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.testing import PolicyRequest, Reply
+
+USER: Any = {"role": "user", "content": "Hi"}
+CHAT = "/sessions/{}/v1/chat/completions"
+STOPPING = (503, "server_stopping", "true")
+
+
+@dataclass
+class Closing:
+    """A server that stops, and is held after its sessions ended and before its store closes."""
+
+    bench: Bench
+    http: aiohttp.ClientSession
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def send(self, method: str, path: str, body: Any = None) -> Any:
+        """Return the status, the answer or the code of the error, and `x-should-retry`."""
+        async with self.http.request(method, self.bench.url + path, json=body) as response:
+            answer = await response.json()
+            code = answer["error"]["code"] if "error" in answer else answer
+            return response.status, code, response.headers.get("x-should-retry")
+
+    async def ask(self, session: str, messages: list[Any], **more: Any) -> Any:
+        return await self.send("POST", CHAT.format(session), {"messages": messages, **more})
+
+
+@asynccontextmanager
+async def closing(
+    tokenizer: Any, policy: Any, out: Path, *, finish: bool = False
+) -> AsyncIterator[Closing]:
+    """A server that another task stops once `stop` is set. At the end, it has stopped."""
+    started: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
+
+    async def serve() -> None:
+        async with endpoint(tokenizer, policy, out=out) as bench:
+            store = bench.endpoint.store
+            assert store is not None
+            store.finish_at_end = finish
+            close = store.aclose
+
+            async def held(*args: Any) -> None:
+                made.ended.set()
+                await made.go_on.wait()
+                await close(*args)
+
+            store.aclose = held  # type: ignore[assignment, method-assign]
+            made = Closing(bench, http)
+            started.set_result(made)
+            await made.stop.wait()
+
+    async with aiohttp.ClientSession() as http:
+        serving = asyncio.create_task(serve())
+        found = await started
+        try:
+            yield found
+        finally:
+            found.stop.set()
+            found.go_on.set()
+            await serving
+
+
+class Policy:
+    """Answers the first request of each session, and holds all later ones."""
+
+    def __init__(self, sessions: int) -> None:
+        self._left = sessions
+        self.never = asyncio.Event()
+        self.all_asked = asyncio.Event()
+
+    def __call__(self, request: PolicyRequest) -> Reply:
+        if request.call == 0:
+            return Reply("Hello.")
+        self._left -= 1
+        if self._left == 0:
+            self.all_asked.set()
+        return Reply("Well.", hold=self.never, hold_after=1)
+
+
+@pytest.mark.parametrize("finish", [False, True])
+async def test_agents_that_ask_again_while_the_server_stops_change_no_session(
+    tokenizer: Any, tmp_path: Path, finish: bool
+) -> None:
+    names = [f"s{number}" for number in range(10)]
+    policy = Policy(len(names))
+    async with closing(tokenizer, policy, tmp_path, finish=finish) as server:
+
+        async def agent(name: str) -> list[Any]:
+            _, answer, _ = await server.ask(name, [USER])
+            talk = [USER, answer["choices"][0]["message"], USER]
+            return [await server.ask(name, talk) for _ in range(4)]
+
+        agents = [asyncio.create_task(agent(name)) for name in names]
+        await policy.all_asked.wait()
+        server.stop.set()
+        for answers in await asyncio.gather(*agents):
+            assert answers == [STOPPING] * 4
+    async with endpoint(tokenizer, policy, out=tmp_path) as again:
+        lives = [(live.id, len(live.trace)) for live in again.endpoint.sessions.all()]
+        store = again.endpoint.store
+        assert store is not None
+        assert sorted(store._logs) == ([] if finish else [(name, 0) for name in names])
+    assert sorted(lives) == ([] if finish else [(name, 1) for name in names])
+    assert sorted(one.task_id for one in read_episodes(tmp_path)) == (names if finish else [])
+
+
+async def test_every_route_of_a_session_says_that_the_server_stops(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    async with closing(tokenizer, lambda request: "Hello.", tmp_path) as server:
+        await server.ask("s", [USER])
+        await server.send("POST", "/sessions/s/export")  # a finished session of that name
+        await server.ask("s", [USER])
+        server.stop.set()
+        await server.ended.wait()
+        for method, path, body in (
+            ("POST", CHAT.format("s"), {"messages": [USER]}),
+            ("POST", CHAT.format("new"), {"messages": [USER]}),
+            ("POST", "/v1/chat/completions", {"messages": [USER]}),
+            ("POST", "/sessions/s/v1/completions", {"prompt": "Once"}),
+            ("POST", "/sessions", {}),
+            ("POST", "/sessions/s/reward", {"reward": 1.0}),
+            ("POST", "/sessions/s/export", None),
+            ("GET", "/sessions/s/trace", None),
+            ("GET", "/sessions/s/trajectories", None),
+            ("DELETE", "/sessions/s", None),
+        ):
+            assert await server.send(method, path, body) == STOPPING, path
+        assert [live.id for live in server.bench.endpoint.sessions.all()] == ["s"]
+
+
+async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    """The answer exists when the server stops, but is committed only after the store closed."""
+    async with closing(tokenizer, lambda request: "Hello.", tmp_path) as server:
+        core = server.bench.endpoint
+        commit, reached = core.commit, asyncio.Event()
+
+        async def late(pending: Any) -> Any:
+            reached.set()
+            await server.go_on.wait()
+            await core.store.journal.flush()  # type: ignore[union-attr]
+            while not core.store.journal._closed:  # type: ignore[union-attr]
+                await asyncio.sleep(0)
+            return await commit(pending)
+
+        core.commit = late  # type: ignore[method-assign]
+        asking = asyncio.create_task(server.ask("s", [USER]))
+        await reached.wait()
+        server.stop.set()
+        await server.ended.wait()
+        server.go_on.set()
+        assert await asking == STOPPING
+    async with endpoint(tokenizer, lambda request: "Hello.", out=tmp_path) as again:
+        [live] = again.endpoint.sessions.all()
+        assert live.trace == []
