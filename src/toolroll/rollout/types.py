@@ -214,7 +214,8 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """From the last turn: the experts of each token except the last one, [n - 1, layers * top_k].
+    """From the last turn: the experts of each token except the last one, [n - 1, layers *
+    top_k].
     """
     lineage: Mapping[str, str] = field(default_factory=dict)
 

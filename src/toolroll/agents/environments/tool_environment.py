@@ -39,7 +39,8 @@ from toolroll.rollout.types import (
 TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, LookupError, ArithmeticError)
 """The default of `told_errors`: exceptions that a tool may raise because of its arguments."""
 _STATE = ("self", "state")
-"""If the first parameter of a tool has one of these names, the tool gets the episode's state there.
+"""If the first parameter of a tool has one of these names, the tool gets the episode's state
+there.
 """
 _REWARD = ("task", "final", "calls", "state")
 _MADE_FROM = ("task", "seed")

@@ -1,5 +1,5 @@
-"""`SingleSequence`: an episode for a framework that takes one sequence per sample, of limited
-length.
+"""`SingleSequence`: an episode for a framework that takes one sequence of limited length per
+sample.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from toolroll.rollout.types import InteractionResult
 
 @dataclass(frozen=True, slots=True)
 class SingleSequence:
-    """`sequence`, cut to the framework's limit. `left_out_tokens` counts the trained tokens that
-    are left out: those of the other sequences if the episode forked, and those after the cut.
+    """The one sequence that is trained, truncated to the framework's limit. `left_out_tokens`
+    counts the trained tokens that are left out: those of the other sequences if the episode forked,
+    and those after the limit.
     """
 
     sequence: TrainingSequence
@@ -24,10 +25,11 @@ class SingleSequence:
 def single_sequence(
     result: InteractionResult, *, filler: int = 0, max_response: int | None = None
 ) -> SingleSequence:
-    """Return the sequence with the most trained tokens, cut to `max_response` response tokens.
+    """Return the sequence with the most trained tokens, truncated to `max_response` response
+    tokens.
 
-    The sequence is chosen before it is cut. `filler` is a token id for an episode that ended before
-    its first prompt.
+    The sequence is chosen before it is truncated. `filler` is the token id that is used if the
+    episode ended before its first prompt.
     """
     sequences = training_sequences(result, filler=filler)
     chosen = most_trained(sequences)
@@ -43,7 +45,7 @@ def single_sequence(
 
 
 def _versions(sequence: TrainingSequence) -> list[str]:
-    """Return the weight version of each span that begins before the cut."""
+    """Return the weight version of each span that begins before the truncation."""
     if sequence.trajectory is None:
         return []
     end = len(sequence.prompt_ids) + len(sequence.response_ids)

@@ -1,10 +1,11 @@
-"""`Endpoint`: chat and text completions with exact tokens, for the HTTP server and the in-process
-client.
+"""`Endpoint`: chat and text completions with exact tokens. The HTTP server and the in-process
+client use it.
 
-Invariants: a plan changes nothing and stays valid if other requests are committed meanwhile. So a
-large request is planned in a thread and does not block others. All answers to a request are
-committed together before they are returned; with a store, they are on the disk first. Answers that
-are never returned are never trained. A failure is an `ApiError` and does not affect other requests.
+Invariants: a plan changes nothing, and it stays valid if other requests are committed in the
+meantime. So a large request can be planned in a thread without blocking others. All answers to a
+request are committed together before they are returned. If there is a store, they are saved to disk
+first. Answers that are never returned are never trained. A failure is an `ApiError` and does not
+affect other requests.
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 Started = tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]
 Starter = Callable[..., Awaitable[Started]]
-"""`Endpoint.start_reply` with its `dialect` bound, or `Endpoint.start_text`."""
+"""`Endpoint.start_reply` with a bound `dialect`, or `Endpoint.start_text`."""
 
 
 class Endpoint:
     """Serves the model `served` to many sessions. Use it as an async context manager, or call
-    `start` before the first request and `aclose` at the end. `served` stays open. `store`: keeps
-    the sessions on disk.
+    `start` before the first request and `aclose` at the end. `aclose` does not close `served`.
+    `store` keeps the sessions on disk.
     """
 
     def __init__(
@@ -108,14 +109,14 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     def dialect_of(self, path: str) -> Dialect:
-        """Return the dialect in which refusals of requests to the quoted `path` are written."""
+        """Return the dialect of error bodies for requests to the quoted `path`."""
         api = api_of(path)
         if api == "responses":
             return self.responses
         return self.messages if api == "messages" else self.chat
 
     async def start(self) -> None:
-        """Ask the engine for its capabilities, and restore the sessions of the store."""
+        """Ask the engine for its capabilities, and restore the sessions from the store."""
         info = await self.served.engine.model_info()
         self.capabilities = EngineCapabilities(
             deterministic=info.deterministic,
@@ -127,8 +128,8 @@ class Endpoint:
             await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
-        """If the engine has not reported its context length, ask it again: it may not have been
-        ready at the start.
+        """Ask the engine again for its context length if it has not reported one. The engine may
+        not have been ready at the start.
         """
         if self.capabilities.context_length is None:
             await self.start()
@@ -144,9 +145,9 @@ class Endpoint:
     async def start_reply(
         self, dialect: Dialect, live: LiveSession, body: Received, *, retry: int = 0
     ) -> Started:
-        """Start the reply to `body`, a request in `dialect`. If it is a retry, join the earlier
-        request. Return the session too: `live` is added to the sessions if `body` is valid. The
-        caller must not change `body` later.
+        """Start the reply to `body`, a request in `dialect`. If `body` is a retry, join the earlier
+        request. Return the request and its session: `live` is added to the sessions if `body` is
+        valid. The caller must not change `body` afterwards.
         """
         large, translate = body.large, partial(self._translated, dialect, live, body.data)
         asked, key = await call_of_size(
@@ -173,7 +174,7 @@ class Endpoint:
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
             if answered is not None:
-                live.pending.forget(answered)  # its client has the answer, since it continues it
+                live.pending.forget(answered)  # the client has the answer, because it continues it
             first = live.number(prompt, request.n, pending.stored)
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
@@ -206,7 +207,7 @@ class Endpoint:
         return live, parsed, live.start(key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
-        """Return the number of tokens in the prompt of `body`, without changing the session."""
+        """Return the number of tokens in the prompt of `body`. This does not change the session."""
 
         def count() -> int:
             asked = self._translated(dialect, live, body.data)
@@ -216,7 +217,7 @@ class Endpoint:
         return await call_of_size(count, large=body.large)
 
     def _translated(self, dialect: Dialect, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request of the body `data` with validated messages."""
+        """Return the request in `data`, with validated messages."""
         asked = dialect.translate(live, data)
         continued = bool(asked.request.continue_final_message)
         messages = read_messages(
@@ -227,8 +228,8 @@ class Endpoint:
         return replace(asked, messages=messages)
 
     def _use(self, asked: Asked, params: dict[str, Any]) -> tuple[ToolUse, ChatTemplate]:
-        """Return the tools and the template of a request, and write the constraints of the request
-        into `params`.
+        """Return the tools and the template of a request. Write the request's constraints into
+        `params`.
         """
         request, routed = asked.request, self.capabilities.behind_router
         use = apply_tool_choice(
@@ -256,7 +257,7 @@ class Endpoint:
         return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
 
     async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
-        """Start the text completion of `body`, as `start_reply`."""
+        """Start the text completion of `body`, like `start_reply`."""
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
@@ -309,7 +310,7 @@ class Endpoint:
         return live, parsed, live.start(key, request.n, run, retry)
 
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
-        """Return the result of a finished request, or raise its error."""
+        """Return the result of a finished request, or raise the request's error."""
         if pending.task.cancelled():
             raise ApiError(
                 409, "request_aborted", "the request was aborted: its session was deleted"
@@ -318,7 +319,7 @@ class Endpoint:
 
     async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Commit the result of a finished request to its session, and return the result. If the
-        session is kept on disk, return only once the result is there.
+        session is kept on disk, return only after the result is saved.
         """
         result = self.result(pending)
         commit, result.commit = result.commit, None
@@ -361,9 +362,9 @@ class Endpoint:
         pending: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """Return all answers and the parameters that were sent. Each answer is a separate request
-        to the engine, whose prefix cache holds the prompt. An answer that an earlier process gave
-        is returned unchanged.
+        """Return all answers and the sampling parameters that were sent. Each answer is a separate
+        request to the engine, whose prefix cache holds the prompt. An answer that an earlier
+        process gave is returned unchanged.
         """
         if pending.stored is not None:
             return pending.stored.completions, dict(pending.stored.sampling_params)
@@ -402,7 +403,7 @@ class Endpoint:
             try:
                 return list(await asyncio.gather(*tasks)), sent
             finally:
-                # if one fails, all fail: the others would not be returned
+                # if one fails, all fail, because the others would not be returned
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -460,8 +461,8 @@ class Endpoint:
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, including those that are committed meanwhile, and exclude
-        wrong ones from training. Call it before the sequences are returned.
+        """Verify the sequences of `live`, including those that are committed in the meantime.
+        Exclude wrong sequences from training. Call this before the sequences are returned.
         """
         while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
@@ -469,7 +470,7 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do the same as `settle`, but block the event loop."""
+        """Do the same as `settle`, but synchronously: the event loop is blocked."""
         for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
             live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
         live.exclude_wrong()
@@ -490,7 +491,7 @@ class Endpoint:
 
 
 def model_card(endpoint: Endpoint) -> dict[str, Any]:
-    """Return the served model as `/v1/models` lists it."""
+    """Return the entry for the served model in `/v1/models`."""
     length = endpoint.capabilities.context_length
     return {
         "id": endpoint.model,
@@ -503,7 +504,7 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:
     """Return the id and the creation time of an answer. If an earlier process gave the answer,
-    return the values from there.
+    return the values from that process.
     """
     if pending.stored is not None:
         return pending.stored.id, pending.stored.created

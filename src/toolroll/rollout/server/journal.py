@@ -1,8 +1,8 @@
-"""`Journal`: an append-only file of JSON lines for data that must survive a kill.
+"""`Journal`: an append-only file of JSON lines, for data that must survive a kill of the process.
 
-Invariants: the future of `append` is done once its lines are on the disk (fdatasync). Lines that
-arrive during a write share the next write (group commit), in the order of `append`. After a failure
-nothing more is written, and the file ends with the last line that was saved.
+Invariants: the future that `append` returns is done once its lines are on disk (fdatasync). Lines
+that arrive during a write share the next write (group commit), in the order of the `append` calls.
+After a failure nothing more is written, and the file ends with the last line that was saved.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ SAVED = "All answers so far are kept; free some space, and start the server agai
 
 
 class Journal:
-    """The file `path`, created if there is none. Used on one event loop."""
+    """The file `path`, which is created if it does not exist. Use it on one event loop."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.writes = 0
-        """The number of synced writes: at most one for each `append`."""
+        """The number of synced writes. There is at most one per `append`."""
         self._failure: str | None = None
         self._waiting: list[bytes] = []
         self._saved: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._keep: Callable[[], Keep] | None = None
-        # its own thread: an answer does not wait for other work in threads
+        # its own thread, so that an answer does not wait for other work in threads
         self._thread = ThreadPoolExecutor(1, "toolroll-journal")
         self._open()
 
@@ -55,19 +55,21 @@ class Journal:
 
     def append(self, *lines: bytes) -> asyncio.Future[None]:
         """Append `lines`, each of which ends with a newline. The future is done once they are on
-        the disk. If they cannot be written, the future, and every later call of this method, raises
-        `ApiError` (503).
+        disk. If they cannot be written, the future raises `ApiError` (503), and so does every later
+        call of this method.
         """
         self.check()
         self._waiting += lines
         if self._saved is None:
             self._saved = asyncio.get_running_loop().create_future()
-            self._saved.add_done_callback(lambda saved: saved.exception())  # not always awaited
+            self._saved.add_done_callback(lambda saved: saved.exception())  # may not be awaited
         self._start()
         return self._saved
 
     def compact(self, keep: Callable[[], Keep]) -> None:
-        """Remove lines after the next write. `keep` is called then; it returns which lines stay."""
+        """Remove lines after the next write. `keep` is called at that time and returns the lines to
+        keep.
+        """
         self._keep = keep
         self._start()
 
@@ -77,7 +79,7 @@ class Journal:
             await asyncio.wait([self._writer])
 
     async def aclose(self) -> None:
-        """Write the remaining lines, and close the file."""
+        """Write the remaining lines and close the file."""
         await self.flush()
         self._failure = "the server is stopping"
         self._thread.shutdown()
@@ -138,7 +140,9 @@ class Journal:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of every complete line; a torn last line is left out."""
+    """Yield the number and the bytes of every complete line. An incomplete last line is left
+    out.
+    """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.endswith(b"\n"):

@@ -1,11 +1,12 @@
-"""slime: functions to name on its command line. miles can call them with its older signature.
+"""slime: functions that you name on slime's command line. miles can call them with its older
+signature.
 
     --custom-generate-function-path toolroll.rollout.adapters.slime.generate
     --rollout-function-path toolroll.rollout.adapters.slime.generate_rollout
     --eval-function-path toolroll.rollout.adapters.slime.generate_rollout
     --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
 
-Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`);
+Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`).
 `SlimeSettings` lists them. Written for slime at commit 624b824a. slime itself is imported only to
 create its own types.
 """
