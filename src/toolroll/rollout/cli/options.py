@@ -69,7 +69,9 @@ def given_values(
 def with_parameters(
     command: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Return `command`, which takes only keyword arguments, with `parameters` as its signature."""
+    """Return `command` with `parameters` as its signature. `command` takes only keyword
+    arguments.
+    """
 
     def made(**values: Any) -> None:
         command(**values)
