@@ -141,7 +141,7 @@ class Engine(EngineClient):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Sample one turn, and return it.
+        """Sample one turn and return it.
 
         If `progress` is given, the answer is streamed, and `progress` is called with all ids
         sampled so far. A stream that breaks after its first token is not retried. If the engine

@@ -27,7 +27,7 @@ Entry = Mapping[str, Any]
 
 
 class BrokenError(ToolrollError):
-    """An environment raised an error, or returned an invalid value."""
+    """An environment raised an error or returned an invalid value."""
 
 
 class EnvironmentPlayer:
