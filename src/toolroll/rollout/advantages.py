@@ -51,9 +51,9 @@ def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Value
     context in a fork, it gets 0 there, because the fork does not train it.
 
     Only the turns' own rewards (`Turn.reward`) are read, never `result.reward`. A turn without a
-    reward has 0.0. So all values are 0.0 for an aborted episode, and for trajectories that no
-    agent of this library played, such as those of an endpoint's session: for these, use
-    `group_advantages`, or pass the reward to `per_token`. An episode without trajectories gives
+    reward has 0.0. So all values are 0.0 for an aborted episode, and for trajectories that no agent
+    of this library played, such as trajectories from an endpoint's session. For such trajectories,
+    use `group_advantages`, or pass the reward to `per_token`. An episode without trajectories gives
     an empty list, and a trajectory without turns an empty array.
 
     Example:

@@ -1,9 +1,8 @@
 """The data types of a rollout, and the two interfaces (`Environment`, `Agent`) between its parts.
 
 The data types are frozen, slotted dataclasses with no behavior except their own checks. All lists
-of a `Trajectory` are aligned to the whole sequence, and each framework gets slices of them. Field
-names are the usual ones in RL: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`,
-`weight_version`.
+of a `Trajectory` are aligned to the whole sequence; frameworks get slices of them. Field names are
+usual in RL: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`, `weight_version`.
 """
 
 from __future__ import annotations
@@ -202,8 +201,7 @@ class Trajectory:
     sampled. `prompt_length` is the number of tokens before the first sampled token that may be
     trained. `source` is "engine", or "transcript" if the tokens were made from text. RL adapters
     refuse transcripts. `fork_reason` is the reason for a fork, or None. `spans` are the tokens of a
-    transcript's messages. `lineage` contains an endpoint client's labels for its conversation, such
-    as a thread id.
+    transcript's messages. `lineage` contains an endpoint client's labels, such as a thread id.
     """
 
     input_ids: IdArray
@@ -305,8 +303,7 @@ class StepResult:
 
 
 class Environment(ABC):
-    """The environment of one episode. An `EnvironmentFactory` makes it, it is played once, and then
-    it is closed.
+    """The environment of one episode. It is made by an `EnvironmentFactory`, played, and closed.
 
     Methods may be plain or `async`. Plain methods run in a thread, off the event loop. If the model
     makes a mistake, raise `ActionError` in `step`: the model gets the message as the observation.
@@ -331,9 +328,7 @@ class Environment(ABC):
     """How to handle several tool calls in one turn. An agent's `CallPolicy` can override it."""
 
     blocking: bool = True
-    """False if plain `reset` and `step` return within microseconds. They then run on the event
-    loop.
-    """
+    """False if plain `reset` and `step` take microseconds. They then run on the event loop."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -356,9 +351,7 @@ class Environment(ABC):
         return {}
 
     def close(self) -> Awaitable[None] | None:
-        """Release the resources that `reset` acquired. This is called exactly once, even after a
-        failure.
-        """
+        """Release the resources of `reset`. This is called exactly once, even after a failure."""
         return None
 
 
@@ -421,8 +414,7 @@ class EnvironmentFactory(Protocol):
 
 @dataclass
 class InteractionResult:
-    """The result of one episode. The fields up to `response_length` are the same as in the
-    published example.
+    """The result of one episode. Fields up to `response_length` are the published example's.
 
     `tokens` (prompt and response), `loss_mask` and `logprobs` (both for the response only) are
     views of the last trajectory, which contains the conversation as it ended. If the session

@@ -228,7 +228,7 @@ class EnvironmentRunner:
         try:
             with guarded():
                 found = function(*args)
-            if inspect.iscoroutine(found):  # a plain method that returns that of an async one
+            if inspect.iscoroutine(found):  # a plain method that returns a coroutine
                 found.close()
                 raise UsageError(message)
             return found

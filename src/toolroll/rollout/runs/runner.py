@@ -354,7 +354,9 @@ def _checked(result: InteractionResult) -> InteractionResult:
 
 
 def check_all_played(left: Collection[EpisodeKey]) -> None:
-    """Raise `RolloutError` if episodes are `left` at the end, because none may be lost silently."""
+    """Raise `RolloutError` if episodes are `left` at the end, because no episode may be lost
+    without an error.
+    """
     if left:
         task_id, sample = min(left)
         raise RolloutError(

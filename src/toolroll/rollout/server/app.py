@@ -183,7 +183,7 @@ class EndpointServer:
             return self._refusal(_http_error(error, request), request)
         except ConnectionError:
             raise  # the client has closed the connection
-        except Exception as error:  # an error in one request must not affect others
+        except Exception as error:  # the request's border: others are not affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)

@@ -128,8 +128,8 @@ class Endpoint:
             await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
-        """Ask the engine again for its context length if it has not reported one. The engine may
-        not have been ready at the start.
+        """If the engine was not ready at the start and so reported no context length, ask it
+        again.
         """
         if self.capabilities.context_length is None:
             await self.start()
@@ -145,8 +145,8 @@ class Endpoint:
     async def start_reply(
         self, dialect: Dialect, live: LiveSession, body: Received, *, retry: int = 0
     ) -> Started:
-        """Start the reply to `body`, a request in `dialect`. If `body` is a retry, join the earlier
-        request. Return the request and its session: `live` is added to the sessions if `body` is
+        """Start the reply to `body`, a request in `dialect`, or join the earlier request if it is a
+        retry. Return the request and its session: `live` is added to the sessions if `body` is
         valid. The caller must not change `body` afterwards.
         """
         large, translate = body.large, partial(self._translated, dialect, live, body.data)
@@ -503,9 +503,7 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:
-    """Return the id and the creation time of an answer. If an earlier process gave the answer,
-    return the values from that process.
-    """
+    """Return the id and the creation time of an answer, from an earlier process if that gave it."""
     if pending.stored is not None:
         return pending.stored.id, pending.stored.created
     return prefix + uuid.uuid4().hex, int(time.time())

@@ -1,7 +1,7 @@
 """Map the sampling parameters of a request from OpenAI's names to SGLang's, or refuse them.
 
 Invariants: defaults come from the session, then from the endpoint. Requests share no objects. A
-constrained turn is marked as such, because its logprobs are those of the constrained distribution.
+constrained turn is marked as such, because its logprobs are from the constrained distribution.
 """
 
 from __future__ import annotations

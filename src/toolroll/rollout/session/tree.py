@@ -83,7 +83,7 @@ class TokenTree:
         self._params.append(sampling_params)
         node = self._add(parent, ids, answer, logprobs)
         if completion.routed_experts is not None:
-            # the experts of a later turn include those of earlier turns
+            # the experts of a later turn include the earlier turns' experts
             for before in self.upwards(parent):
                 self.routed_experts.pop(before, None)
             self.routed_experts[node] = completion.routed_experts

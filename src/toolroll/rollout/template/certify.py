@@ -57,7 +57,7 @@ _THEN: Mapping[Outcome, str] = {
 class ProbeResult:
     """The outcome of one probe.
 
-    - `append`: the ids are exactly those of the whole render.
+    - `append`: the ids are exactly the whole render's ids.
     - `fork`: the template rewrites what was served.
     - `refuse`: the template raises an error.
     - `wrong`: the ids differ from the whole render's ids. Please report this as a bug.

@@ -51,8 +51,7 @@ class ChatTemplate:
             "preserve" keeps the served tokens and appends the new messages, if their text can be
             determined.
         now: The time that a template gets from `strftime_now`. Default: the time of construction.
-        stop_token_ids: Tokens that end a turn, in addition to those of the tokenizer and the
-            template.
+        stop_token_ids: Tokens that end a turn, in addition to the tokenizer's and the template's.
         head_hook: Rewrites the head of each render: system text and tools.
         encoder: An `Encoder` of the same tokenizer, to share its cache. Default: a new one.
 

@@ -216,7 +216,7 @@ class Encoder:
 
     @cached_property
     def _unprefixed(self) -> Tokenizer:
-        """`_plain` for text that continues other text: without the mark (`▁`) at the start of a
+        """`_plain` for text that continues other text. It adds no mark (`▁`) at the start of a
         text.
         """
         parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}

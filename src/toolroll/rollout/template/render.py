@@ -359,8 +359,8 @@ def _result(content: Any = "x") -> Message:
 
 
 def _calls_in_context() -> list[list[Message]]:
-    """Return conversations with a call. A template that shows calls accepts at least one of the
-    conversations.
+    """Return conversations with a call. A template that renders calls accepts at least one of
+    them.
     """
     call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
     return [

@@ -12,8 +12,8 @@ renders the conversation, and the tokenizer itself encodes it. Three things are 
    token by token, starting at the turn's close.
 3. The tokens of each delta are the tokens of that text. If a message contains the text of a control
    token, the conversation is also rendered with that text replaced by other text of the same
-   length. The control tokens of the sequence must agree with those of this render. The other tokens
-   must agree too, except in pieces between control tokens that contain such text.
+   length. The control tokens of the sequence must agree with this render's. The other tokens must
+   agree too, except in pieces between control tokens that contain such text.
 
 How the template renders a sampled turn is not checked, because the turn's tokens are the engine's.
 """

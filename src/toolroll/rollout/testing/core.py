@@ -89,7 +89,7 @@ class EngineCore:
 
     @property
     def model_name(self) -> str:
-        """The name from which the tokenizer was loaded."""
+        """The name that was used to load the tokenizer."""
         name = None if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.name_or_path
         return str(name or "embedded")
 

@@ -139,7 +139,7 @@ class RolloutFunc:
 
 
 def _check_supported(trainer: Any) -> None:
-    """Raise `UsageError` for options with which TRL would change the tokens, and for options that
+    """Raise `UsageError` for options that would make TRL change the tokens, and for options that
     would have no effect.
     """
     if getattr(trainer, "tools", None):

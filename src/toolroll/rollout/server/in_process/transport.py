@@ -64,7 +64,7 @@ class InProcessTransport:
         except http.TimeoutException:
             # the SDK's timeout: the SDK retries, and its retry joins this request
             raise
-        except Exception as error:  # any failure becomes an answer, as over HTTP
+        except Exception as error:  # the endpoint's border: an answer, as over HTTP
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.url.path)
