@@ -1,7 +1,7 @@
 """Token-exact multi-turn tool rollouts for SGLang.
 
-The names below are the public ones; each is loaded from its module at first use, so that `import
-toolroll` costs milliseconds.
+The public names are listed below. Each is loaded from its module when it is first used, so that
+`import toolroll` costs only milliseconds.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""verifiers (v1, 0.4.0) and prime-rl: every environment of toolroll as an environment of theirs.
+"""verifiers (v1, 0.4.0) and prime-rl: makes every toolroll environment available as a verifiers
+environment.
 
     config = vf.resolve_env_config({"taskset": {"id": "toolroll-verifiers", "env": "desk"}})
     env = vf.load_environment(config)
 
-verifiers finds a taskset by the name of a top-level module, so that this package has one of its
-own. It exports the taskset (the tasks, and their reward), the harness that plays them, and an
+verifiers finds a taskset by the name of a top-level module, so this package is a separate top-level
+module. It exports the taskset (the tasks and their reward), the harness that plays them, and an
 environment whose agent runs in this process.
 
-- The harness executes the environment in this process; each turn of the model is one chat
-  completion of verifiers' interception server, so any client of verifiers works.
+- The harness executes the environment in this process. Each model turn is one chat completion
+  request to verifiers' interception server, so any verifiers client works.
 - `rewards["environment"]` is the environment's reward. `trace.info["toolroll"]` has the step
   rewards, the stop reason and the seed.
-- An aborted episode is a failed rollout with a `HarnessError`, without a reward.
-- `max_turns` and the token limits of the agent end an episode as truncated: the environment's
-  `truncated_reward` is its reward.
+- An aborted episode is a failed rollout with a `HarnessError` and no reward.
+- `max_turns` and the agent's token limits end an episode as truncated. Its reward is the
+  environment's `truncated_reward`.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from toolroll.rollout.types import Status, StopReason
 __all__ = ["ToolrollEnv", "ToolrollHarness", "ToolrollTaskset"]
 
 _LIMITS = {StopReason.MAX_STEPS: "max_turns", StopReason.CONTEXT_FULL: "max_total_tokens"}
-"""Our stop reasons -> those by which verifiers calls a trace truncated."""
+"""Maps toolroll's stop reasons to the ones that make a trace truncated for verifiers."""
 
 
 class ToolrollData(vf.TaskData):  # type: ignore[misc]
-    """One task. It names its environment, so that a worker with nothing else can play it."""
+    """One task. It names its environment, so that a worker needs nothing else to play it."""
 
     env: str
     split: str
@@ -46,18 +47,18 @@ class ToolrollData(vf.TaskData):  # type: ignore[misc]
 
 
 class ToolrollConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """`--env.taskset.*`. `seed` is that of environments and users."""
+    """`--env.taskset.*`. `seed` is the seed of environments and users."""
 
     env: str = ""
     """A name (`toolroll envs`), `path/to/file.py:NAME` or `package.module:NAME`."""
     split: str | None = None
-    """Default: the environment's first."""
+    """Default: the environment's first split."""
     env_settings: dict[str, Any] = Field(default_factory=dict)
     seed: int = 0
 
 
 class ToolrollTask(vf.Task[ToolrollData]):  # type: ignore[misc]
-    """Its reward is the environment's."""
+    """A task whose reward is the environment's reward."""
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def environment(self, trace: Any) -> float:
@@ -79,7 +80,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
             raise UsageError("system_prompt: an environment of toolroll has its own system message")
 
     def load(self) -> Iterator[ToolrollTask]:
-        """Yield a task for each of the environment's."""
+        """Yield one verifiers task per task of the environment."""
         config = self.config
         own = {"env": config.env, "env_settings": config.env_settings, "seed": config.seed}
         player = EnvironmentPlayer(EpisodeSettings(split=config.split, **own))
@@ -88,7 +89,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
 
 
 class ToolrollHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """`--env.agent.harness.*`. The fields are those of `EpisodeSettings`."""
+    """`--env.agent.harness.*`. The fields are the same as in `EpisodeSettings`."""
 
     max_turns: int = Field(30, ge=1)
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
@@ -122,7 +123,7 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: ToolrollData,
     ) -> Any:
-        """Play `data`'s task. Raise `HarnessError` if the episode was aborted."""
+        """Play the task in `data`. Raise `HarnessError` if the episode was aborted."""
         result, seed = await self._player(data).play(
             data.index, base_url=endpoint, api_key=secret, model=ctx.model, session=trace.id
         )
@@ -148,13 +149,13 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
 
 
 class ToolrollEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """One agent, in this process: an environment of toolroll needs no sandbox."""
+    """One agent that runs in this process, because a toolroll environment needs no sandbox."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
 
 
 class ToolrollEnv(vf.Env[ToolrollEnvConfig]):  # type: ignore[misc]
-    """The environment that a taskset of toolroll brings along."""
+    """The environment that comes with the toolroll taskset."""
 
     async def run(self, task: Any, agents: Any) -> None:
         """Play the task once."""

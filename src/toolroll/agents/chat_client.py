@@ -1,13 +1,14 @@
-"""`ChatClient`: send requests to an OpenAI-compatible server, with retries.
+"""`ChatClient`: sends requests to an OpenAI-compatible server, with retries.
 
-It is built on aiohttp, not on the `openai` SDK: the SDK's retries neither wait out a server that is
-down (`engine_timeout`) nor repeat an unreadable response or report how many attempts were made.
-It would also add a second HTTP stack (httpx) to a base install that needs aiohttp in any case.
+It uses aiohttp, not the `openai` SDK. The SDK's retries do not wait until a server that is down
+answers again (`engine_timeout`), do not repeat an unreadable response, and do not report how many
+attempts were made. The SDK would also add a second HTTP stack (httpx) to a base install that needs
+aiohttp in any case.
 
 Invariants:
 
 - Only a failure that may not repeat is retried: no connection, a timeout, an unreadable 200, 408,
-  425, 429, and 5xx except 501 and 505. It is never retried before `Retry-After`.
+  425, 429, and 5xx except 501 and 505. A request is never retried before `Retry-After`.
 - At most `max_concurrency` requests are in flight. A request that waits for its next attempt does
   not count.
 - No error message contains the API key.
@@ -56,14 +57,15 @@ _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context length|maximum model length|rollout stopped: "
 )
 """Matches the errors of OpenAI and vLLM for a prompt that is too long, and the error of verifiers'
-interception server for a turn that exceeds a limit of the rollout.
+interception server for a turn that exceeds one of the rollout's limits.
 """
 
 
 class ChatClientConfig(BaseModel):
-    """Address, time limits (seconds) and retries of an OpenAI-compatible server."""
+    """The address, time limits (in seconds) and retries of an OpenAI-compatible server."""
 
-    # Errors must not show a rejected value: it may be the key, or an address with a password.
+    # Errors must not contain a rejected value, because it may be the key, or an address with a
+    # password.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     base_url: str
@@ -78,18 +80,20 @@ class ChatClientConfig(BaseModel):
     backoff: float = Field(default=0.5, ge=0)
     """The pause before the first retry. It doubles with each retry, up to `max_backoff`."""
     max_backoff: float = Field(default=60.0, ge=0)
-    """The longest pause. If the server asks for a longer one (`Retry-After`), the request fails."""
+    """The longest pause. If the server asks for a longer pause (`Retry-After`), the request
+    fails.
+    """
     engine_timeout: float = Field(default=0.0, ge=0)
-    """How long to wait for a server that does not answer at all, before `EngineUnreachableError`.
-    0: do not wait; each missing answer counts as a failed attempt.
+    """How long to wait for a server that does not answer at all, before `EngineUnreachableError` is
+    raised. If it is 0, do not wait: each missing answer counts as a failed attempt.
     """
     max_concurrency: int | None = Field(default=None, gt=0)
-    """Requests in flight at once; None: no limit."""
+    """The maximum number of requests in flight at once, or None for no limit."""
 
     @classmethod
     def checked(cls, what: str, settings: Mapping[str, Any]) -> Self:
-        """Return the config with `settings`. Raise `UsageError` if one is invalid; the message
-        starts with `what`.
+        """Return the config with `settings`. Raise `UsageError` if a setting is not valid. The
+        message starts with `what`.
         """
         try:
             return cls.model_validate(settings)
@@ -130,8 +134,8 @@ class ChatClientConfig(BaseModel):
 class ChatCompletion:
     """The first choice of a response.
 
-    `usage`: prompt_tokens, completion_tokens and cached_tokens, 0 if the server does not report
-    them. `attempts`: the number of requests that were sent.
+    `usage`: prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not
+    report them. `attempts`: the number of requests that were sent.
     """
 
     reply: ParsedReply
@@ -143,7 +147,7 @@ class ChatCompletion:
 def history_message(reply: ParsedReply) -> Message:
     """Return `reply` as a message of the next request.
 
-    Arguments that are not a JSON object are wrapped in one, because servers refuse other arguments
+    Arguments that are not a JSON object are wrapped in one, because servers refuse such arguments
     in the history.
     """
     message = to_openai(reply)
@@ -223,7 +227,7 @@ class ChatClient:
             await self._sleep(max(pause * (0.5 + self._jitter() / 2), wait))
 
     async def aclose(self) -> None:
-        """Close the connections; a later request opens new ones."""
+        """Close the connections. A later request opens new ones."""
         await self._outage.aclose()
         session, self._session = self._session, None
         if session is not None:
@@ -237,7 +241,7 @@ class ChatClient:
                     timeout=aiohttp.ClientTimeout(total=self._config.timeout),
                 )
             try:
-                # A redirect would turn the POST into a GET, and send the key to another server.
+                # A redirect would turn the POST into a GET and send the key to another server.
                 async with self._session.post(
                     self.url, data=body, headers=self._headers, allow_redirects=False
                 ) as response:
@@ -255,8 +259,8 @@ class ChatClient:
         return replace(failure, retry=retry)
 
     def _redacted(self, text: bytes) -> bytes:
-        """Return `text` without the key. Call it before cutting the text: part of a key would
-        remain.
+        """Return `text` without the key. Call this before truncating the text, because part of a
+        key could remain otherwise.
         """
         return text.replace(self._secret, b"***") if self._secret else text
 

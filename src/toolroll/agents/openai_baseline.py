@@ -1,8 +1,8 @@
-"""`BaselineAgent`: play and score a model behind any OpenAI-compatible endpoint, in the same way as
-the trained model.
+"""`BaselineAgent`: plays and scores a model behind any OpenAI-compatible endpoint, in the same way
+as the trained model.
 
-Invariants: an endpoint of this kind returns text, so its episodes have no tokens and are marked as
-not trainable; a call that cannot be executed is answered with its error, as in all agents.
+Invariants: such an endpoint returns text, so its episodes have no tokens and are marked as not
+trainable. A call that cannot be executed is answered with its error, as for all agents.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Message, Tool
 
 _NAMES = {"max_new_tokens": "max_tokens", "sampling_seed": "seed"}
-"""SGLang's names of sampling parameters -> OpenAI's names, if they differ."""
+"""Maps SGLang's names of sampling parameters to OpenAI's if they differ."""
 _PASSED = frozenset(
     {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop", "max_tokens", "seed"}
 )
-"""The parameters of OpenAI's API. Others are sent if `extra_params` is set: SGLang and vLLM have
-top_k and min_p.
+"""The parameters of OpenAI's API. Other parameters are sent only if `extra_params` is set. SGLang
+and vLLM, for example, have top_k and min_p.
 """
 
 
@@ -59,7 +59,7 @@ class BaselineAgent(TextAgent):
         sampling_params: Mapping[str, Any],
         session_id: str,
     ) -> AssistantTurn:
-        """Return the next turn. Raise `EngineError`, or `ContextOverflowError` (see
+        """Return the next turn. Raise `EngineError` or `ContextOverflowError` (see
         `ChatClient.complete`).
         """
         params = {
@@ -82,7 +82,7 @@ class BaselineAgent(TextAgent):
         return AssistantTurn(parsed, message, completion.finish_reason, counts, seconds)
 
     def _parsed(self, reply: ParsedReply, tools: Sequence[Tool]) -> ParsedReply:
-        """Return `reply` with its reasoning separated from the text, and its calls checked."""
+        """Return `reply` with its reasoning separated from the text and with its calls checked."""
         # A server without a reasoning parser leaves the reasoning in the text.
         text, offered = self._parser.parse(reply.content), Offered(tools)
         calls = (
@@ -96,7 +96,7 @@ class BaselineAgent(TextAgent):
 
 
 def _sent(message: Message) -> Message:
-    """Return `message` in the form to send, without its reasoning."""
+    """Return `message` in the form that is sent, which has no reasoning."""
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
@@ -116,5 +116,5 @@ def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> Basel
 
 
 def _taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Remove `names` from `settings`, and return the ones that exist."""
+    """Remove `names` from `settings`. Return the ones that it contained."""
     return {name: settings.pop(name) for name in names if name in settings}

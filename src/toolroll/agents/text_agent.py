@@ -1,8 +1,8 @@
-"""`TextAgent`: an agent without tokens. It plays and is scored like any other, but its episodes
-cannot be trained on.
+"""`TextAgent`: an agent that returns only text. It is played and scored like any other agent, but
+its episodes have no tokens and cannot be trained on.
 
-Invariants: the loop, the policy for unreadable calls and the rewards are those of
-`TrainableAgentMixin`; there is no trajectory, and `info["trainable"]` is False.
+Invariants: the loop, the policy for unreadable calls and the rewards are the same as for
+`TrainableAgentMixin`. There is no trajectory, and `info["trainable"]` is False.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TextConversation:
         self._session_id = session_id
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
-        """Return the agent's next turn, and append its message."""
+        """Return the agent's next turn and append its message."""
         turn = await self._agent.reply(self.messages, self.tools, sampling_params, self._session_id)
         self.messages.append(turn.message)
         return turn
@@ -49,22 +49,22 @@ class TextConversation:
             self.tools[:] = tools
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
-        """Do nothing: the episode is not trained."""
+        """Do nothing, because the episode is not trained."""
 
     async def settle(self) -> None:
-        """Do nothing: there are no tokens."""
+        """Do nothing, because there are no tokens."""
 
     def cancel_checks(self) -> None:
-        """Do nothing: there are no checks."""
+        """Do nothing, because there are no checks."""
 
 
 @dataclass(eq=False)
 class TextAgent(ABC):
-    """An agent whose `reply` returns text. It plays any number of episodes at once.
+    """An agent whose `reply` returns text. It can play any number of episodes at once.
 
-    `threads` runs blocking environments. `step_timeout`: the time limit in seconds of one call of
-    the environment. `max_observation_bytes`: the maximum size in bytes of the text that one call
-    returns.
+    `threads` runs blocking environments. `step_timeout`: the time limit for one call to the
+    environment, in seconds. `max_observation_bytes`: the maximum size of the text that one call
+    returns, in bytes.
 
         class Shouting(TextAgent):
             async def reply(self, messages, tools, sampling_params, session_id):

@@ -1,5 +1,5 @@
-"""`TrainableToolCallingAgent` and `agent_factory`, with the names and signatures of the published
-module `trainable_agents` (see `toolroll.agents.trainable`).
+"""`TrainableToolCallingAgent` and `agent_factory`. Their names and signatures are the same as in
+the published module `trainable_agents` (see `toolroll.agents.trainable`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
     """A tool-calling agent. `tools_info` and `wiki` (the system message) are used if the
     environment has none of its own.
 
-    `model` and `provider` have no effect; callers of the published class pass them. `rollout_args`
-    has the engine's address. `temperature` is used in the default sampling parameters.
+    `model` and `provider` have no effect, but callers of the published class pass them.
+    `rollout_args` contains the engine's address. `temperature` is used in the default sampling
+    parameters.
 
         args = {"engine_url": "http://127.0.0.1:30000", "hf_checkpoint": "Qwen/Qwen3-8B"}
         agent = TrainableToolCallingAgent(rollout_args=args)
@@ -82,7 +83,8 @@ def agent_factory(
     """Return an agent for `config`: tau-bench's `RunConfig`, or any object with `agent_strategy`,
     `model`, `model_provider` and `temperature`.
 
-    Raises `NotImplementedError` for a strategy other than "tool-calling": no other can be trained.
+    Raises `NotImplementedError` for a strategy other than "tool-calling", because no other strategy
+    can be trained.
     """
     settings = (
         config

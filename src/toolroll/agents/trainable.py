@@ -1,14 +1,15 @@
-"""`TrainableAgentMixin`: play one episode of an environment against an SGLang router and return its
-exact tokens.
+"""`TrainableAgentMixin`: plays one episode of an environment against an SGLang router, and returns
+the episode's exact tokens.
 
-"Published" names are those of slime's tau-bench example (its module `trainable_agents`). All its
-hooks are here and may be overridden. The tokens that `_prepare_prompt_tokens` and
-`_get_token_delta` return are served as they are, and compared with the chat template's own tokens.
-A mismatch is counted and excludes the sample from training.
+"Published" refers to slime's tau-bench example (its module `trainable_agents`). All its hooks exist
+here and may be overridden. The tokens that `_prepare_prompt_tokens` and `_get_token_delta` return
+are served unchanged, and compared with the chat template's own tokens. A mismatch is counted and
+excludes the sample from training.
 
-Invariants (I7 and I9 are those of the README): an episode ends with a status and a stop reason,
-never with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7); a
-failure that the model did not cause is ABORTED, with reward None (I9).
+Invariants (I7 and I9 refer to the README): an episode ends with a status and a stop reason, never
+with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7). If a
+failure that the model did not cause ends an episode, the episode is ABORTED and its reward is None
+(I9).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ TOOL_INSTRUCTION = (
     "Call at most one function in each of your turns, and wait for its result before you go on. "
     "A turn either calls one function or speaks to the user; it never does both."
 )
-"""Replaces the sentence of a prompt that invites several calls, for agents that make one call per
+"""Replaces the sentence in a prompt that invites several calls, for agents that make one call per
 turn.
 """
 
@@ -70,7 +71,7 @@ _INVITATION = "You may call one or more functions to assist with the user query.
 
 
 def one_call_a_turn(text: str) -> str:
-    """Return `text`, the head of a prompt, with `TOOL_INSTRUCTION` instead of the sentence that
+    """Return `text`, the head of a prompt, with `TOOL_INSTRUCTION` in place of the sentence that
     invites several calls.
     """
     return text.replace(_INVITATION, TOOL_INSTRUCTION)
@@ -93,13 +94,13 @@ class TrainableAgentMixin:
         result = await agent.asolve(env, task=task, seed=0)  # result.tokens, result.loss_mask
         await agent.aclose()
 
-    `openai_adapter`: parses the replies instead of the model's parser (see
-    `create_openai_adapter`). `served`: a `Model` that several agents share; without it the agent
+    `openai_adapter`: parses the replies in place of the model's parser (see
+    `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the agent
     opens its own from `rollout_args`, and `aclose` closes it. `on_length`: what happens if
-    `max_new_tokens` cuts a turn: "stop" ends the episode (TRUNCATED); "continue" closes the turn
-    with mask 0 and plays on. `step_timeout`: the time limit in seconds of one call of the
-    environment, user simulator included; the episode is aborted after it. Hooks may be overridden
-    in a subclass or set on an instance.
+    `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" closes the
+    turn with mask 0 and plays on. `step_timeout`: the time limit in seconds for one call to the
+    environment, including the user simulator. After it, the episode is aborted. Hooks may be
+    overridden in a subclass or set on an instance.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -125,7 +126,7 @@ class TrainableAgentMixin:
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env`, of at most `max_num_steps` model turns, and return it.
+        """Play one episode of `env`, with at most `max_num_steps` model turns, and return it.
 
         `env`: an `Environment`, or any object that `as_environment` accepts, such as a tau-bench
         environment. `task_index` chooses the task if no `task` is given. Raise `UsageError` for
@@ -157,8 +158,8 @@ class TrainableAgentMixin:
         return self._finish(played)
 
     def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
-        """Return this episode's settings: the first that is set of those given, the agent's own,
-        and those of the served model.
+        """Return this episode's settings. These are the given settings, or else the agent's own, or
+        else the served model's.
         """
         given = rollout_args if rollout_args is not None else self.rollout_args
         return served.args if given is None and served.args is not None else read_args(given)
@@ -166,7 +167,7 @@ class TrainableAgentMixin:
     # --- its parts --------------------------------------------------------------------------------
 
     def _open(self, rollout_args: Any) -> Model:
-        """Return the shared served model, or one opened from `rollout_args`."""
+        """Return the shared served model, or open one from `rollout_args`."""
         if self.served is None:
             self.served = Model.from_args(
                 read_args(rollout_args if rollout_args is not None else self.rollout_args)
@@ -174,7 +175,7 @@ class TrainableAgentMixin:
         return self.served
 
     async def aclose(self) -> None:
-        """Close the served model, if this agent opened it."""
+        """Close the served model if this agent opened it."""
         if self.served is not None and "served" in vars(self):
             await self.served.aclose()
             self.served = self._own_template = None
@@ -220,7 +221,7 @@ class TrainableAgentMixin:
         )
 
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
-        """Reset the environment; return the user's first text, and the info to keep."""
+        """Reset the environment. Return the user's first text, and the info to keep."""
         if not self._has("_initialize_environment"):
             first, info = await self._initialize_environment(runner, runner.task.index)
         else:
@@ -234,12 +235,12 @@ class TrainableAgentMixin:
         return own is not getattr(TrainableAgentMixin, hook)
 
     def _template(self, served: Model, policy: CallPolicy) -> ChatTemplate | None:
-        """Return a template that rewrites the head of prompts (system text and tools), or None to
-        use the served template unchanged.
+        """Return a template that rewrites the head of prompts (system text and tools). Return None
+        if the served template is used unchanged.
 
-        The head is rewritten by an override of `_reformulate_tool_call`, or by `one_call_a_turn` if
-        the policy does not execute all calls of a turn. The second template is shared by all
-        agents; the template of an override belongs to one agent.
+        An override of `_reformulate_tool_call` rewrites the head. If there is none, and the policy
+        does not execute all calls of a turn, `one_call_a_turn` rewrites it. In the first case the
+        template belongs to one agent. In the second case all agents share it.
         """
         if not self._has("_reformulate_tool_call"):
             return (
@@ -273,21 +274,20 @@ class TrainableAgentMixin:
     def _reformulate_tool_call(self, text: str) -> str:
         """Rewrite the head of the prompt (system text and tools) for one call per turn.
 
-        Applying it twice has no further effect.
+        Calling this twice has no further effect.
         """
         return one_call_a_turn(text)
 
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """Post `payload` (`input_ids`, `sampling_params` ...) to `url` and return the engine's
-        JSON.
+        """Post `payload` (`input_ids`, `sampling_params` ...) to `url`. Return the engine's JSON.
 
-        An override receives each request as it would be sent. Its result is checked like the
-        engine's own response.
+        An override gets each request as it would be sent. Its result is checked like the engine's
+        own response.
         """
         return await self._open(None).post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
-        """Parse the text of a reply into `{openai_message, parsed_result, success, error}`, with
+        """Parse the text of a reply into `{openai_message, parsed_result, success, error}`. Use
         `openai_adapter` if it is set.
         """
         adapter = self.openai_adapter or create_openai_adapter(
@@ -307,7 +307,7 @@ class TrainableAgentMixin:
         return result
 
     async def _initialize_environment(self, env: Any, task_index: int | None) -> tuple[Any, Any]:
-        """Reset the environment; return its first observation, and the info to keep.
+        """Reset the environment. Return its first observation, and the info to keep.
 
         An override may be plain or `async`. It may call tau-bench's `env.reset(task_index=...)`
         without `await`, and return its `(observation, info)`.
@@ -316,9 +316,9 @@ class TrainableAgentMixin:
         return first, dict(first.info)
 
     def _build_initial_messages(self, obs: str) -> list[Message]:
-        """Return the first messages: those that the environment's reset returned, or, if an
-        override returned another text as `obs`, `wiki` as the system message and `obs` as the
-        user's.
+        """Return the first messages, which are the messages that the environment's reset returned.
+        If an override returned a different text as `obs`, they are `wiki` as the system message and
+        `obs` as the user message.
 
         `obs` is the text of the user's first message. If it comes from the environment,
         `obs.observation` is the whole observation.
@@ -330,8 +330,8 @@ class TrainableAgentMixin:
     def _prepare_prompt_tokens(
         self, state: Any, messages: Sequence[Message]
     ) -> tuple[str, list[int]]:
-        """Return the text and the ids of the first prompt. During an episode, these are the ids
-        that will be served, unless an override returns others.
+        """Return the text and the ids of the first prompt. During an episode, these ids are served
+        unless an override returns different ones.
         """
         model = self._open(None)
         template = self._template(model, self.policy) or model.template
@@ -342,13 +342,13 @@ class TrainableAgentMixin:
     def _get_token_delta(
         self, tokenizer: Any, messages: Sequence[Message]
     ) -> tuple[list[int], list[int]]:
-        """Return the ids and the loss mask that the last message adds to a recorded conversation,
-        found by comparing renders.
+        """Return the ids and the loss mask that the last message adds to a recorded conversation.
+        They are found by comparing renders.
 
-        Assistant messages have mask 1; all others, and the generation prompt before an assistant
-        message, have mask 0. This is for transcripts: a rollout never encodes what the model
-        sampled. If an override calls this method during an episode, it returns the delta that will
-        be served for the new messages, with mask 0.
+        Assistant messages have mask 1. All other messages, and the generation prompt before an
+        assistant message, have mask 0. This is for transcripts: a rollout never encodes what the
+        model sampled. If an override calls this method during an episode, it returns the delta that
+        will be served for the new messages, with mask 0.
         """
         served = proposed_ids()
         if served is not None:

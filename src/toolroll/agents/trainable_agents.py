@@ -1,7 +1,7 @@
-"""The names of `trainable_agents`, the module of slime's tau-bench example, in one place.
+"""The names of `trainable_agents`, which is the module of slime's tau-bench example, in one place.
 
-`toolroll.agents` itself has no `__init__.py`: the folder `agents` at the top of the repository
-would then hide the package `agents` of openai-agents from code that runs there.
+`toolroll.agents` itself has no `__init__.py`. If it had one, the folder `agents` at the top of the
+repository would hide the package `agents` of openai-agents from code that runs there.
 """
 
 from toolroll.agents.environments.tau_actions import (

@@ -1,6 +1,6 @@
 """Parse the text of a reply into reasoning, content and tool calls.
 
-This module exports the public names. Each is imported from its own module at first use.
+This module exports the public names. Each is imported from its own module when it is first used.
 """
 
 from __future__ import annotations

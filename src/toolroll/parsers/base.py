@@ -1,9 +1,10 @@
-"""`ToolCallParser`: parse the text that the model wrote, at once or as a stream.
+"""`ToolCallParser`: parses the text that the model wrote, at once or as a stream.
 
 Invariants:
 
-- Parsing never raises, for any text, and loses nothing (see `toolroll.parsers.types`).
-- `parse` gives the same result as `feed` and `close`, however the text is split into pieces.
+- Parsing never raises an error, whatever the text, and loses nothing (see
+  `toolroll.parsers.types`).
+- `parse` returns the same result as `feed` and `close`, however the text is split into pieces.
 - If ids are given and a marker is one token of the vocabulary, only that token counts as the
   marker.
 - The time is linear in the length of the text.
@@ -33,20 +34,20 @@ class ToolCallParser(ABC):
     `toolroll.parsers.reading.source`.
 
     Args:
-        control_tokens: Texts that are single control tokens in the vocabulary.
-        reasoning: How the model writes its reasoning. Default: the format's own way.
+        control_tokens: The texts that are single control tokens in the vocabulary.
+        reasoning: How the model writes its reasoning. Default: as the format does.
     """
 
     name: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     reasoning: Tags | None = THINK
     openers: tuple[str, ...] = ()
-    """Markers that always start a call. Reasoning that is not closed ends before them."""
+    """The markers that always start a call. Reasoning that is not closed ends before them."""
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
     prose_has_no_markers: ClassVar[bool] = False
-    """True if a reply without any marker is only visible text. Most replies have no marker, and
-    then parsing is skipped.
+    """True if a reply without any marker is only visible text. Most replies have no marker, so
+    their parsing can be skipped.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class ToolCallParser(ABC):
             text: The reply, without the stop token.
             ids: The token ids of `text`.
             offsets: [start, stop) in characters for each of `ids`.
-            tools: The tools that were offered. None: do not check names and arguments.
-            in_reasoning: True if the prompt opened the reasoning; None if unknown.
-            calls_as_text: Return no calls: all text from the first call on is content.
+            tools: The tools that were offered. If it is None, names and arguments are not checked.
+            in_reasoning: True if the prompt opened the reasoning, or None if this is unknown.
+            calls_as_text: If True, return no calls: all text from the first call on is content.
         """
         if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
             check_offsets(ids, offsets)
@@ -95,8 +96,8 @@ class ToolCallParser(ABC):
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ReplyStream:
-        """Return a stream for one reply: call `feed` with each piece, call `close`, then read
-        `reply`. The parameters are those of `parse`.
+        """Return a stream for one reply. Call `feed` with each piece, then call `close`, then read
+        `reply`. The parameters are the same as for `parse`.
         """
         return ReplyStream(
             self,
@@ -124,8 +125,8 @@ class ToolCallParser(ABC):
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
-        """Read the visible text and every attempted call from `at` to the end of `source` into
-        `out`.
+        """Read the visible text and every call, even an unreadable one, from `at` to the end of
+        `source` into `out`.
         """
 
 
@@ -150,7 +151,7 @@ class ReplyStream:
     def feed(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
     ) -> list[Delta]:
-        """Add the next piece, and return the deltas that are certain now.
+        """Add the next piece. Return the deltas that are certain now.
 
         `offsets` are relative to the piece. With offsets, each piece must consist of whole tokens.
         """
@@ -159,7 +160,7 @@ class ReplyStream:
         return self._out.drain()
 
     def close(self) -> list[Delta]:
-        """End the reply, and return the deltas that were held back."""
+        """End the reply. Return the deltas that were held back."""
         self._source.closed = True
         self._run()
         return self._out.drain()
@@ -167,7 +168,9 @@ class ReplyStream:
     def finish(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
     ) -> list[Delta]:
-        """Add the last piece and end the reply: `feed` and `close` in one call."""
+        """Add the last piece and end the reply. This does what `feed` and `close` do, in one
+        call.
+        """
         self._take(text, ids, offsets)
         return self.close()
 
@@ -201,10 +204,10 @@ def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> 
 
 
 class _Check:
-    """Sets the token span of a call, and its status, which also depends on the earlier calls and on
+    """Sets a call's token span and its status. The status also depends on the earlier calls and on
     the tools.
 
-    This is a separate object to avoid a reference cycle: the stream's collector holds it, so a
+    This is a separate object to avoid a reference cycle. The stream's collector refers to it, so a
     method of the stream would keep every reply alive until garbage collection.
     """
 
@@ -238,11 +241,11 @@ def broken_call(
     openers: tuple[str, ...],
     name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """Return an unreadable call that starts at `begin`, and where the text continues.
+    """Return an unreadable call that starts at `begin`, and the position where the text continues.
 
-    `problem` becomes its error. The `raw` text starts at `start`. The call ends after the next of
-    `closes`, before the next of `openers`, or at the end of the text. In the last two cases it is
-    unclosed.
+    `problem` becomes the call's error. The `raw` text starts at `start`. The call ends after the
+    next of `closes`, before the next of `openers`, or at the end of the text. In the last two cases
+    it is unclosed.
     """
     at, marker = yield from source.until(start, (*closes, *openers))
     raw = source.text[start:at]

@@ -1,5 +1,5 @@
-"""`infer_parser`: find the tool-call format of a chat template, by parsing a call that the template
-rendered. `better_parser`: find a parser for a template whose calls a given parser cannot read.
+"""`infer_parser`: finds a chat template's tool-call format, by parsing a call that the template
+rendered. `better_parser`: finds a parser for a template if a given parser cannot read its calls.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _TOOL = {
         },
     },
 }
-# Kimi identifies a call by its id; Mistral's template takes only nine letters and digits
+# Kimi identifies a call by its id. Mistral's template takes only nine letters and digits.
 _IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")
 _REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
 def infer_parser(tokenizer: Any, template: str | None = None) -> str:
-    """Return the name of the parser for the chat template of `tokenizer`, or for `template` (Jinja
-    text).
+    """Return the name of the parser for `template` (Jinja text), or for the chat template of
+    `tokenizer`.
 
     If several parsers read the call, return the one that leaves the least text as content. Raises
-    `UnknownParserError` if no parser reads it; then name the parser explicitly.
+    `UnknownParserError` if no parser reads it. In this case, name the parser explicitly.
     """
     best: tuple[int, str] | None = None
     for text in _renders(tokenizer, template):
@@ -62,7 +62,7 @@ def better_parser(
     parser: ToolCallParser, tokenizer: Any, template: str | None = None
 ) -> str | None:
     """Return the name of a parser that reads the calls that the chat template renders, if `parser`
-    cannot read them. Return None if `parser` can, or if no parser can.
+    cannot read them. Return None if `parser` can read them, or if no parser can.
     """
     texts = _renders(tokenizer, template)
     if any(_is_probe(parser.parse(text, tools=[_TOOL], in_reasoning=None)) for text in texts):
@@ -80,7 +80,7 @@ def _is_probe(reply: ParsedReply) -> bool:
 
 
 def _renders(tokenizer: Any, template: str | None) -> list[str]:
-    """Return the texts that the template renders for the turn with the call, one for each form of
+    """Return the texts that the template renders for the turn with the call: one for each form of
     ids and arguments, without duplicates.
     """
     found = []
@@ -106,8 +106,8 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
                 ),
                 len(prompt),
             )
-            # both texts have the first characters of different markers: go back to the start of the
-            # marker
+            # both texts start with the first characters of different markers: go back to the start
+            # of the marker
             while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):
                 at -= 1
             if whole[at:] not in found:

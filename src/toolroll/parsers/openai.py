@@ -25,8 +25,8 @@ class OpenAICompatibleToolCallAdapter:
         """Return `{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]},
         success, error}`.
 
-        `success` is False if the reply attempts a call that cannot be executed; `error` is then the
-        reason. `openai_message` contains all attempts, so that no text is lost.
+        If the reply contains a call that cannot be executed, `success` is False and `error` is the
+        reason. `openai_message` contains all calls, so that no text is lost.
         """
         reply = self._parser.parse(response, tools=self.tools_info)
         problem = "; ".join(call.error or str(call.status) for call in reply.bad_calls)
@@ -61,7 +61,7 @@ def create_openai_adapter(
 
 
 def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") -> dict[str, Any]:
-    """Return `{normal_text, calls}`, with parameters as JSON text."""
+    """Return `{normal_text, calls}`, with the parameters as JSON text."""
     result: dict[str, Any] = create_openai_adapter(tools, parser).parse_response_to_openai_format(
         response
     )["parsed_result"]
@@ -69,10 +69,11 @@ def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") ->
 
 
 def from_openai(message: Mapping[str, Any]) -> ParsedReply:
-    """Return an assistant message in OpenAI's format (a mapping) as a reply.
+    """Return an assistant message in OpenAI's format, which is a mapping, as a reply.
 
     This is the inverse of `to_openai`, except for spans and raw text. Arguments may be JSON text or
-    an object. Raises `ValueError` for a message of another role, and for content in parts.
+    an object. Raises `ValueError` if the message has a different role, or if its content is in
+    parts.
     """
     if message.get("role", "assistant") != "assistant":
         raise ValueError(
@@ -96,7 +97,9 @@ def from_openai(message: Mapping[str, Any]) -> ParsedReply:
 
 
 def to_openai(reply: ParsedReply) -> dict[str, Any]:
-    """Return `reply` as an assistant message in OpenAI's format, with every attempted call."""
+    """Return `reply` as an assistant message in OpenAI's format. It contains every call, even an
+    unreadable one.
+    """
     message: dict[str, Any] = {
         "role": "assistant",
         "content": reply.content or (None if reply.tool_calls else ""),
@@ -112,7 +115,9 @@ def to_openai(reply: ParsedReply) -> dict[str, Any]:
 
 
 def openai_function(call: ToolCall) -> dict[str, str]:
-    """Return the `function` of a call in OpenAI's format. Unreadable arguments stay as written."""
+    """Return the `function` of a call in OpenAI's format. Unreadable arguments stay as they were
+    written.
+    """
     arguments = call.raw
     if call.arguments is not None:
         arguments = json.dumps(call.arguments, ensure_ascii=False)

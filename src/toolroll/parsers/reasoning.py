@@ -1,6 +1,6 @@
 """Separate reasoning in tags (`<think>` and similar) from the rest of the reply.
 
-Invariants: only a tag at the start of the reply opens reasoning; reasoning that is never closed
+Invariants: only a tag at the start of the reply opens reasoning. Reasoning that is never closed
 ends where a tool call starts, so that it does not hide the call.
 """
 
@@ -17,8 +17,8 @@ class Tags:
     """Reasoning between `open` and `close`.
 
     `implied`: True if the text before a lone `close` is reasoning when it is unknown whether the
-    prompt opened the reasoning. `others`: further pairs of tags, for example for other reasoning
-    efforts.
+    prompt opened the reasoning. `others`: further pairs of tags, for example for different
+    reasoning efforts.
     """
 
     open: str
@@ -34,10 +34,10 @@ class Tags:
     def read(
         self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None
     ) -> Steps[int]:
-        """Read the reasoning at the start of the reply, and return where the rest starts.
+        """Read the reasoning at the start of the reply. Return where the rest starts.
 
-        `openers`: markers that start a tool call. `in_reasoning`: True if the prompt opened the
-        reasoning; None if unknown.
+        `openers`: the markers that start a tool call. `in_reasoning`: True if the prompt opened the
+        reasoning, or None if this is unknown.
         """
         lead = yield from source.skip(0)
         closes = (self.close, *(close for _, close in self.others))
@@ -67,8 +67,8 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 SAID = replace(THINK, implied=False)
-"""For formats whose calls start without a marker. A lone `</think>` may be text inside a call
-there, so the text before it does not count as reasoning.
+"""For formats whose calls start without a marker. In such a format, a lone `</think>` may be text
+inside a call, so the text before it does not count as reasoning.
 """
 
 _IFM = tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster"))
@@ -101,7 +101,7 @@ def reasoning_names() -> tuple[str, ...]:
 
 
 def get_reasoning(name: str) -> Tags:
-    """Return a reasoning format by name. Raises `ValueError` for an unknown name."""
+    """Return the reasoning format with this name. Raises `ValueError` if the name is unknown."""
     if name not in _BY_NAME:
         raise ValueError(
             f"there is no reasoning format named {name!r}; there are {', '.join(reasoning_names())}"

@@ -1,6 +1,6 @@
-"""Parsers by name. The names are those of SGLang's `--tool-call-parser`, and those that other
-packages add with `register` or with the entry-point group `toolroll.parsers` (name -> a
-`ToolCallParser` class).
+"""Parsers by name. The names are the ones of SGLang's `--tool-call-parser`, and the ones that other
+packages add with `register` or with the entry-point group `toolroll.parsers` (which maps a name to
+a `ToolCallParser` class).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NO_FORMATS = {
     "(tool_call_parser='auto', or infer_parser(tokenizer), finds it from the chat template), or "
     "register your own",
 }
-"""SGLang's names that are not formats, each with an explanation."""
+"""The SGLang names that are not formats, each with an explanation."""
 
 GROUP = "toolroll.parsers"
 _REGISTERED: dict[str, Callable[[Collection[str]], ToolCallParser]] = {}
@@ -79,8 +79,8 @@ def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> 
     """Register `parser` under `name` in this process.
 
     `parser` is a class, or a function that returns a parser for the control tokens. Raises
-    `ValueError` if the name is taken. Packages use the entry-point group `toolroll.parsers`
-    instead.
+    `ValueError` if the name is already used. Packages should use the entry-point group
+    `toolroll.parsers` instead.
     """
     if name in parser_names():
         raise ValueError(f"there is already a tool-call parser named {name!r}: choose another name")
@@ -90,15 +90,15 @@ def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> 
 def get_parser(
     name: str, control_tokens: Collection[str] = (), *, reasoning: str | None = None
 ) -> ToolCallParser:
-    """Return a parser by name. `sglang:NAME` is SGLang's own parser of that name.
+    """Return the parser with this name. `sglang:NAME` is SGLang's own parser of this name.
 
     Args:
         name: One of `parser_names()`, or `sglang:NAME`.
-        control_tokens: Texts that are single control tokens in the vocabulary.
+        control_tokens: The texts that are single control tokens in the vocabulary.
         reasoning: A name of SGLang's `--reasoning-parser`. Default: the format's own reasoning.
 
-    Raises `UnknownParserError` for an unknown parser, and `ValueError` for an unknown reasoning
-    format.
+    Raises `UnknownParserError` if the parser is unknown, and `ValueError` if the reasoning format
+    is unknown.
     """
     parser = _make(name, control_tokens)
     if reasoning is not None:

@@ -1,9 +1,9 @@
-"""The result of a parser: the reasoning of a reply, its visible text, and every attempted tool call
-with a status.
+"""The result of a parser: the reasoning of a reply, its visible text, and every tool call with a
+status.
 
-Invariant: nothing the model wrote is lost. Each character of the reply is reasoning, content, a
-call's `raw`, or the format's own marker; a call that cannot be read is kept, with its raw text and
-the reason.
+Invariant: nothing that the model wrote is lost. Each character of the reply is reasoning, content,
+a call's `raw`, or the format's own marker. A call that cannot be read is kept, with its raw text
+and the reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 
 class CallStatus(StrEnum):
-    """The outcome of one attempted tool call."""
+    """The outcome of parsing one tool call."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"  # the arguments (or the whole call) cannot be read
@@ -27,13 +27,13 @@ class CallStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One attempted call.
+    """One tool call. It may be unreadable.
 
     `arguments` is the decoded JSON object, or None if it could not be read. `raw` is the text
     between the format's markers, as the model wrote it. `span` is [start, stop) in characters of
-    the reply's text; `token_span` is that range in `output_ids`, if the parser got ids. `id` is the
+    the reply's text. `token_span` is this range in `output_ids` if the parser got ids. `id` is the
     id that the model wrote, or "" until `with_id` sets one. `error` is an error message that can be
-    shown to the model.
+    given to the model.
     """
 
     name: str
@@ -59,9 +59,9 @@ class ToolCall:
 class ParsedReply:
     """A parsed reply.
 
-    `content` is the visible text without reasoning and without calls. `tool_calls` holds every
-    attempt, in the order written. `reasoning_closed` is False if the reply ended inside its
-    reasoning.
+    `content` is the visible text without reasoning and without calls. `tool_calls` contains every
+    call, in the order in which the calls were written. `reasoning_closed` is False if the reply
+    ended inside its reasoning.
     """
 
     content: str
@@ -76,7 +76,7 @@ class ParsedReply:
 
     @property
     def bad_calls(self) -> tuple[ToolCall, ...]:
-        """The attempts that cannot be executed, in order."""
+        """The calls that cannot be executed, in order."""
         return tuple(call for call in self.tool_calls if not call.ok)
 
 
@@ -84,7 +84,7 @@ class ParsedReply:
 class Delta:
     """One step of a streamed reply: a piece of reasoning, a piece of content, or a whole call.
 
-    Joined, the pieces are `ParsedReply.reasoning` and `ParsedReply.content`; the calls are
+    The joined pieces are `ParsedReply.reasoning` and `ParsedReply.content`. The calls are
     `tool_calls`.
     """
 

@@ -1,7 +1,7 @@
 """Compute turn rewards, returns and group advantages, and assign them to tokens.
 
 Each function counts an episode once, even if it forked into several sequences. An aborted episode
-has no reward: it is left out of every baseline, and its advantage is None.
+has no reward, so it is left out of every baseline, and its advantage is None.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Baseline = Literal["mean", "leave_one_out", "none"]
 def turn_rewards(trajectory: Trajectory) -> Values:
     """Return the reward of each turn of `trajectory`, float64 [turns].
 
-    A fork starts with turns of an earlier sequence as its context. In the fork their reward is 0,
-    because it counts in the sequence that trains them. So the rewards of all turns of an episode
-    add up to the episode's reward.
+    A fork starts with turns of an earlier sequence as its context. In the fork, the reward of these
+    turns is 0, because it counts in the sequence that trains them. So the rewards of all turns of
+    an episode add up to the episode's reward.
     """
     return np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
 
 
 def returns_to_go(rewards: Sequence[float] | Values, gamma: float = 1.0) -> Values:
-    """Return for each turn its reward plus the discounted rewards after it, float64 [turns]: the
-    value at t is the sum of `gamma ** (k - t) * rewards[k]` over k >= t.
+    """Return each turn's reward plus the discounted rewards after it, float64 [turns]. The value at
+    t is the sum of `gamma ** (k - t) * rewards[k]` over k >= t.
 
     Example:
         >>> returns_to_go([0.0, 0.0, 1.0], gamma=0.5).tolist()
@@ -45,16 +45,16 @@ def returns_to_go(rewards: Sequence[float] | Values, gamma: float = 1.0) -> Valu
 
 
 def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Values]:
-    """Return the returns-to-go of an episode: a list with one array for each of
+    """Return the returns-to-go of an episode: a list with one array per trajectory in
     `result.trajectories`, in the same order. Each array is float64 [turns of that trajectory].
 
-    The turns of all trajectories count in the order in which they were played. In a fork, a turn
-    that is only context gets 0, because the fork does not train it.
+    The turns of all trajectories count in the order in which they were played. If a turn is only
+    context in a fork, it gets 0 there, because the fork does not train it.
 
     Only the turns' own rewards (`Turn.reward`) are read, never `result.reward`. A turn without a
-    reward has 0.0. So all values are 0.0 for an aborted episode, and for trajectories that no
-    agent of this library played, such as those of an endpoint's session: for these, use
-    `group_advantages`, or pass the reward to `per_token`. An episode without trajectories gives
+    reward has 0.0. So all values are 0.0 for an aborted episode, and for trajectories that no agent
+    of this library played, such as trajectories from an endpoint's session. For such trajectories,
+    use `group_advantages`, or pass the reward to `per_token`. An episode without trajectories gives
     an empty list, and a trajectory without turns an empty array.
 
     Example:
@@ -81,10 +81,11 @@ def group_advantages(
 ) -> list[float | None]:
     """Return the advantage of each episode in a group: its reward minus the baseline.
 
-    `baseline`: "mean" is the mean of the group (GRPO), "leave_one_out" the mean of the other
+    `baseline`: "mean" is the mean of the group (GRPO), "leave_one_out" is the mean of the other
     episodes (RLOO), and "none" is 0. `normalize` divides by the population standard deviation of
-    the group's rewards. If all rewards are equal, up to rounding, then with a baseline or
-    `normalize` all advantages are 0. Episodes without a reward get None and do not count.
+    the group's rewards. If all rewards are equal up to rounding, all advantages are 0, unless
+    `baseline` is "none" and `normalize` is False. Episodes without a reward get None and do not
+    count.
 
     Example:
         group_advantages(results)  # rewards 1, 0, 0, None: [0.667, -0.333, -0.333, None]

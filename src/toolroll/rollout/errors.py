@@ -11,17 +11,19 @@ import traceback
 from typing import Any
 
 _TRACEBACK = 4000
-"""Number of characters of a traceback, from its end, that an episode's `info` keeps."""
+"""The number of characters, from its end, that an episode's `info` keeps of a traceback."""
 _TEXT = 2000
-"""Number of characters of a message, from its start, that errors and episodes keep."""
+"""The number of characters, from its start, that errors and episodes keep of a message."""
 _SLACK = 200
-"""A text is cut only if it is longer than the limit by more than this number of characters. So a
-cut text, with the note at its end, is not cut again if another message quotes it.
+"""A text is shortened only if it is longer than the limit by more than this number of characters.
+So a shortened text, with the note at its end, is not shortened again if another message quotes it.
 """
 
 
 def capped(text: str, limit: int = _TEXT) -> str:
-    """Return the first `limit` characters of `text`, with a note of how many more there were."""
+    """Return the first `limit` characters of `text`, with a note that tells how many more there
+    were.
+    """
     if len(text) <= limit + _SLACK:
         return text
     return f"{text[:limit]}... ({len(text) - limit:,} more characters)"
@@ -38,7 +40,7 @@ class UsageError(ToolrollError):
 class RolloutError(ToolrollError):
     """A part of the rollout failed in a way that the model did not cause.
 
-    The message is capped: it may quote a server or an environment.
+    The message is capped, because it may quote a server or an environment.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -48,8 +50,8 @@ class RolloutError(ToolrollError):
 class EngineError(RolloutError):
     """The engine, or the router in front of it, refused a request or failed.
 
-    `status` is the HTTP status (None without a response), `body` the response's text, `attempts`
-    the number of attempts.
+    `status` is the HTTP status (None without a response), `body` is the response's text, and
+    `attempts` is the number of attempts.
     """
 
     def __init__(
@@ -69,8 +71,8 @@ class EngineUnreachableError(EngineError):
 
 
 class ContextOverflowError(EngineError):
-    """The prompt leaves no room for an answer in the model's context. Such a prompt is not sent if
-    the context length is known.
+    """The prompt leaves no room for an answer in the model's context. If the context length is
+    known, such a prompt is not sent.
     """
 
 
@@ -79,7 +81,7 @@ class CompletionError(EngineError):
 
 
 class TokenError(RolloutError):
-    """The recorded tokens may differ from those that were served or sampled, so they are not
+    """The recorded tokens may differ from the tokens that were served or sampled, so they are not
     trained on.
     """
 
@@ -114,8 +116,8 @@ class TimeLimitError(RolloutError):
 
 
 class ActionError(ToolrollError):
-    """Raised by an environment for a mistake in the model's action. The model receives the message
-    as the observation.
+    """Raised by an environment for a mistake in the model's action. The model gets the message as
+    the observation.
     """
 
 

@@ -1,8 +1,8 @@
 """The data types of a rollout, and the two interfaces (`Environment`, `Agent`) between its parts.
 
 The data types are frozen, slotted dataclasses with no behavior except their own checks. All lists
-of a `Trajectory` are aligned to the whole sequence; each framework gets slices of them. Field names
-are the usual ones in RL: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`, `weight_version`.
+of a `Trajectory` are aligned to the whole sequence; frameworks get slices of them. Field names are
+usual in RL: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`, `weight_version`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LogprobArray = npt.NDArray[np.float32]
 
 
 class Status(Enum):
-    """Outcome of an episode, with the names of the published example (slime's tau-bench)."""
+    """The outcome of an episode. The names are the published example's (slime's tau-bench)."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -46,10 +46,10 @@ class StopReason(StrEnum):
     """The reason why an episode ended. `status_of` returns the `Status` for a reason."""
 
     DONE = "done"  # reported by the environment
-    # too many unreadable calls in a row; or one, if the policy is to stop at the first
+    # too many unreadable calls in a row, or a single one if the policy is to stop at the first
     INVALID_CALLS = "invalid_calls"
     MAX_STEPS = "max_steps"
-    LENGTH = "length"  # a turn was cut by max_new_tokens
+    LENGTH = "length"  # max_new_tokens truncated a turn
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
     ENGINE_ABORT = "engine_abort"  # aborted by the engine (for a weight update), and not resumed
     ENGINE_ERROR = "engine_error"
@@ -66,8 +66,8 @@ _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
 def status_of(reason: StopReason) -> Status:
-    """Return the status for `reason`. An episode is ABORTED if it ended by a failure that the model
-    did not cause: its reward is None, never 0.
+    """Return the status for `reason`. An episode is ABORTED if a failure that the model did not
+    cause ended it: its reward is None, never 0.
     """
     if reason in _COMPLETED:
         return Status.COMPLETED
@@ -101,12 +101,12 @@ class WeightVersion:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One call of the engine's `/generate`.
+    """One request to the engine's `/generate`.
 
-    `input_ids_json` may hold the same ids as JSON text ("1,2,3", without brackets), and
-    `highest_id` the highest id, read as an unsigned number. The session keeps both, so that
+    `input_ids_json` may contain the same ids as JSON text ("1,2,3", without brackets), and
+    `highest_id` may be the highest id, read as an unsigned number. The session keeps both, so that
     encoding and checking a request cost O(new tokens). `session_id` becomes the routing key.
-    `extra` are further top-level fields of the body.
+    `extra` contains further top-level fields of the body.
     """
 
     input_ids: IdArray
@@ -140,8 +140,8 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: npt.NDArray[np.int32] | None = None
-    """With `return_routed_experts`: the experts chosen for each token except the last one, int32
-    [prompt + output - 1, layers * top_k].
+    """With `return_routed_experts`: the experts that were chosen for each token except the last,
+    int32 [prompt + output - 1, layers * top_k].
     """
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
     """With `top_logprobs_num`: the most likely (logprob, id) pairs for each sampled token."""
@@ -158,10 +158,10 @@ class Turn:
     """One sampled span [start, stop) of a trajectory's sequence, including the stop token.
 
     Positions in `weight_versions` count from the start of the sequence. `sampling_params` are the
-    effective ones: logprobs depend on the temperature. `excluded` is the reason if the span is not
-    trained (mask 0): "context" for the history of a fork, else the policy's reason. `prompt_tokens`
-    and `cached_tokens` are the engine's counts. `latency` is in seconds. `reward` is the turn's
-    share of the episode's reward.
+    effective ones, because logprobs depend on the temperature. If the span is not trained (mask 0),
+    `excluded` is the reason: "context" for the history of a fork, else the policy's reason.
+    `prompt_tokens` and `cached_tokens` are the engine's counts. `latency` is in seconds. `reward`
+    is the turn's share of the episode's reward.
     """
 
     start: int
@@ -184,7 +184,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class MessageSpan:
-    """The tokens [start, stop) of a transcript's messages `first` to `last` (both included)."""
+    """The tokens [start, stop) of a transcript's messages from `first` to `last`, both included."""
 
     first: int
     last: int
@@ -196,13 +196,12 @@ class MessageSpan:
 class Trajectory:
     """One root-to-leaf path of a session: a training sequence.
 
-    `input_ids` is int32 [n]. `loss_mask` is uint8 [n], and 1 only for tokens that the engine
-    sampled at that position. `logprobs` is float32 [n], and NaN for tokens that were not sampled.
-    `prompt_length` is the number of tokens before the first sampled token that may be trained.
-    `source` is "engine", or "transcript" if the tokens were made from text; RL adapters refuse
-    transcripts. `fork_reason` is the reason for a fork, or None. `spans` are the tokens of a
-    transcript's messages. `lineage` has an endpoint client's labels for its conversation, such as a
-    thread id.
+    `input_ids` is int32 [n]. `loss_mask` is uint8 [n], and is 1 only for tokens that the engine
+    sampled at that position. `logprobs` is float32 [n], and is NaN for tokens that were not
+    sampled. `prompt_length` is the number of tokens before the first sampled token that may be
+    trained. `source` is "engine", or "transcript" if the tokens were made from text. RL adapters
+    refuse transcripts. `fork_reason` is the reason for a fork, or None. `spans` are the tokens of a
+    transcript's messages. `lineage` contains an endpoint client's labels, such as a thread id.
     """
 
     input_ids: IdArray
@@ -214,8 +213,7 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """From the last turn: the experts of each token except the last one, [n - 1, layers * top_k].
-    """
+    """From the last turn: the experts of each token except the last, [n - 1, layers * top_k]."""
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -258,8 +256,8 @@ ParallelCalls = Literal["all", "first", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of an environment. `id` is stable between versions of the library. `index` is the
-    task's position in the split.
+    """One task of an environment. `id` does not change between versions of the library. `index` is
+    the task's position in the split.
     """
 
     id: str
@@ -280,7 +278,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of `Environment.reset`: the first messages (system and user), the tools, and any
+    """The result of `Environment.reset`: the first messages (system and user), the tools, and
     further data in `info`.
     """
 
@@ -305,11 +303,11 @@ class StepResult:
 
 
 class Environment(ABC):
-    """The environment of one episode: made by an `EnvironmentFactory`, played once, then closed.
+    """The environment of one episode. It is made by an `EnvironmentFactory`, played, and closed.
 
-    Methods may be plain or `async`. Plain methods run in a thread, off the event loop. Raise
-    `ActionError` in `step` for a mistake of the model, which receives the message as the
-    observation. Any other exception of `reset`, `step` or `truncated_reward`, even `SystemExit` and
+    Methods may be plain or `async`. Plain methods run in a thread, off the event loop. If the model
+    makes a mistake, raise `ActionError` in `step`: the model gets the message as the observation.
+    Any other exception in `reset`, `step` or `truncated_reward`, even `SystemExit` or
     `CancelledError`, aborts this episode and no other.
 
     Example:
@@ -330,7 +328,7 @@ class Environment(ABC):
     """How to handle several tool calls in one turn. An agent's `CallPolicy` can override it."""
 
     blocking: bool = True
-    """False if plain `reset` and `step` return in microseconds. They then run on the event loop."""
+    """False if plain `reset` and `step` take microseconds. They then run on the event loop."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -338,27 +336,27 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
-        """Execute `action`. Not called again after `done`."""
+        """Execute `action`. This is not called after `done`."""
 
     def truncated_reward(self) -> float | None:
         """Return the reward of an episode that ran out of steps or of context. None means 0.0."""
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return numbers about this episode (tool errors, user tokens ...). Called once, after the
-        last step.
+        """Return numbers about this episode (tool errors, user tokens ...). This is called once,
+        after the last step.
 
-        Finite numbers are kept. `info["metrics_error"]` names the others, and any error.
+        Finite numbers are kept. `info["metrics_error"]` names all other values, and any error.
         """
         return {}
 
     def close(self) -> Awaitable[None] | None:
-        """Release the resources of `reset`. Called exactly once, even after a failure."""
+        """Release the resources of `reset`. This is called exactly once, even after a failure."""
         return None
 
 
 class UserSimulator(Protocol):
-    """The simulated user of one episode. A failure raises `UserSimulatorError`."""
+    """The simulated user of one episode. It raises `UserSimulatorError` if it fails."""
 
     async def reset(self, instruction: str) -> str:
         """Return the user's first message."""
@@ -379,7 +377,7 @@ class UserSimulator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentOptions:
-    """A run's options for each environment: the user simulator, and the environment's settings."""
+    """A run's options for each environment: the user simulator and the environment's settings."""
 
     user: Callable[[int], UserSimulator] | None = None
     """`user(seed)` returns the user simulator of one episode."""
@@ -387,7 +385,7 @@ class EnvironmentOptions:
 
 
 class EnvironmentFactory(Protocol):
-    """A named environment. Entry points of `toolroll.environments` name such objects or classes."""
+    """A named environment. Entry points `toolroll.environments` name such objects or classes."""
 
     name: str
     description: str
@@ -395,7 +393,7 @@ class EnvironmentFactory(Protocol):
     """The names of the splits. The first one is the default."""
 
     def missing(self) -> str | None:
-        """Return the command that installs what is missing. Return None if nothing is missing."""
+        """Return the command that installs what is missing, or None if nothing is missing."""
         ...
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -416,12 +414,12 @@ class EnvironmentFactory(Protocol):
 
 @dataclass
 class InteractionResult:
-    """The result of one episode. Fields up to `response_length` are those of the published example.
+    """The result of one episode. Fields up to `response_length` are the published example's.
 
-    `tokens` (prompt and response), `loss_mask` and `logprobs` (both of the response) are views of
-    the last trajectory, which has the conversation as it ended. If the session forked,
-    `trajectories` has every sequence, and a trainer must use all of them. `reward` is None for an
-    ABORTED episode.
+    `tokens` (prompt and response), `loss_mask` and `logprobs` (both for the response only) are
+    views of the last trajectory, which contains the conversation as it ended. If the session
+    forked, `trajectories` contains every sequence, and a trainer must use all of them. `reward` is
+    None for an ABORTED episode.
     """
 
     prompt: str
@@ -452,7 +450,7 @@ class InteractionResult:
     ) -> InteractionResult:
         """Return a result whose token and response fields come from the last trajectory.
 
-        `given`: the fields that do not depend on the trajectories, messages or stop reason.
+        `given`: the fields that do not depend on the trajectories, the messages or the stop reason.
         """
         last = trajectories[-1] if trajectories else None
         cut = last.prompt_length if last else 0

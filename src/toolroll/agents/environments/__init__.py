@@ -1,1 +1,1 @@
-"""The environments of the library, and adapters for environments with other interfaces."""
+"""The library's environments, and adapters for environments with different interfaces."""

@@ -1,4 +1,4 @@
-"""Convert environments with other interfaces to an `Environment`."""
+"""Convert environments with different interfaces to an `Environment`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from toolroll.rollout.types import Environment, Tool
 
 
 def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ()) -> Environment:
-    """Return `env`, adapted if it has Gymnasium's interface (`reset(seed=, options=)`,
-    `step(action)` with five values) or tau-bench's (`reset(task_index)`, `step(action)`).
+    """Return `env` as an `Environment`. It is adapted if it has Gymnasium's interface
+    (`reset(seed=, options=)`, and `step(action)` with five values) or tau-bench's
+    (`reset(task_index)`, `step(action)`).
 
     `wiki` and `tools_info` come from the agent, and are used if the environment has none. Raise
-    `UsageError` for an object without either interface.
+    `UsageError` for an object that has neither interface.
     """
     if isinstance(env, Environment):
         return env

@@ -1,7 +1,7 @@
-"""`GymStyleEnvironment`: environments with Gymnasium's interface, `reset(seed=, options=) -> (obs,
-info)` and `step(action) -> (obs, reward, terminated, truncated, info)`.
+"""`GymStyleEnvironment`: adapts environments with Gymnasium's interface, `reset(seed=, options=) ->
+(obs, info)` and `step(action) -> (obs, reward, terminated, truncated, info)`.
 
-The reward of an episode is the sum of the step rewards, like Gymnasium's return.
+An episode's reward is the sum of the step rewards, like Gymnasium's return.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MakeGymAction = Callable[[str, ToolCall | None], Any]
 
 
 def is_gym_style(env: Any) -> bool:
-    """Return True if `env`'s `reset` takes `seed` and `options`, as Gymnasium's does."""
+    """Return True if the `reset` of `env` takes `seed` and `options`, as in Gymnasium."""
     reset, step = getattr(env, "reset", None), getattr(env, "step", None)
     if not callable(reset) or not callable(step):
         return False
@@ -31,7 +31,7 @@ def is_gym_style(env: Any) -> bool:
 
 
 def text_action(content: str, call: ToolCall | None) -> str:
-    """Return the action of an environment that takes text: `content`, or the call as JSON,
+    """Return the action for an environment that takes text. This is `content`, or the call as JSON:
     `{"name": ..., "arguments": ...}`.
     """
     return (
@@ -44,8 +44,8 @@ def text_action(content: str, call: ToolCall | None) -> str:
 class GymStyleEnvironment(OneActionEnvironment):
     """Adapts `env`, an environment with Gymnasium's interface, to `Environment`.
 
-    `make_action(content, call)` returns an action of `env`. It is called once for each call, or
-    once with None if the reply has no call. If it raises `ActionError`, the message becomes the
+    `make_action(content, call)` returns an action of `env`. It is called once per call, or once
+    with None if the reply has no call. If it raises `ActionError`, the message becomes the
     observation. `env.reset` gets `options={"task_index": ..., "task_id": ...}`.
 
         env = GymStyleEnvironment(gymnasium.make("my/TextGame-v0"), wiki="Escape from the maze.")
@@ -89,7 +89,9 @@ class GymStyleEnvironment(OneActionEnvironment):
 
 
 def as_text(observation: Any) -> str:
-    """Return an observation as a message's content: text as it is, anything else as JSON."""
+    """Return an observation as a message's content. Text is returned unchanged, and anything else
+    as JSON.
+    """
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping | list | tuple | int | float | bool) or observation is None:

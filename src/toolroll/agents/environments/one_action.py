@@ -1,7 +1,7 @@
 """`OneActionEnvironment`: the base class of adapters for environments that take one action per
 step.
 
-Invariants: calls are executed in order until the episode is done, and later calls are refused; all
+Invariants: calls are executed in order until the episode is done, and later calls are refused. All
 actions are created before the first one is executed, so that an `ActionError` changes nothing.
 """
 
@@ -35,11 +35,11 @@ class OneActionEnvironment(Environment):
 
     @abstractmethod
     def execute(self, action: Any) -> tuple[Any, float, bool, Mapping[str, Any]]:
-        """Step the environment. Return the observation, the reward, done, and info."""
+        """Step the environment. Return the observation, the reward, `done` and `info`."""
 
     def first(self, observation: Any, info: Mapping[str, Any]) -> Observation:
-        """Return an observation with the wiki as the system message and `observation` as the
-        user's.
+        """Return an observation in which the wiki is the system message and `observation` is the
+        user message.
         """
         messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
         messages.append({"role": "user", "content": observation})

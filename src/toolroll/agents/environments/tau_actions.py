@@ -1,5 +1,5 @@
-"""tau-bench's type of action, and the rule of the published example (see
-`toolroll.agents.trainable`) that converts a reply to one.
+"""tau-bench's type of action, and the published example's rule (see `toolroll.agents.trainable`)
+that converts a reply to an action.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class TauAction:
 
 
 def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
-    """Return the first call as an action. Return `respond` with the text if there is no call or if
-    its arguments are not an object.
+    """Return the first call as an action. If there is no call, or if its arguments are not an
+    object, return `respond` with the text.
 
-    `calls`: `{name, parameters}` as SGLang's parsers return them (parameters as JSON text), or
-    `ToolCall`. The action is tau-bench's own `Action` if tau-bench is imported, otherwise a
-    `TauAction`. Never raises.
+    `calls` are `{name, parameters}`, as SGLang's parsers return them (parameters as JSON text), or
+    `ToolCall`s. The action is tau-bench's own `Action` if tau-bench is imported, otherwise a
+    `TauAction`. This function never raises an error.
     """
     kind = _action_type()
     respond = kind(name=RESPOND_ACTION_NAME, kwargs={RESPOND_ACTION_FIELD_NAME: text_response})
@@ -51,7 +51,7 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
 
 
 def _action_type() -> Any:
-    # It is not imported here: that would import litellm, which downloads its price list.
+    # It is not imported here, because this would import litellm, which downloads its price list.
     return getattr(sys.modules.get("tau_bench.types"), "Action", TauAction)
 
 

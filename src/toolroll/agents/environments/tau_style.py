@@ -1,4 +1,4 @@
-"""`TauStyleEnvironment`: environments with tau-bench's interface, `reset(task_index)` and
+"""`TauStyleEnvironment`: adapts environments with tau-bench's interface, `reset(task_index)` and
 `step(action)`. A `respond` action never has a blank text.
 """
 
@@ -73,7 +73,7 @@ def check_no_respond(call: ToolCall) -> None:
 
 
 def as_data(info: Any) -> dict[str, Any]:
-    """Return an `info` (a pydantic model, a mapping, None) as plain data."""
+    """Return an `info` (a pydantic model, a mapping or None) as plain data."""
     if info is None:
         return {}
     if isinstance(info, Mapping):

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- An argument that does not fit a tool's signature results in an observation. So does an exception
-  of a tool that is listed in `told_errors`. Any other exception aborts the episode.
+- If an argument does not fit a tool's signature, or if a tool raises an exception that is listed in
+  `told_errors`, the model gets an observation. Any other exception aborts the episode.
 - All state of an episode is in one object, which other episodes do not share.
 """
 
@@ -39,16 +39,15 @@ from toolroll.rollout.types import (
 TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, LookupError, ArithmeticError)
 """The default of `told_errors`: exceptions that a tool may raise because of its arguments."""
 _STATE = ("self", "state")
-"""If the first parameter of a tool has one of these names, the tool gets the episode's state there.
-"""
+"""If a tool's first parameter has one of these names, this parameter gets the episode's state."""
 _REWARD = ("task", "final", "calls", "state")
 _MADE_FROM = ("task", "seed")
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedCall:
-    """One call of an episode. `result` is the return value of the tool, or None if it failed;
-    `error` is then the error message that the model received.
+    """One call in an episode. `result` is the tool's return value, or None if the tool failed. In
+    this case `error` is the error message that the model got.
     """
 
     name: str
@@ -68,32 +67,33 @@ def tool_environment(
     name: str = "",
     description: str = "",
 ) -> ToolEnvironmentFactory:
-    """Return an environment whose tools are functions: `toolroll run FILE.py:NAME` plays it.
+    """Return an environment whose tools are functions. `toolroll run FILE.py:NAME` plays it.
 
-    An episode shows the task's prompt, executes the calls of each reply, and ends with the first
-    reply without a call, which is then graded.
+    An episode gives the model the task's prompt and executes the calls of each reply. It ends with
+    the first reply without a call, and is then graded.
 
     Args:
         tools: plain functions. Name, annotations and docstring (its first part, and the `Args:`
-            section) become the schema. They run in a thread. The model sees a returned text
-            unchanged, and any other value as JSON.
+            section) become the schema. They run in a thread. If a tool returns text, the model sees
+            it unchanged. Any other value becomes JSON.
         tasks: a list of dicts, or the path of a JSONL file, or a dict of such lists by split. Each
             task has `prompt` (the user's message) or `messages`, and further data for `reward`.
             `id` is optional; the default is the position. `reference` is optional: a list of
             replies that solve the task. Each reply is a call as `{"name": ..., "arguments":
             {...}}`, a list of such calls, or the final text.
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
-            last reply), `calls` (a list of `PlayedCall`) and `state`. Returns a number, 1.0 for
-            success. An episode that is truncated gets 0.
+            last reply), `calls` (a list of `PlayedCall`) and `state`. It returns a number, which is
+            1.0 for success. A truncated episode gets 0.
         system: the system message.
         state: a function that creates the state of one episode, with any of the parameters `task`
-            and `seed`. Tools whose first parameter is `self` (methods of the state's class) or
-            `state` get the state there. Its method `close`, if it has one, is called at the end.
-        told_errors: exceptions of tools that are shown to the model as `Error: ...`, like every
-            `ActionError`. Any other exception is a bug of the environment: the episode is aborted,
+            and `seed`. A tool gets the state as its first parameter if this is named `self`
+            (methods of the state's class) or `state`. If the state has a method `close`, it is
+            called at the end.
+        told_errors: exceptions of tools that the model sees as `Error: ...`, like every
+            `ActionError`. Any other exception is a bug in the environment: the episode is aborted
             without a reward.
-        name: shown in results; by default `FILE:NAME`.
-        description: for the list of environments.
+        name: the name in results, by default `FILE:NAME`.
+        description: the text for the list of environments.
 
     Raises:
         UsageError: for a tool without a schema, a task without a prompt, or an unknown parameter.
@@ -157,7 +157,7 @@ class _FunctionTool:
 
 
 class _Named:
-    """A function of the user. It is called with only the arguments that its parameters name."""
+    """A function that the user wrote. It gets only the arguments that its parameters name."""
 
     def __init__(self, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         if not callable(function):
@@ -204,7 +204,7 @@ class ToolEnvironment(Environment):
         self._calls: list[PlayedCall] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Create the state, and return the prompt."""
+        """Create the state and return the prompt."""
         rules = self._rules
         # a copy, so that changes by the user's functions affect only this episode
         self._task, self._calls = copy.deepcopy(dict(task.data)), []
@@ -239,7 +239,7 @@ class ToolEnvironment(Environment):
         }
 
     def close(self) -> None:
-        """Close the state, if it has a method `close`."""
+        """Close the state if it has a method `close`."""
         state, self._state = self._state, None
         close = getattr(state, "close", None)
         if callable(close):
@@ -252,7 +252,7 @@ class ToolEnvironment(Environment):
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
 
     def _execute(self, call: ToolCall) -> tuple[Any, str | None]:
-        """Return the tool's result, and the error of the call, if any."""
+        """Return the tool's result, and the call's error if there is one."""
         tool = self._rules.tools.get(call.name)
         if tool is None:
             there = ", ".join(self._rules.tools)
@@ -290,11 +290,11 @@ class ToolEnvironmentFactory:
         self._tasks = tasks
 
     def missing(self) -> str | None:
-        """Return None: no package is missing."""
+        """Return None, because no package is missing."""
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of `split`. Raise `UsageError` for an unknown one."""
+        """Return the tasks of `split`. Raise `UsageError` if it is unknown."""
         if split not in self._tasks:
             raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
         return self._tasks[split]
@@ -309,7 +309,7 @@ class ToolEnvironmentFactory:
         return ToolEnvironment(self._rules)
 
     def reference(self, task: Task) -> Sequence[Action] | None:
-        """Return the task's `reference` as actions, None if it has none."""
+        """Return the task's `reference` as actions, or None if it has none."""
         steps = task.data.get("reference")
         return None if steps is None else [_reference_step(task, step) for step in steps]
 

@@ -1,9 +1,9 @@
-"""`CallPolicy`: the handling of unreadable calls, and of several calls in one reply.
+"""`CallPolicy`: how an agent handles unreadable calls, and several calls in one reply.
 
 Invariants:
 
-- Each attempted call gets exactly one tool message, so that tokens and history agree. If the call
-  was not executed, the message gives the reason.
+- Each call gets exactly one tool message, even an unreadable one, so that tokens and history agree.
+  If the call was not executed, the message gives the reason.
 - The environment never gets blank text or reasoning.
 """
 
@@ -31,8 +31,8 @@ class Decision:
 
     Attributes:
         action: The action for the environment, if any.
-        answers: Tool messages that the agent itself writes, by the index of their call in the reply
-            (call ids may repeat).
+        answers: The tool messages that the agent itself writes, by the index of their call in the
+            reply (call ids may repeat).
         stop: True to end the episode.
         invalid: True if the reply had an unreadable call.
     """
@@ -45,16 +45,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class CallPolicy:
-    """The rules of an agent for the calls in a reply.
+    """An agent's rules for the calls in a reply.
 
     Args:
         on_invalid_call: "feedback" answers each unreadable call with its error; "respond" sends the
             reply's text to the user (the published behavior); "stop" ends the episode.
-        max_invalid_in_a_row: the number of invalid replies in a row that ends the episode in any
-            case.
+        max_invalid_in_a_row: the episode always ends after this many invalid replies in a row.
         parallel_calls: "all" executes the calls in order; "first" refuses all but the first
-            (tau-bench's rule); "refuse" executes none. None: the rule of the environment.
-        invalid_penalty: added to the reward for each invalid reply; 0 or negative.
+            (tau-bench's rule); "refuse" executes none. None: the environment's rule.
+        invalid_penalty: a number that is added to the reward for each invalid reply, 0 or negative.
         mask_invalid: exclude invalid turns from training.
 
     Example: `CallPolicy(parallel_calls="first", invalid_penalty=-0.1, mask_invalid=True)`.
@@ -80,10 +79,10 @@ class CallPolicy:
             )
 
     def under(self, environment: Environment) -> CallPolicy:
-        """Return the policy with the rule of `environment` for parallel calls, unless the policy
-        has its own rule.
+        """Return the policy with the environment's rule for parallel calls, unless the policy has
+        its own rule.
 
-        Raises `UsageError` if the rule of `environment` is not valid.
+        Raises `UsageError` if the environment's rule is not valid.
         """
         if self.parallel_calls is not None:
             return self
@@ -174,8 +173,8 @@ def order_by_call(
 
 
 def reject_action(action: Action, text: str) -> list[Message]:
-    """Return `text` as a tool message for each call of `action`, or as a user message if it has no
-    calls.
+    """Return `text` as a tool message for each call in `action`. If it has no calls, return `text`
+    as a user message.
     """
     if action.tool_calls:
         return [tool_message(call, text) for call in action.tool_calls]

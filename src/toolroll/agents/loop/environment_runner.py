@@ -1,7 +1,7 @@
-"""`EnvironmentRunner`: call the environment of one episode off the event loop, and classify its
+"""`EnvironmentRunner`: calls the environment of one episode off the event loop, and classifies its
 failures.
 
-Invariants (I8 and I9 are those of the README):
+Invariants (I8 and I9 refer to the README):
 
 - Blocking calls run in threads (I8).
 - An exception of the environment, including `SystemExit` and `CancelledError`, becomes an
@@ -53,7 +53,7 @@ _CLOSE_LIMIT = 10.0
 
 
 class EnvironmentRunner:
-    """Calls `env` for one episode with `task` and `seed`. `run_in_thread` (of `Threads`) runs
+    """Calls `env` for one episode with `task` and `seed`. `run_in_thread` (from `Threads`) runs
     blocking calls.
 
     Each call may take `time_limit` seconds, not counting the wait for a thread. After that, a
@@ -77,7 +77,7 @@ class EnvironmentRunner:
         self.seconds = 0.0
         self.done = False
         self.first: Observation | None = None
-        """The result of `reset`; None before it."""
+        """The result of `reset`, or None before it."""
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
@@ -86,11 +86,11 @@ class EnvironmentRunner:
         self._task: asyncio.Task[Any] | None = None
 
     async def reset(self, task_index: int | None = None) -> Observation:
-        """Start the task. `task_index` has no effect; published hooks pass it."""
+        """Start the task. `task_index` has no effect, but published hooks pass it."""
         return self._first(await self._call("reset", self.task, self.seed))
 
     async def step(self, action: Action) -> StepResult:
-        """Execute `action`. Raise `ActionError` for a mistake of the model."""
+        """Execute `action`. Raise `ActionError` if the model made a mistake."""
         self._check_open()
         try:
             return self._stepped(await self._call("step", action), action)
@@ -99,14 +99,14 @@ class EnvironmentRunner:
             raise
 
     def reset_now(self) -> Observation:
-        """Start the task, and block this thread until it has started: for hooks that do not use
-        `await`.
+        """Start the task, and block this thread until it has started. This is for hooks that do not
+        use `await`.
         """
         return self._first(self._call_now("reset", self.task, self.seed))
 
     def step_now(self, action: Action) -> StepResult:
-        """Execute `action`, and block this thread until it is done: for hooks that do not use
-        `await`.
+        """Execute `action`, and block this thread until it is done. This is for hooks that do not
+        use `await`.
         """
         self._check_open()
         try:
@@ -135,14 +135,14 @@ class EnvironmentRunner:
         return self._checked(checked_step, where, found, action, self._most_bytes)
 
     def _check_size(self, error: ActionError, action: Action) -> None:
-        """Raise `EnvironmentFailure` if the error is too long. Its text is sent to the model once
-        for each call.
+        """Raise `EnvironmentFailure` if the error is too long, because its text is sent to the
+        model once per call.
         """
         answers = reject_action(action, message_of(error, self._most_bytes + 1))
         check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
 
     async def truncated_reward(self) -> float | None:
-        """Return the environment's reward for an episode that reached the limit of steps or
+        """Return the environment's reward for an episode that reached the limit of steps or of
         context.
         """
         return checked_reward(
@@ -150,7 +150,7 @@ class EnvironmentRunner:
         )
 
     async def measure(self) -> Exception | None:
-        """Read the environment's metrics. Return the error, if any, which does not fail the
+        """Read the environment's metrics. Return the error if there is one. It does not fail the
         episode.
         """
         try:
@@ -172,7 +172,7 @@ class EnvironmentRunner:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment. Return the error, if any, which does not fail the episode.
+        """Close the environment. Return the error if there is one. It does not fail the episode.
 
         The time limit applies, or 10 seconds if there is none.
         """
@@ -234,7 +234,7 @@ class EnvironmentRunner:
         try:
             with guarded():
                 found = function(*args)
-            if inspect.iscoroutine(found):  # a plain method that returns that of an async one
+            if inspect.iscoroutine(found):  # a plain method that returns a coroutine
                 found.close()
                 raise UsageError(message)
             return found
@@ -281,7 +281,7 @@ class EnvironmentRunner:
             return await self._on_loop(function, *args)
 
     async def _on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` in its own task, and keep its changes of context variables."""
+        """Call `function` in its own task, and keep its changes to context variables."""
         context = contextvars.copy_context()
         self._task = asyncio.create_task(call_in_task(function, *args), context=context)
         try:
@@ -304,7 +304,7 @@ def _same(value: T) -> T:
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:
-    """Call `function` in a thread, so that a `KeyboardInterrupt` raised in it is not taken for
+    """Call `function` in a thread, so that a `KeyboardInterrupt` that it raises is not taken for
     Ctrl-C.
     """
     with guarded():
@@ -317,8 +317,8 @@ def _shown(error: BaseException) -> str:
 
 
 def _place(error: BaseException, environment: type) -> str:
-    """Return where `error` was raised: the innermost line in the environment's own module, or the
-    innermost line of all if that module is not in the traceback.
+    """Return where `error` was raised: the innermost line in the environment's own module. If this
+    module is not in the traceback, return the innermost line of all.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)

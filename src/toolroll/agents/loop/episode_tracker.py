@@ -29,7 +29,7 @@ from toolroll.rollout.types import Status, StepResult, StopReason, status_of
 
 @dataclass(slots=True)
 class EpisodeTracker:
-    """Rewards, info and counters of a running episode."""
+    """The rewards, info and counters of a running episode."""
 
     info: dict[str, Any] = field(default_factory=dict)
     rewards: list[float] = field(default_factory=list)
@@ -104,19 +104,19 @@ class EpisodeTracker:
         return shares
 
     def fail(self, error: Exception) -> StopReason:
-        """Record `error`, which ended the episode, and return its stop reason."""
+        """Record `error`, which ended the episode. Return the episode's stop reason."""
         self.info["error"] = describe(error)
         return reason_of(error)
 
     async def reward(
         self, reason: StopReason, runner: EnvironmentRunner, penalty: float
     ) -> float | None:
-        """Return the episode's reward, None for an abort.
+        """Return the episode's reward, or None if it was aborted.
 
-        The reward is the last reward of the environment, or the sum of all
-        (`Environment.reward_mode`). If the environment did not end the episode, it is
-        `truncated_reward`; if that is None, it is 0.0 or the sum so far. `penalty` is added for
-        each reply that could not be executed.
+        The reward is the environment's last reward, or the sum of all (`Environment.reward_mode`).
+        If the environment did not end the episode, the reward is `truncated_reward`; if that is
+        None, it is 0.0 or the sum so far. `penalty` is added for each reply that could not be
+        executed.
         """
         if status_of(reason) is Status.ABORTED:
             return None
@@ -162,7 +162,7 @@ class EpisodeTracker:
                 self.info[what] = describe(error)
 
     def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
-        """Return all metrics of the episode, `extra` included."""
+        """Return all metrics of the episode, including `extra`."""
         own = {
             **self.counts,
             "engine_seconds": self.engine_seconds,
@@ -172,7 +172,7 @@ class EpisodeTracker:
 
 
 def reason_of(error: Exception) -> StopReason:
-    """Return the stop reason of an episode that `error` ended."""
+    """Return the stop reason for an episode that ended with `error`."""
     for kinds, reason in _REASONS:
         if isinstance(error, kinds):
             return reason

@@ -1,4 +1,5 @@
-"""`HookEnvironment`: the environment that overridden hooks get. It works with and without `await`.
+"""`HookEnvironment`: the environment that is passed to overridden hooks. It works with and without
+`await`.
 
 A hook of the published example returns `env.step(action)`, or reads `env.reset(...).observation`,
 without `await`. A hook that is written for toolroll uses `await env.step(action)`. A plain (not
@@ -29,13 +30,15 @@ _MISSING = object()
 
 
 class ObservationText(str):
-    """The text of the last user message that `reset` returned. `observation`: the whole result."""
+    """The text of the last user message that `reset` returned. `observation` is the whole
+    result.
+    """
 
     observation: Observation
 
     @classmethod
     def of(cls, observation: Observation) -> ObservationText:
-        """Return the text of the last user message in `observation`, "" if there is none."""
+        """Return the text of the last user message in `observation`, or "" if there is none."""
         texts = [one.get("content") for one in observation.messages if one.get("role") == "user"]
         text = cls(texts[-1] if texts and texts[-1] is not None else "")
         text.observation = observation
@@ -43,7 +46,9 @@ class ObservationText(str):
 
 
 class HookInfo(dict[str, Any]):
-    """The `info` of a reset or a step, usable as a dict or like tau-bench's pydantic model."""
+    """The `info` of a reset or a step. It can be used as a dict or like tau-bench's pydantic
+    model.
+    """
 
     def model_dump(self) -> dict[str, Any]:
         """Return a plain dict."""
@@ -56,8 +61,8 @@ class HookInfo(dict[str, Any]):
 
 
 class HookAction(Action):
-    """An action that also has tau-bench's `name` and `kwargs`, by the rule of the published
-    example.
+    """An action that also has tau-bench's `name` and `kwargs`, set by the published example's
+    rule.
     """
 
     __slots__ = ()
@@ -100,10 +105,11 @@ class StepResponse:
 
 
 class HookCall(Generic[T]):
-    """A call of the environment that a hook made: await it, return it, or read its result.
+    """A call to the environment that a hook made. The hook can await it, return it, or read its
+    result.
 
-    With `await`, the result is an `Observation` or a `StepResult`. The attributes are those of a
-    `ResetResponse` or a `StepResponse`; reading one waits for the environment.
+    With `await`, the result is an `Observation` or a `StepResult`. The attributes are the same as
+    for a `ResetResponse` or a `StepResponse`. Reading one of them waits for the environment.
     """
 
     def __init__(
@@ -127,12 +133,12 @@ class HookCall(Generic[T]):
         return self._read
 
     def executed(self) -> bool:
-        """Return True if the call was awaited, or its result read."""
+        """Return True if the call was awaited or its result was read."""
         return self._awaited or self._read is not None
 
     async def result(self) -> Any:
-        """Return the response if the hook has read it, because the hook may have changed it. Else
-        return the environment's result.
+        """If the hook has read the response, return the response, because the hook may have changed
+        it. Otherwise return the environment's result.
         """
         return await self if self._read is None else self._read
 
@@ -155,7 +161,7 @@ class HookEnvironment:
         self._calls: list[tuple[str, HookCall[Any]]] = []
 
     def reset(self, task_index: int | None = None) -> HookCall[Observation]:
-        """Start the episode's task; `task_index` has no effect."""
+        """Start the episode's task. `task_index` has no effect."""
         runner = self._runner
         return self._begun(
             "reset",
@@ -181,8 +187,8 @@ class HookEnvironment:
         )
 
     def _begun(self, method: str, call: HookCall[T]) -> HookCall[T]:
-        """Record `call`. In a plain hook, also execute it at once, because such a hook may ignore
-        the result, and then nothing else would execute the call.
+        """Record `call`. In a plain hook, also execute it at once: if such a hook ignores the
+        result, nothing else would execute the call.
         """
         self._calls.append((method, call))
         try:
@@ -212,7 +218,7 @@ class HookEnvironment:
         return now()
 
     def check_executed(self, hook: str) -> None:
-        """Raise `EnvironmentFailure` if a call of an async `hook` was not executed."""
+        """Raise `EnvironmentFailure` if a call by an async `hook` was not executed."""
         for method, call in self._calls:
             if not call.executed():
                 raise EnvironmentFailure(
@@ -234,10 +240,10 @@ class HookEnvironment:
 
 
 async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:
-    """Call the overridden `hook` with `env` and `args`, and return its awaited result. A plain hook
-    runs in a thread. `name` is the name of the hook in error messages.
+    """Call the overridden `hook` with `env` and `args`. Return its awaited result. A plain hook
+    runs in a thread. `name` is the hook's name in error messages.
 
-    Raise `EnvironmentFailure` if an `await` is missing in the hook.
+    Raise `EnvironmentFailure` if the hook lacks an `await`.
     """
     try:
         if inspect.iscoroutinefunction(hook):

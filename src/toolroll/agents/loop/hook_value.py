@@ -1,4 +1,4 @@
-"""`hook_value`: check that an overridden hook returned a value, and not a coroutine."""
+"""`hook_value`: checks that an overridden hook returned a value and not a coroutine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`play`: play one episode, from the first observation to the reward. No other code loops over
+"""`play`: plays one episode, from the first observation to the reward. No other code loops over
 turns.
 
 Invariants: any error in an episode becomes its stop reason and `info["error"]`, and the environment
-is closed; only `UsageError`, `EngineUnreachableError` and a cancellation by the caller are raised.
+is closed. Only `UsageError`, `EngineUnreachableError` and a cancellation by the caller are raised.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeConversation(Protocol):
-    """The interface of conversations: `Conversation` with tokens, or `TextConversation`."""
+    """The interface of conversations: `Conversation`, which has tokens, or `TextConversation`."""
 
     messages: list[Message]
     """The whole history."""
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
-        """Sample the next turn, and add its message."""
+        """Sample the next turn and add its message."""
         ...
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
@@ -58,9 +58,9 @@ C = TypeVar("C", bound=EpisodeConversation)
 class Rules:
     """The settings of one episode.
 
-    `max_num_steps`: the maximum number of turns of the model. `on_length`: "stop" ends the episode
-    after a turn that was cut by max_new_tokens. `execute`: executes an action in the environment
-    (an overridden `_execute_tool` replaces it).
+    `max_num_steps`: the maximum number of the model's turns. `on_length`: "stop" ends the episode
+    after a turn that max_new_tokens truncated. `execute`: executes an action in the environment (an
+    overridden `_execute_tool` replaces it).
     """
 
     policy: CallPolicy
@@ -72,7 +72,9 @@ class Rules:
 
 @dataclass(slots=True)
 class Played(Generic[C]):
-    """A running episode, and finally its outcome. `conversation` is None if the reset failed."""
+    """An episode while it is running, and its outcome at the end. `conversation` is None if the
+    reset failed.
+    """
 
     runner: EnvironmentRunner
     tracker: EpisodeTracker = field(default_factory=EpisodeTracker)
@@ -89,7 +91,7 @@ async def play(
     *,
     session_id: str,
 ) -> Played[C]:
-    """Play one episode, and return its outcome. `begin` resets the environment and starts the
+    """Play one episode and return its outcome. `begin` resets the environment and starts the
     conversation.
     """
     played: Played[C] = Played(runner)
@@ -121,7 +123,9 @@ async def play(
 
 
 async def _to_its_end(closing: Coroutine[Any, Any, None]) -> None:
-    """Await `closing`. If the episode is cancelled meanwhile, wait for its end before that."""
+    """Await `closing`. If the episode is cancelled in the meantime, wait until `closing` ends
+    first.
+    """
     task = asyncio.ensure_future(closing)
     try:
         await asyncio.shield(task)

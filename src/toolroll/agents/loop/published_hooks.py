@@ -30,7 +30,7 @@ CallHook = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 def wrap_call_llm(
     served: Model, call_llm: CallHook
 ) -> Callable[[GenerateRequest], Awaitable[Completion]]:
-    """Return a generate function that calls an overridden `_call_llm` and checks its response like
+    """Return a generate function that calls an overridden `_call_llm`, and checks its response like
     the engine's own.
     """
 
@@ -50,9 +50,10 @@ def wrap_call_llm(
 def proposing(
     name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, place: int
 ) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """Return the overridden `hook` with the given `name` for a `Conversation`. The ids are at
-    `place` of the tuple that it returns. While it runs, `proposed_ids` returns the ids that
-    are served without the hook, so that an override can start from what its base class returns.
+    """Return the overridden `hook` with the given `name`, in the form that a `Conversation` calls.
+    The hook returns a tuple, in which the ids are at `place`. While the hook runs, `proposed_ids`
+    returns the ids that are served without the hook, so that an override can start from what its
+    base class returns.
     """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
@@ -67,8 +68,8 @@ def proposing(
 
 
 def proposed_ids() -> list[int] | None:
-    """Return the ids that will be served unless the running hook returns others. Return None if no
-    hook is running.
+    """Return the ids that will be served unless the running hook returns different ones. Return
+    None if no hook is running.
     """
     return _IN_PLAY.get()
 

@@ -14,7 +14,7 @@ from toolroll.rollout.types import InteractionResult, Message, Tool, Trajectory
 def build_result(
     played: Played[Any], tools: Sequence[Tool] = (), *, trainable: bool = True
 ) -> InteractionResult:
-    """Return the result of an episode, with tokens if its conversation has any.
+    """Return the result of an episode. It has tokens if the conversation has any.
 
     `tools`: the tools to report if the episode ended before its conversation started.
     """
@@ -54,8 +54,9 @@ def build_result(
 def _rewarded(
     trajectories: Sequence[Trajectory], rewards: Sequence[float]
 ) -> tuple[Trajectory, ...]:
-    """Return `trajectories` with the rewards of the episode's turns, in the order of play. A turn
-    that is the context of a fork has no reward there: its reward is in the sequence that trains it.
+    """Return `trajectories` with the rewards of the episode's turns, in the order in which the
+    turns were played. A turn that is a fork's context has no reward there, because its reward is in
+    the sequence that trains it.
     """
     left = iter(rewards)
     return tuple(

@@ -13,15 +13,15 @@ from toolroll.rollout.runtime.jsonable import as_text, finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
 
 MOST_BYTES = 1_000_000
-"""Maximum size of one observation: all messages and tools of one `reset` or `step`."""
+"""The maximum size of one observation: all messages and tools of one `reset` or `step`."""
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
-"""Keys whose texts do not count toward the size of an observation."""
+"""The keys whose texts do not count toward the size of an observation."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return `found`, which `reset` returned. Raises `EnvironmentFailure` if it is invalid."""
+    """Return `found`, which `reset` returned. Raises `EnvironmentFailure` if it is not valid."""
     if not isinstance(found, Observation):
         raise EnvironmentFailure(
             f"{env}.reset must return an Observation, not {type(found).__name__}"
@@ -73,8 +73,8 @@ def checked_reward(where: str, reward: Any) -> float | None:
 
 
 def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]:
-    """Return the finite numbers of `metrics`, and an error message about the other values, if there
-    are any.
+    """Return the finite numbers that `metrics` returned. If there are other values, also return an
+    error message about them.
     """
     if not isinstance(found, Mapping):
         return {}, f"{env}.metrics must return a mapping of numbers, not {shown(found)}"
@@ -123,7 +123,8 @@ def _text_bytes(value: Any) -> int:
 
 
 def _check_messages(where: str, messages: Any) -> None:
-    # Compare the usual types first: a check against an abstract type takes ten times as long.
+    # Compare the usual types first, because a check against an abstract type takes ten times as
+    # long.
     plain = type(messages) in (list, tuple)
     if not plain and (
         isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)

@@ -1,4 +1,4 @@
-"""User simulators: a list of lines, or a model behind an OpenAI-compatible endpoint."""
+"""User simulators. The user is a list of lines, or a model behind an OpenAI-compatible endpoint."""
 
 from typing import Any
 

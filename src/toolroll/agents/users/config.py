@@ -25,10 +25,12 @@ How you write:
 
 
 class UserConfig(ChatClientConfig):
-    """The address and sampling parameters of the model that plays the user. Times in seconds."""
+    """The address and sampling parameters of the model that plays the user. Times are in
+    seconds.
+    """
 
     system_prompt: str = SYSTEM_PROMPT
-    """`{instruction}` is replaced by the task's instruction."""
+    """The task's instruction replaces `{instruction}`."""
     strategy: UserStrategy = "llm"
     """How the model writes its lines; see `toolroll.agents.users.strategies`."""
     revisions: int = Field(default=2, ge=0)

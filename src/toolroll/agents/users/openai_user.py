@@ -1,4 +1,4 @@
-"""User simulators that call a model at any OpenAI-compatible endpoint (for example SGLang's).
+"""User simulators that call a model at any OpenAI-compatible endpoint (for example, SGLang's).
 
 Invariants:
 
@@ -33,7 +33,7 @@ from toolroll.rollout.errors import (
 from toolroll.rollout.types import Message, Tool
 
 _CALLS_IN_A_ROW = 30
-"""Maximum number of replies with tool calls before the user's line."""
+"""The maximum number of replies with tool calls before the user's line."""
 
 
 def derive_seed(base: int, episode_seed: int) -> int:
@@ -45,9 +45,9 @@ def derive_seed(base: int, episode_seed: int) -> int:
 class OpenAIUser:
     """The user of one episode (a `UserSimulator`).
 
-    `client`: a shared client, which the user does not close. Default: the user opens its own, and
-    `close` closes it. `seed`: the seed of the episode. Requests have a sampling seed if `seed` or
-    `config.seed` is set.
+    `client`: a shared client, which the user does not close. By default, the user opens its own
+    client, and `close` closes it. `seed`: the episode's seed. Requests have a sampling seed if
+    `seed` or `config.seed` is set.
 
         user = OpenAIUser(UserConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B"))
         print(await user.reset("You want to return the red shoes of your last order."))
@@ -79,8 +79,8 @@ class OpenAIUser:
         )
 
     def adopt_prompt(self, prompt: str) -> None:
-        """Use a benchmark's system prompt (`{instruction}` is replaced by the task's instruction),
-        unless the config sets one.
+        """Use a benchmark's system prompt, unless the config sets one. The task's instruction
+        replaces `{instruction}`.
         """
         if "system_prompt" not in self._config.model_fields_set:
             self._prompt = prompt
@@ -88,13 +88,13 @@ class OpenAIUser:
     def adopt_tools(
         self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
     ) -> None:
-        """Give the user tools. `call(name, arguments)` executes one and returns its result. The
+        """Give the user tools. `call(name, arguments)` executes a tool and returns its result. The
         agent sees only what the user says about the result.
         """
         self._tools, self._call = tuple(tools), call
 
     async def reset(self, instruction: str) -> str:
-        """Return the user's first line, in reply to `config.first_agent_line`."""
+        """Return the user's first line, which replies to `config.first_agent_line`."""
         # Not str.format: instructions and templates may contain braces.
         system = self._prompt.replace("{instruction}", instruction)
         if self._config.strategy == "react":
@@ -103,7 +103,7 @@ class OpenAIUser:
         return await self.step(self._config.first_agent_line)
 
     async def step(self, content: str) -> str:
-        """Return the user's reply to `content`. Raise `UserSimulatorError` if there is none; the
+        """Return the user's reply to `content`. Raise `UserSimulatorError` if there is none. The
         message list is then unchanged.
         """
         if not self._messages:
@@ -118,7 +118,7 @@ class OpenAIUser:
         return line
 
     async def _supervised(self, messages: list[Message], line: str) -> str:
-        """Return `line`, or the line that replaces it if the supervisor refuses it."""
+        """Return `line`. If the supervisor refuses it, return the line that replaces it."""
         for revision in range(1, self._config.revisions + 1):
             verdict = await self._complete(judging(messages, line), self._seed)
             if approves(visible_text(verdict.content)):
@@ -132,8 +132,8 @@ class OpenAIUser:
         return line
 
     async def _ask(self, messages: list[Message], *, shift: int = 0) -> str:
-        """Return the next line. The tool calls that the user makes first, and their results, are
-        added to `messages`. `shift` is added to the seed.
+        """Return the next line. Tool calls that the user makes before this line, and their results,
+        are added to `messages`. `shift` is added to the seed.
         """
         for _ in range(_CALLS_IN_A_ROW):
             found = await self._say(messages, shift)
@@ -212,13 +212,13 @@ class OpenAIUser:
         return [dict(message) for message in self._messages]
 
     def metrics(self) -> Mapping[str, float]:
-        """Return user_calls, user_prompt_tokens, user_completion_tokens, user_seconds (with the
-        pauses between retries), user_retries and user_errors.
+        """Return user_calls, user_prompt_tokens, user_completion_tokens, user_seconds (including
+        the pauses between retries), user_retries and user_errors.
         """
         return dict(self._metrics)
 
     async def close(self) -> None:
-        """Close the client if it is this user's own."""
+        """Close the client if it is the user's own."""
         if self._owns_client:
             await self._client.aclose()
 
@@ -248,7 +248,7 @@ class OpenAIUsers:
         await self.close()
 
     def make(self, seed: int | None = None) -> OpenAIUser:
-        """Return the user of one episode. `seed` is the seed of that episode."""
+        """Return the user of one episode. `seed` is the episode's seed."""
         return OpenAIUser(self._config, client=self._client, seed=seed)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A user who sends the lines of a list, for tests, replays and demonstrations."""
+"""A user who sends the lines in a list, for tests, replays and demonstrations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from toolroll.rollout.errors import UserSimulatorError
 
 
 class ScriptedUser:
-    """Sends `lines` in order, the first one at `reset`, then `default` forever.
+    """Sends `lines` in order, the first one at `reset`. Then it sends `default` forever.
 
-    Without a `default`, a step after the last line raises `UserSimulatorError`: the replay no
-    longer matches its recording.
+    Without a `default`, a step after the last line raises `UserSimulatorError`, because the replay
+    no longer matches its recording.
 
         user = ScriptedUser(["Renew my loan, please.", "Thanks. ###STOP###"])
         options = EnvironmentOptions(user=lambda seed: user)
@@ -29,7 +29,7 @@ class ScriptedUser:
         return self._line()
 
     async def step(self, content: str) -> str:
-        """Return the next line; `content` has no effect."""
+        """Return the next line. `content` has no effect."""
         return self._line()
 
     def _line(self) -> str:
@@ -44,8 +44,8 @@ class ScriptedUser:
         return self._default
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of sent lines as `user_calls`."""
+        """Return the number of lines that were sent, as `user_calls`."""
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Do nothing, because there are no resources to release."""

@@ -1,6 +1,6 @@
 """Extract the user's line from a model's reply, and detect the end of the episode.
 
-Invariant: only visible text counts; a stop marker in a simulator's reasoning does not end the
+Invariant: only visible text counts. A stop marker in a simulator's reasoning does not end the
 episode.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from toolroll.rollout.errors import UserSimulatorError
 
 STOP_MARKER = "###STOP###"
-"""The marker with which a simulated user ends the conversation, as in tau-bench."""
+"""The marker that a simulated user writes to end the conversation, as in tau-bench."""
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
@@ -23,9 +23,9 @@ def is_stop(text: str, marker: str = STOP_MARKER) -> bool:
 
 
 def visible_text(text: str) -> str:
-    """Return `text` without reasoning. Three forms are removed: closed `<think>` blocks, an
-    unclosed block up to the end of the text, and the text before a lone `</think>` (whose opening
-    tag the chat template wrote).
+    """Return `text` without reasoning. Three forms of reasoning are removed: closed `<think>`
+    blocks, an unclosed block up to the end of the text, and the text before a lone `</think>`
+    (whose opening tag the chat template wrote).
     """
     text = _THOUGHT.sub("", text)
     text = text.rpartition("</think>")[2]
@@ -33,8 +33,8 @@ def visible_text(text: str) -> str:
 
 
 def checked_line(line: Any) -> str:
-    """Return the line of a simulated user. Raises `UserSimulatorError` if it is not text, or
-    blank.
+    """Return the line of a simulated user. Raises `UserSimulatorError` if it is blank or not
+    text.
     """
     if not isinstance(line, str) or not line.strip():
         raise UserSimulatorError(f"the user simulator said nothing ({line!r})")

@@ -1,11 +1,11 @@
-"""tau-bench's four strategies for a model that plays a user, with our own prompts.
+"""tau-bench's four strategies for a model that plays a user, with this library's own prompts.
 
 - `llm`: the model writes the line.
 - `react`: the model writes its reasoning, then the line.
-- `verify`: the same model also plays a supervisor, who judges each line. A refused line is sampled
-    again.
-- `reflection`: like `verify`, but a refused line is replaced by a line that the supervisor writes
-    after a reflection on what is wrong.
+- `verify`: the same model also plays a supervisor, who judges each line. If a line is refused,
+    another one is sampled.
+- `reflection`: like `verify`, but the supervisor reflects on what is wrong with a refused line and
+    then writes the line that replaces it.
 
 Invariant: the agent sees only the final lines, no reasoning and no verdicts.
 """
@@ -69,8 +69,8 @@ _WORD = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 def spoken(text: str) -> str:
-    """Return the line in a reply of the `react` form: the text after the last `User Response:`, or
-    "" if there is none.
+    """Return the line in a reply of the `react` form: the text after the last `User Response:`.
+    Return "" if there is none.
     """
     found = list(_SPOKEN.finditer(text))
     return text[found[-1].end() :].strip().strip("*").strip() if found else ""
@@ -82,7 +82,7 @@ def judging(messages: Sequence[Message], line: str) -> list[Message]:
 
 
 def reflecting(messages: Sequence[Message], line: str) -> list[Message]:
-    """Return the messages that ask the supervisor for a line instead of `line`."""
+    """Return the messages that ask the supervisor for a line in place of `line`."""
     return [{"role": "user", "content": _filled(_REFLECT, messages, line)}]
 
 
@@ -96,7 +96,7 @@ def approves(verdict: str) -> bool:
 
 
 def _filled(template: str, messages: Sequence[Message], line: str) -> str:
-    """Fill `template`. In `messages` the simulator is the assistant, and the agent the user."""
+    """Fill `template`. In `messages`, the simulator is the assistant and the agent is the user."""
     names = {"user": "Agent", "assistant": "Customer"}
     said = [
         f"{names[m['role']]}: {m['content']}"
@@ -108,5 +108,5 @@ def _filled(template: str, messages: Sequence[Message], line: str) -> str:
         "{transcript}": "\n".join(said),
         "{line}": line,
     }
-    # In one pass, and not with str.format: orders and lines may contain braces.
+    # In one pass, and not with str.format, because orders and lines may contain braces.
     return re.sub(r"\{(?:orders|transcript|line)\}", lambda match: parts[match[0]], template)

@@ -1,6 +1,6 @@
-"""Beam: messages as in harmony, with the arguments of a call as elements.
+"""Beam: messages as in harmony, but the arguments of a call are elements.
 
-A call is ` to=name<|channel|>analysis <|constrain|>xml<|message|>`, and for each argument
+A call is ` to=name<|channel|>analysis <|constrain|>xml<|message|>`, followed for each argument by
 `<rfl:parameter name="key">`, the value on separate lines, and `</rfl:parameter>`.
 
 The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to the tag.
@@ -81,7 +81,7 @@ class BeamParser(HarmonyParser):
             if marker not in (_CLOSE, _NEXT):
                 raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
             stop = at + len(marker) if marker == _CLOSE else at
-            # the line break after the start tag: values start on the next line
+            # the line break after the start tag, because values start on the next line
             if marker == _NEXT and at == first:
                 at += 1
                 continue

@@ -1,8 +1,8 @@
-"""The base class of most formats: calls as elements with a start and an end marker, usually several
-in a block.
+"""The base class of most formats: calls are elements with a start marker and an end marker, usually
+several in a block.
 
 Invariants: the calls of a block are read one by one, and an unreadable call does not hide the
-others; text between calls is content; if a block has no end marker, its last call is unclosed.
+others. Text between calls is content. If a block has no end marker, its last call is unclosed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toolroll.parsers.types import ToolCall
 
 
 class Broken(Exception):
-    """The element cannot be read. `name` is the name of the call, if known."""
+    """The element cannot be read. `name` is the call's name if it is known."""
 
     def __init__(self, problem: str, name: str = "") -> None:
         super().__init__(problem)
@@ -28,13 +28,13 @@ class Broken(Exception):
 
 
 class BlockParser(ToolCallParser):
-    """A parser for calls as elements.
+    """A parser for formats whose calls are elements.
 
     Attributes:
-        block: Start and end marker of a block of calls; None for calls without a block.
-        call: Start and end marker of a call.
-        bare: Calls outside of a block count too.
-        wrappers: Markers around visible text.
+        block: The start and end markers of a block of calls, or None if calls have no block.
+        call: The start and end markers of a call.
+        bare: True if calls outside a block count too.
+        wrappers: The markers around visible text.
     """
 
     prose_has_no_markers = True
@@ -60,10 +60,10 @@ class BlockParser(ToolCallParser):
     def element(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[ToolCall, int]]:
-        """Return the call whose start marker ends at `start`, and the position after its end
+        """Return the call whose start marker ends at `start`, and the position after the call's end
         marker.
 
-        The span of the call starts at `begin`. Raises `Broken`.
+        The call's span starts at `begin`. Raises `Broken`.
         """
 
     def read_calls(
@@ -96,10 +96,10 @@ class BlockParser(ToolCallParser):
         block: tuple[str, str],
         offered: Offered | None,
     ) -> Steps[int]:
-        """Add the calls of the block that opens at `at`, and return where the text continues.
+        """Add the calls of the block that opens at `at`. Return where the text continues.
 
-        `block`: the start and end markers of the block. `begin`: where the span of the first call
-        starts: at `at`, or at a header before the block that belongs to the call (Muse).
+        `block`: the start and end markers of the block. `begin`: where the first call's span
+        starts. This is `at`, or a header before the block that belongs to the call (Muse).
         """
         opener, closer = block
         last: ToolCall | None = None  # held back, because its span includes the block's end marker
@@ -144,8 +144,8 @@ class BlockParser(ToolCallParser):
     def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls of an element, and its end. In some formats an element has several
-        calls. Raises `Broken`.
+        """Return the calls of an element, and the element's end. In some formats an element has
+        several calls. Raises `Broken`.
         """
         call, stop = yield from self.element(source, begin, start, offered)
         return [call], stop
@@ -153,9 +153,9 @@ class BlockParser(ToolCallParser):
     def _element(
         self, source: Source, begin: int, at: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls of the element at `at`, and where the text continues.
+        """Return the calls of the element at `at`, and the position where the text continues.
 
-        `begin`: where the span of the first call starts.
+        `begin`: where the first call's span starts.
         """
         start = at + len(self.call[0])
         try:
@@ -171,8 +171,8 @@ class BlockParser(ToolCallParser):
 def json_arguments(
     source: Source, at: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """Return the arguments of the call of `name`, which are a JSON value at `at` (after white
-    space), and where the value ends. Raises `Broken`.
+    """Return the arguments of the call of `name`, and where they end. They are a JSON value at
+    `at`, after white space. Raises `Broken`.
     """
     at = yield from source.skip(at)
     scanned = yield from scan_json(source, at)
@@ -189,9 +189,9 @@ def json_arguments(
 
 
 class NamedJsonParser(BlockParser):
-    """Calls as a name, a separator and the arguments as JSON.
+    """A parser for calls that consist of a name, a separator, and the arguments as JSON.
 
-    `fence`: markers around the JSON; the name is then before the fence.
+    `fence`: the markers around the JSON. The name is then before the fence.
     """
 
     separator: ClassVar[str]

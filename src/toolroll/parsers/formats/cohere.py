@@ -1,6 +1,6 @@
 """Cohere's Command: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters":
-{...}}]<|END_ACTION|>`, with text in a separate block; and Apertus, whose list has one object
-`{name: arguments}` for each call.
+{...}}]<|END_ACTION|>`, with text in a separate block. Also Apertus, whose list has one object
+`{name: arguments}` per call.
 """
 
 from __future__ import annotations

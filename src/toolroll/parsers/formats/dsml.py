@@ -1,5 +1,5 @@
-"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: tagged calls in which an attribute of
-each parameter marks strings (except Step 3).
+"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: tagged calls. An attribute of each
+parameter marks strings (except in Step 3).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class GigaChat35Parser(TagParser):
 
 
 class KimiK3Parser(TagParser):
-    """Kimi K3: `<|open|>tools<|sep|>`; visible text is in a separate response element."""
+    """Kimi K3: `<|open|>tools<|sep|>`. Visible text is in a separate response element."""
 
     name = "kimi_k3"
     shape = _K3

@@ -1,5 +1,5 @@
 """GigaChat 3: `<|function_call|>{"name": ..., "arguments": {...}}`, or the same JSON after
-`function call<|role_sep|>`; calls have no end marker.
+`function call<|role_sep|>`. Calls have no end marker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """GLM 4.5 to 5, Ling 3, Laguna, Spark 2.5 and IQuest Q1: `<tool_call>name` with an `<arg_key>` and
-an `<arg_value>` for each argument; and Hunyuan 3, which adds a block around the calls.
+an `<arg_value>` for each argument. Also Hunyuan 3, which adds a block around the calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _HUNYUAN = Shape(
 
 
 class Glm45Parser(TagParser):
-    """See the module. A line break after the name (4.5, 4.6) is optional (4.7, 5)."""
+    """See the module. A line break after the name (as in 4.5 and 4.6) is optional (4.7 and 5 have
+    none).
+    """
 
     name = "glm45"
     aliases = ("glm", "glm47", "ling3", "poolside_v1", "spark25")
@@ -33,7 +35,7 @@ class Glm45Parser(TagParser):
 
 
 class IQuestParser(TagParser):
-    """IQuest Q1: the pairs of GLM between other markers."""
+    """IQuest Q1: the same pairs as in GLM, between different markers."""
 
     name = "iquest_q1"
     shape = replace(

@@ -3,7 +3,7 @@
 
 The prompt ends with `<|start|>assistant`, so a reply starts inside a header. The analysis channel
 is reasoning, a message to a recipient is a call, and every other message is content. Source: the
-published guide to the format, and the chat template of gpt-oss.
+published guide to the format, and gpt-oss's chat template.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def header_forms(word: str) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """Return the markers of the format, and a pattern that matches headers without a recipient.
+    """Return the format's markers, and a pattern that matches headers without a recipient.
 
     `word` names the format of a call's arguments in the header, such as `json`.
     """
@@ -74,7 +74,7 @@ class HarmonyParser(ToolCallParser):
     def _message(
         self, source: Source, out: Collector, begin: int, offered: Offered | None
     ) -> Steps[int]:
-        """Add the message whose header is at `begin`, and return where the text continues."""
+        """Add the message whose header is at `begin`. Return where the text continues."""
         stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
         header = source.text[begin:stop]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
@@ -95,7 +95,7 @@ class HarmonyParser(ToolCallParser):
                 )
             )
             return stop
-        if marker != "<|message|>":  # a header that was cut, or text that only looked like one
+        if marker != "<|message|>":  # a truncated header, or text that only looked like one
             out.content(_MARKS.sub("", header))
             return stop
         plain = len(header) < 200 and self.plain.fullmatch(header) is not None
@@ -118,7 +118,7 @@ class HarmonyParser(ToolCallParser):
         name: str,
         offered: Offered | None,
     ) -> Steps[int]:
-        """Add the call of `name` whose header is at `begin` and whose arguments are at `body`.
+        """Add the call of `name`. Its header is at `begin`, and its arguments are at `body`.
 
         Return where the text continues.
         """

@@ -1,10 +1,11 @@
-"""Inkling: `<|message_model|>`, then a marker for the kind of message, then `<|end_message|>`.
+"""Inkling: `<|message_model|>`, then a marker for the kind of message, and `<|end_message|>` at the
+end.
 
 The kind is `<|content_thinking|>`, `<|content_text|>`, or for a call
 `name<|content_invoke_tool_json|>{"name": ..., "args": {...}}`.
 
-The prompt ends with `<|message_model|>`, so a reply starts inside a header. Invariant: a word
-before the kind marker is the tool's name if the message is a call; otherwise the word is text.
+The prompt ends with `<|message_model|>`, so a reply starts inside a header. Invariant: if a message
+is a call, the word before its kind marker is the tool's name. Otherwise the word is text.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """See the module. A message that calls a tool with plain text has no tool name. It is kept as
-    an attempt without a name.
+    """See the module. If a message calls a tool with plain text, it has no tool name. It is kept as
+    a call without a name.
     """
 
     name = "inkling"
@@ -84,15 +85,15 @@ class InklingParser(JsonBlockParser):
                 thinks = marker == _THINKING
 
     def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
-        """Return the tool's name at `at`, and the marker of the call after the name ("" if there is
-        no call).
+        """Return the tool's name at `at`, and the call's marker after the name, which is "" if
+        there is no call.
         """
         stop = yield from source.run(at, _HEADER)
         marker = yield from source.starts(stop, _JSON, _PLAIN)
         return source.text[at:stop], marker
 
     def _plain(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """Add the call whose text is at `start`, and return where the text continues."""
+        """Add the call whose text is at `start`. Return where the text continues."""
         end, marker = yield from source.until(start, (_END, _STOP, _MESSAGE, _JSON, _PLAIN))
         raw, stop = source.text[start:end], end + len(marker) if marker in (_END, _STOP) else end
         out.call(made_call("", {"text": raw}, raw, (begin, stop)))

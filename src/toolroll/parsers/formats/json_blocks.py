@@ -1,7 +1,7 @@
-"""The base classes of formats with JSON in a block: one or several objects, or a list of them,
-between two markers.
+"""The base classes of formats with JSON in a block. Between two markers there are one or several
+objects, or a list of objects.
 
-Invariants: text between blocks is content; text inside a JSON string is not a marker, unless it is
+Invariants: text between blocks is content. Text inside a JSON string is not a marker, unless it is
 a control token.
 """
 
@@ -21,11 +21,11 @@ class JsonBlockParser(ToolCallParser):
     """A parser for JSON between `opener` and `closer`.
 
     Attributes:
-        names: The keys for the parts of a call object.
-        wrappers: Markers around visible text.
-        ends: Stop tokens that also end a block. They may be in the text, or already removed from
-            its end.
-        bounds: Markers that start another message. An unclosed block ends before them.
+        names: The keys of the parts of a call object.
+        wrappers: The markers around visible text.
+        ends: The stop tokens that also end a block. They may be in the text, or may already be
+            removed from its end.
+        bounds: The markers that start another message. An unclosed block ends before them.
     """
 
     opener: ClassVar[str]
@@ -64,9 +64,9 @@ class JsonBlockParser(ToolCallParser):
     def _block(
         self, source: Source, out: Collector, begin: int, start: int, name: str = ""
     ) -> Steps[int]:
-        """Add the calls of the block whose opener is at `begin` and whose JSON is at `start`.
+        """Add the calls of the block. Its opener is at `begin`, and its JSON is at `start`.
 
-        Return where the text continues. `name`: the tool's name, if it precedes the opener.
+        Return where the text continues. `name`: the tool's name if it precedes the opener.
         """
         at = start
         # a fast path for many openers in a row
@@ -126,7 +126,9 @@ class JsonBlockParser(ToolCallParser):
 
 
 class OpenJsonParser(ToolCallParser):
-    """JSON after a marker (`opener`), without an end marker: a call ends where the JSON ends."""
+    """A parser for JSON after a marker (`opener`), without an end marker. A call ends where its
+    JSON ends.
+    """
 
     opener: ClassVar[str]
     names: ClassVar[Names] = Names()
@@ -173,8 +175,8 @@ def broken_open(
     incomplete: bool,
     name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """Return an unreadable call without an end marker, and its end: the next of `stops`, or the end
-    of the text.
+    """Return an unreadable call without an end marker, and its end, which is the next of `stops` or
+    the end of the text.
     """
     stop, _ = yield from source.until(start, stops)
     raw = source.text[start:stop]

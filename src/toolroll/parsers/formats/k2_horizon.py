@@ -1,8 +1,8 @@
 """K2 Horizon: `<ifm|tool_calls>` around `<ifm|tool_call>name`, with an `<ifm|arg_key>` and an
 `<ifm|arg_value>` for each argument.
 
-There are two variants: with an `<ifm|arg_type>` between key and value, and with JSON instead of
-name and arguments.
+There are two variants: one has an `<ifm|arg_type>` between key and value, and one has JSON in place
+of the name and the arguments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class K2HorizonParser(TagParser):
         try:
             value, end = yield from json_arguments(source, at, "the tool call")
         except Broken as broken:
-            raise Broken(str(broken)) from broken  # without a name: the JSON contains it
+            raise Broken(str(broken)) from broken  # without a name, because the JSON contains it
         close = yield from source.skip(end)
         if not (yield from source.starts(close, _CLOSE, spelled=True)):
             raise Broken(f"the tool call is not closed with {_CLOSE} after its JSON")

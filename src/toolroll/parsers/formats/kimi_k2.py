@@ -1,6 +1,6 @@
 """Kimi K2 and K2.5:
 `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` in a
-section; the header is the id of the call.
+section. The header is the call's id.
 """
 
 from __future__ import annotations

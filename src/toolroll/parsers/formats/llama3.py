@@ -45,7 +45,7 @@ class Llama3Parser(OpenJsonParser):
             at = yield from self._objects(source, out, begin, begin + len(marker))
 
     def _objects(self, source: Source, out: Collector, begin: int, at: int) -> Steps[int]:
-        """Add the calls at `at`, one after the other, and return where the text continues."""
+        """Add the calls at `at`, one after another. Return where the text continues."""
         while True:
             at = yield from self.json_calls(source, out, begin, at, (_TAG,))
             behind = yield from source.skip(at)

@@ -1,5 +1,5 @@
 """MiniMax M2 and dots: a block of `<invoke name="...">` with a `<parameter name="...">` for each
-argument; and MiniCPM 5, which has `<function name=...>` and `<param name=...>` without a block.
+argument. Also MiniCPM 5, which has `<function name=...>` and `<param name=...>` without a block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _DOTS = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"
 
 
 def _unwrapped(text: str) -> str:
-    """Return the text of a CDATA section, or else the text with XML escapes decoded."""
+    """Return the text of a CDATA section. If `text` is not one, return it with XML escapes
+    decoded.
+    """
     bare = text.strip()
     if bare.startswith("<![CDATA[") and bare.endswith("]]>"):
         return bare[9:-3]

@@ -1,11 +1,11 @@
-"""MiniMax M3: `<tool_call>` around `<invoke name="...">`, with an element for each argument, named
-by its key.
+"""MiniMax M3: `<tool_call>` around `<invoke name="...">`, with one element per argument, which has
+the argument's key as its name.
 
-Objects and arrays are nested elements (array items are `<item>`). The mark, the token
+Objects and arrays are nested elements (array items are `<item>`). A mark, the token
 `]<]minimax[>[`, precedes every tag.
 
-Invariants: a tag without the mark is text; the content of an element is decoded with the tool's
-schema, level by level; without a schema, elements that are all named `item` are an array. Source:
+Invariants: a tag without the mark is text. The content of an element is decoded with the tool's
+schema, level by level. Without a schema, elements that are all named `item` are an array. Source:
 SGLang 0.5.23 (minimax_m3).
 """
 
@@ -30,15 +30,15 @@ _ITEM = "item"
 
 
 class MiniMaxM3Parser(BlockParser):
-    """See the module. White space is allowed between the mark and `<tool_call>`, and before the tag
-    of an argument.
+    """See the module. White space is allowed between the mark and `<tool_call>`, and before an
+    argument's tag.
     """
 
     prose_has_no_markers = False
     name = "minimax-m3"
     block = (f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>")
     call = (f'{_MARK}<invoke name="', f"{_MARK}{_END}")
-    # The mark and the tag are separate markers: no vocabulary has both as one token.
+    # The mark and the tag are separate markers, because no vocabulary has both as one token.
     markers = (_MARK, _OPEN, "</tool_call>")
     reasoning = get_reasoning("minimax-m3")
 
@@ -99,8 +99,8 @@ class MiniMaxM3Parser(BlockParser):
 
 @dataclass(slots=True)
 class _Holder:
-    """Collects the elements of an object or an array: `members` by name, `items` in order.
-    `repeated` has the names that occurred more than once.
+    """Collects the elements of an object or an array: `members` by name, and `items` in order.
+    `repeated` contains the names that occurred more than once.
     """
 
     schema: Any
@@ -109,7 +109,9 @@ class _Holder:
     repeated: set[str] = field(default_factory=set)
 
     def schema_of(self, key: str) -> Any:
-        """Return the schema of the next element, named `key`; None if unknown."""
+        """Return the schema of the next element, which is named `key`. Return None if it is
+        unknown.
+        """
         schema = self.schema
         if not isinstance(schema, Mapping):
             return None
@@ -144,7 +146,7 @@ class _Holder:
 
 
 def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
-    """Add the element whose tag is at `at` to `holder`. Return the end of its closing tag. Raises
+    """Add the element whose tag is at `at` to `holder`. Return the end of the closing tag. Raises
     `Broken`.
     """
     if depth >= MAX_DEPTH:
@@ -179,8 +181,8 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
 
 
 def _leaf(text: str, schema: Any) -> Any:
-    """Return the value of an element's `text`. An empty text is an empty array or object if the
-    schema requires one.
+    """Return the value of an element's `text`. If the schema requires an array or an object, an
+    empty text is an empty one.
     """
     kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
     if (

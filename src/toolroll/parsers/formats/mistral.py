@@ -1,6 +1,6 @@
-"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, and since Mistral Small
-3.1 `[TOOL_CALLS]name[ARGS]{...}`, with `[CALL_ID]id` between them in some versions; calls have no
-end marker.
+"""Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`. Since Mistral Small 3.1,
+the format is `[TOOL_CALLS]name[ARGS]{...}`, with `[CALL_ID]id` between them in some versions. Calls
+have no end marker.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`PlainParser`: replies without a tool-call format, for servers that parse calls themselves or
-models without calls. Reasoning is still separated.
+"""`PlainParser`: for replies without a tool-call format, either because the server parses calls
+itself or because the model makes no calls. Reasoning is still separated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class PlainParser(ToolCallParser):
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
-        """Take all text as content."""
+        """Read all text as content."""
         while True:
             out.content(source.text[at:])
             at = len(source.text)

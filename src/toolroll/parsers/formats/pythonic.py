@@ -2,8 +2,8 @@
 `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
 
 Llama 4 writes calls without markers. So at the start of a line, a list of calls counts even if it
-is unreadable. Within a line, a list counts only if it names an offered tool; if no tools are given,
-only if it is readable.
+is unreadable. Within a line, a list counts only if it names an offered tool. If no tools are given,
+it counts only if it is readable.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NAME = r"[^\W\d][\w.\-/]*+"
 _TEXT = rf"[^\[<]++|\[(?!\s*+(?:\Z|{_NAME}\s*+(?:\(|\Z)))|<(?!\|p|\|?\Z)"
 _NO_CALL = re.compile(f"(?:{_TEXT})*+")
 """Matches text that contains no list of calls and no marker, and that does not end with the start
-of one.
+of either.
 """
 _IN_LINE = r"(?:(?<=\S)|(?<=\S[^\S\n]))"
 _NO_ARGUMENT = r"""[=(,'"\[\]{}]|[^\s*=(),'"\[\]{}][^\s=(),'"\[\]{}]*+\s*+[^\s=]"""
 _NO_CALL_IN_PROSE = re.compile(
     rf"(?:{_TEXT}|{_IN_LINE}\[\s*+{_NAME}\((?=[^\S\n]*+(?:{_NO_ARGUMENT})))*+"
 )
-"""Like `_NO_CALL`, but also matches a list within a line if what follows its parenthesis cannot
-start an argument. A line break there is not matched: a call may follow on the next line.
+"""Like `_NO_CALL`, but also matches a list within a line if the text after its parenthesis cannot
+start an argument. A line break there is not matched, because a call may follow on the next line.
 """
 _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
@@ -66,7 +66,7 @@ class PythonicParser(ToolCallParser):
                 at, marked = begin + len(marker), marker == _START
                 continue
             at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
-            # Text with one bracket that is not a call often has more of them: skip them all at
+            # Text with one bracket that is not a call often has more of them. Skip them all at
             # once.
             skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, at)
             stop = skipped.end() if skipped is not None else at
@@ -77,8 +77,8 @@ class PythonicParser(ToolCallParser):
     def _list(
         self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool
     ) -> Steps[int]:
-        """Add the calls of the list at `begin`, or only its bracket as text if it is not a list of
-        calls.
+        """Add the calls of the list at `begin`. If it is not a list of calls, add only its bracket
+        as text.
 
         Return where the text continues.
         """
@@ -107,8 +107,8 @@ class PythonicParser(ToolCallParser):
 
 
 def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], int]]:
-    """Return the calls in the list at `begin`, and the end of the list. The span of each call is
-    the whole list. Raises `Unreadable`.
+    """Return the calls in the list at `begin`, and the end of the list. Each call's span is the
+    whole list. Raises `Unreadable`.
     """
     calls: list[ToolCall] = []
     at = yield from source.skip(begin + 1)
@@ -133,7 +133,7 @@ def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], i
 
 
 class Lfm2Parser(ToolCallParser):
-    """LFM2: calls, or a list of them, between two markers. JSON calls are read too."""
+    """LFM2: a call or a list of calls between two markers. JSON calls are read too."""
 
     name = "lfm2"
     openers = (_LFM_START,)

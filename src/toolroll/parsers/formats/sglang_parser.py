@@ -1,7 +1,7 @@
-"""`sglang:NAME`: SGLang's own tool-call parser, if SGLang is installed.
+"""`sglang:NAME`: SGLang's own tool-call parser if SGLang is installed.
 
-Invariant: a part of the reply that SGLang's parser returns neither as text nor as a call is kept as
-an attempt with a status.
+Invariant: if SGLang's parser returns a part of the reply neither as text nor as a call, the part is
+kept as a call with a status.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SGLangParser(ToolCallParser):
     """SGLang's parser `sglang_name`.
 
     `ours` is this library's parser of the same format. Its reasoning tags and markers are used.
-    Raises `UnknownParserError` if SGLang is not installed, or has no parser of that name.
+    Raises `UnknownParserError` if SGLang is not installed or has no parser of this name.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SGLangParser(ToolCallParser):
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`. Nothing is returned before the end of the text, because
-        SGLang's parser gets all of it at once.
+        SGLang's parser gets the whole text at once.
         """
         if out.calls_as_text:
             return out.begin_verbatim(at)
@@ -96,7 +96,7 @@ class SGLangParser(ToolCallParser):
     def _dropped(
         self, text: str, content: str, calls: list[ToolCall], at: int, tools: list[dict[str, Any]]
     ) -> list[ToolCall]:
-        """Return the attempts that SGLang's parser returned neither in `calls` nor in `content`."""
+        """Return the calls that SGLang's parser returned neither in `calls` nor in `content`."""
         words = f"SGLang's parser {self.sglang_name} dropped this"
         if self._own is None:
             whole = not calls and len("".join(content.split())) < len("".join(text.split()))

@@ -1,11 +1,11 @@
-"""The base class of tagged formats: calls as elements with a name, and parameters as elements with
-a key and bare text.
+"""The base class of tagged formats: calls are elements with a name, and parameters are elements
+with a key and bare text.
 
 Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and similar formats differ in their markers, which `Shape`
 lists.
 
 Invariants: a value ends at the first closing marker after which the format can continue, so a value
-may contain the format's own tags; a value that is never closed ends with its call and block, so
+may contain the format's own tags. A value that is never closed ends with its call and block, so
 that it does not hide the next call.
 """
 
@@ -31,21 +31,21 @@ class Shape:
     """The markers of one format.
 
     Attributes:
-        block: Start and end marker of all calls together; None for no block.
-        call: Start and end marker of a call.
-        name_end: Markers that end the name. The first one is skipped; the others are part of what
+        block: The start and end markers of all calls together, or None if there is no block.
+        call: The start and end markers of a call.
+        name_end: The markers that end the name. The first is skipped. The others belong to what
             follows the name.
-        key: Start and end marker of a parameter's key.
-        value: Start and end marker of a value; the start is "" if the key's end starts the value.
-        kind: Start and end marker of the value's JSON type, which may follow the key; None if the
-            format has none.
-        typed_by: The attribute after the key that marks strings, and the attribute's value for a
-            string.
+        key: The start and end markers of a parameter's key.
+        value: The start and end markers of a value. The start is "" if the key's end starts the
+            value.
+        kind: The start and end markers of the value's JSON type, which may follow the key. None if
+            the format has no types.
+        typed_by: The attribute after the key that marks strings, and its value for a string.
         json_body: True if a JSON object may replace the parameters.
         trim_newline: True if a line break at the start and at the end of a value is not part of it.
-        self_closing: Marker that ends both the name and the call, if there are no parameters.
-        attribute_end: Text that ends the name if attributes follow it.
-        unescape: Decodes the escapes in a value.
+        self_closing: The marker that ends both the name and the call if there are no parameters.
+        attribute_end: The text that ends the name if attributes follow it.
+        unescape: A function that decodes the escapes in a value.
     """
 
     block: tuple[str, str] | None
@@ -63,7 +63,7 @@ class Shape:
 
 
 class TagParser(BlockParser):
-    """A parser for a `shape`."""
+    """A parser for formats of one `shape`."""
 
     shape: ClassVar[Shape]
     _name_ends: ClassVar[tuple[str, ...]]
@@ -121,8 +121,8 @@ class TagParser(BlockParser):
     def _arguments(
         self, source: Source, at: int, name: str, offered: Offered | None
     ) -> Steps[tuple[dict[str, Any], int, int]]:
-        """Return the arguments after the name, the end of the text inside the call, and the end of
-        the call.
+        """Return the arguments after the name, the end of the text inside the call, and the call's
+        end.
         """
         shape = self.shape
         schemas = offered.parameters(name) if offered is not None else {}
@@ -179,9 +179,9 @@ class TagParser(BlockParser):
     def _kind(
         self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
     ) -> Steps[tuple[int, Any]]:
-        """Return the position after the optional type at `at`, and the schema for the value. This
-        is `schema`, or, if `schema` does not allow exactly one type, a schema with the type that
-        was read.
+        """Return the position after the optional type at `at`, and the schema for the value. If
+        `schema` allows exactly one type, this is `schema`. Otherwise it is a schema with the type
+        that was read.
         """
         start = yield from source.skip(at)
         if not (yield from source.starts(start, marks[0])):

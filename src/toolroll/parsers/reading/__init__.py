@@ -1,3 +1,3 @@
-"""Read the values in a reply: JSON, Python literals, and bare text that a JSON schema gives a
-type.
+"""Read the values in a reply: JSON, Python literals, and bare text whose type a JSON schema
+gives.
 """

@@ -1,7 +1,7 @@
-"""`BoundedValidator`: check values against untrusted JSON schemas (draft 2020-12).
+"""`BoundedValidator`: checks values against untrusted JSON schemas (draft 2020-12).
 
-Invariants: regular expressions of a schema are never evaluated, because Python's `re` may take
-exponential time; nothing is fetched for a `$ref`; a check ends after `MOST_STEPS` steps. If these
+Invariants: a schema's regular expressions are never evaluated, because Python's `re` may take
+exponential time. Nothing is fetched for a `$ref`. A check ends after `MOST_STEPS` steps. If these
 limits prevent a check, `NotChecked` is raised.
 """
 
@@ -19,11 +19,11 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 MOST_STEPS = 50_000
-"""Maximum number of steps of one check. A step is one keyword for one value, 16 items of a value,
-or 1000 characters of an error, and takes about 5 us.
+"""The maximum number of steps of one check. A step is one keyword for one value, 16 items of a
+value, or 1000 characters of an error, and takes about 5 us.
 """
 MOST_OBJECTS = 2000
-"""Maximum number of objects in a schema. Validating the schema takes 150 us per object."""
+"""The maximum number of objects in a schema. Validating the schema takes 150 us per object."""
 
 _Errors = Iterator[ValidationError]
 Keyword = Callable[[Any, Any, Any, Any], _Errors | None]
@@ -37,11 +37,13 @@ _NOTHING_REMOTE: Registry[Any] = Registry()
 
 
 class NotChecked(Exception):
-    """The schema, or a value against the schema, cannot be checked."""
+    """The schema cannot be checked, or a value cannot be checked against the schema."""
 
 
 class BoundedValidator:
-    """Checks values against `schema`. Raises `NotChecked` if the schema is too large or invalid."""
+    """Checks values against `schema`. Raises `NotChecked` if the schema is too large or not
+    valid.
+    """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         given = {name: value for name, value in schema.items() if name != "$schema"}
@@ -53,7 +55,7 @@ class BoundedValidator:
         self._validator = (_WITHOUT_NAMES if named else _BOUNDED)(given, registry=_NOTHING_REMOTE)
 
     def first_problem(self, value: Any) -> ValidationError | None:
-        """Return the most relevant error of `value`, or None. Raises `NotChecked` if `value` cannot
+        """Return the most relevant error in `value`, or None. Raises `NotChecked` if `value` cannot
         be checked.
         """
         with _bounded():
@@ -89,7 +91,7 @@ def _refuse(objects: list[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Allow `MOST_STEPS` steps. Raises `NotChecked` for more, or if the schema cannot be
+    """Allow `MOST_STEPS` steps. Raises `NotChecked` if there are more, or if the schema cannot be
     applied.
     """
     token = _LEFT.set([MOST_STEPS])

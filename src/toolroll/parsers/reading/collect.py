@@ -1,6 +1,6 @@
-"""`Collector`: build a reply, and the deltas of its stream, from what a parser reads.
+"""`Collector`: builds a reply, and the deltas of its stream, from what a parser reads.
 
-Invariant: the joined deltas of one kind equal the reply's field of that kind. Trailing white space
+Invariant: the joined deltas of one kind equal the reply's field of this kind. Trailing white space
 is stripped from the fields, so it is held back until other text follows.
 """
 
@@ -13,7 +13,7 @@ from toolroll.parsers.types import Delta, ParsedReply, ToolCall
 
 
 class _Trimmed:
-    """Text that arrives in pieces, stripped of `chars` (None: white space) at both ends."""
+    """Text that arrives in pieces, with `chars` (None: white space) stripped at both ends."""
 
     def __init__(self, chars: str | None) -> None:
         self._chars = chars
@@ -40,10 +40,10 @@ class _Trimmed:
 
 
 class Collector:
-    """Collects reasoning, content and calls in the order written.
+    """Collects reasoning, content and calls in the order in which they were written.
 
-    `check` sets the status and the token span of a call. `calls_as_text`: from the first call on,
-    all text is content.
+    `check` sets a call's status and token span. `calls_as_text`: from the first call on, all text
+    is content.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Collector:
             self._put("reasoning", self._reasoning.add(text))
 
     def call(self, call: ToolCall) -> None:
-        """Add an attempted call."""
+        """Add a call. It may be unreadable."""
         if self.calls_as_text:
             if call.span is None:
                 self.content(call.raw)
@@ -81,7 +81,7 @@ class Collector:
         self._deltas.append(Delta("tool_call", call=done))
 
     def begin_verbatim(self, at: int) -> None:
-        """Treat all text from `at` on as content, and ignore calls there."""
+        """Treat all text from `at` on as content and ignore calls there."""
         if self._verbatim_at is None:
             self._verbatim_at = at
 

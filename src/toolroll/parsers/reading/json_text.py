@@ -1,9 +1,9 @@
-"""Read JSON in a text that arrives in pieces: find the end of a value, decode it, and convert it to
+"""Read JSON in a text that arrives in pieces. Find the end of a value, decode it, and convert it to
 a call.
 
 Invariants: a value ends where it ends for `json.JSONDecoder.raw_decode`. Text that `raw_decode`
-rejects is rejected here too, and so are NaN, Infinity and numbers beyond a double, which JSON
-cannot represent. A scan stops at the first wrong character, so scans that fail are short.
+rejects is rejected here too, and so are NaN, Infinity and numbers that exceed a double, because
+JSON cannot represent them. A scan stops at the first wrong character, so scans that fail are short.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
 
 
 def _whole(text: str, at: int) -> int | None:
-    """Return the end of the value at `at`, found by the standard library's decoder in C. Return
-    None if the decoder rejects the value, or if it is nested too deep; then it must be scanned
-    character by character.
+    """Return the end of the value at `at`, as found by the standard library's decoder in C. Return
+    None if the decoder rejects the value, or if the value is nested too deep. In this case it must
+    be scanned character by character.
     """
     try:
         stop = int(_DECODER.raw_decode(text, at)[1])
@@ -185,8 +185,8 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 def decode(text: str) -> Any:
     """Return the value of a JSON text.
 
-    Raises `ValueError` for invalid JSON, for values that JSON cannot represent (numbers out of
-    range, halves of a surrogate pair), and for nesting that is too deep.
+    Raises `ValueError` if the JSON is not valid, if it is nested too deep, or if JSON cannot
+    represent a value (a number out of range, half of a surrogate pair).
     """
     try:
         value = _DECODER.decode(text)
@@ -200,7 +200,7 @@ def decode(text: str) -> Any:
 
 
 def _deeper(value: Any, depth: int) -> bool:
-    """Return True if `value` is nested more than `depth` deep."""
+    """Return True if `value` is nested deeper than `depth`."""
     inner = (
         list(value.values())
         if isinstance(value, dict)
@@ -213,8 +213,8 @@ def _deeper(value: Any, depth: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The keys for the parts of a call object. If an object has several keys for a part, the first
-    one in the tuple counts.
+    """The keys of the parts of a call object. If an object has several keys for a part, the first
+    in the tuple counts.
     """
 
     name: tuple[str, ...] = ("name",)
@@ -271,7 +271,9 @@ def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -
 
 
 def name_in(raw: str, key: str = "name") -> str:
-    """Return the tool's name in an unreadable call, for the error message; "" if there is none."""
+    """Return the tool's name in an unreadable call, for the error message. Return "" if there is
+    none.
+    """
     _, found, rest = raw[:2000].partition(f'"{key}"')
     parts = rest.split('"', 2)
     return (

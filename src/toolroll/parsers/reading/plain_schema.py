@@ -1,7 +1,7 @@
 """A fast check that tool arguments fit a simple JSON schema.
 
 Invariant: if the check passes, a JSON-schema validator (draft 2020-12) finds no error. If it does
-not pass, or if the schema is not simple, the validator decides. It also writes the error message.
+not pass, or if the schema is not simple, the validator decides and writes the error message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NOTES = frozenset(
 )
 _KNOWN = _NOTES | {"type", "enum", "properties", "required", "items", "additionalProperties"}
 
-# The Python types of JSON's types; a boolean is not a number.
+# The Python types of JSON's types. A boolean is not a number.
 _TYPES: dict[str, Fits] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
@@ -29,8 +29,8 @@ _TYPES: dict[str, Fits] = {
 
 
 def plain_fits(schema: Any) -> Fits | None:
-    """Return a function that returns True for values that certainly fit `schema`; None if `schema`
-    is not simple.
+    """Return a function that returns True for values that certainly fit `schema`. Return None if
+    `schema` is not simple.
     """
     if not isinstance(schema, Mapping) or not schema.keys() <= _KNOWN:
         return None
@@ -53,8 +53,8 @@ def _of_type(schema: Mapping[str, Any]) -> Fits | None:
 
 
 def _of_enum(schema: Mapping[str, Any]) -> Fits | None:
-    """Return a check for an enum of strings. Other values are left to the validator: JSON schema
-    and Python differ on whether 1, 1.0 and true are equal.
+    """Return a check for an enum of strings. All other values are left to the validator, because
+    JSON schema and Python differ on whether 1, 1.0 and true are equal.
     """
     if "enum" not in schema:
         return _anything

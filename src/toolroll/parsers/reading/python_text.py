@@ -59,13 +59,15 @@ class Unreadable(Exception):
 
 
 def read_name(source: Source, at: int) -> Steps[str]:
-    """Return the (dotted) name at `at`, or ""."""
+    """Return the name at `at`, which may contain dots, or ""."""
     char = yield from source.char(at)
     return (yield from _run(source, at, _NAME)) if _NAME_START.match(char) else ""
 
 
 def read_call(source: Source, at: int) -> Steps[tuple[str, dict[str, Any], int]]:
-    """Return the name and the arguments of the call at `at`, and its end. Raises `Unreadable`."""
+    """Return the name and the arguments of the call at `at`, and the call's end. Raises
+    `Unreadable`.
+    """
     name = yield from read_name(source, at)
     at = yield from source.skip(at + len(name))
     char = yield from source.char(at)
@@ -104,7 +106,9 @@ def _argument(source: Source, at: int, arguments: dict[str, Any]) -> Steps[int]:
 
 
 def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]]:
-    """Return the literal at `at` (after white space), and its end. Raises `Unreadable`."""
+    """Return the literal at `at` (after white space), and the literal's end. Raises
+    `Unreadable`.
+    """
     at = yield from source.skip(at)
     char = yield from source.char(at)
     if depth > MAX_DEPTH:
@@ -132,7 +136,7 @@ def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]
 
 
 def _run(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
-    """Return the characters of one class at `at`; see `Source.run`."""
+    """Return the characters of one class at `at`, like `Source.run`."""
     stop = yield from source.run(at, pattern)
     return source.text[at:stop]
 
@@ -241,8 +245,8 @@ def _next(source: Source, at: int, end: str) -> Steps[int]:
 
 
 def python_value(text: str) -> tuple[bool, Any]:
-    """Return (True, value) if all of `text` is a Python literal, else False and an undefined
-    value.
+    """Return (True, value) if all of `text` is a Python literal. Otherwise return False and an
+    undefined value.
     """
     source = Source()
     source.feed(text, None)

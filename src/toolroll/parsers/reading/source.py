@@ -1,13 +1,13 @@
 """`Source`: the text of a reply as it arrives, with the positions of its tokens. Its readers are
-generators: a reader yields when it needs more text, and continues when more text has arrived or the
+generators. A reader yields when it needs more text, and continues when more text has arrived or the
 text is closed.
 
 Invariants:
 
 - The result of a reader never depends on where the text was split into pieces.
 - If a marker is one control token of the vocabulary, only that token counts as the marker.
-- The time is linear in the text, even for small pieces: failed searches are not repeated, and
-  waiting searches continue where they stopped.
+- The time is linear in the length of the text, even for small pieces: failed searches are not
+  repeated, and waiting searches continue where they stopped.
 - No reader keeps a match object across a yield, because a match object keeps the old text alive.
 """
 
@@ -21,7 +21,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A reader: yields None to wait for more text, and returns a T."""
+"""A reader. It yields None to wait for more text, and returns a T."""
 Span = tuple[int, int]
 Put = Callable[[str], None]
 
@@ -59,20 +59,20 @@ class Source:
                 "none"
             )
         # CPython extends a string in place only if a local variable holds its only reference.
-        # Otherwise, each piece would copy the whole text.
+        # Otherwise each piece would copy the whole text.
         whole = self.text
         self.text = ""
         whole += text
         self.text = whole
 
     def exact(self, marker: str) -> bool:
-        """Return True if only the control token of `marker` counts, and not the same text."""
+        """Return True if only the control token of `marker` counts, and the same text does not."""
         return self._starts is not None and marker in self._control
 
     def is_control_token(self, marker: str, at: int) -> bool:
         """Return True if the text of `marker` at `at` is a real marker.
 
-        If the tokens are known and `marker` is a control token, the text must be that token.
+        If the tokens are known and `marker` is a control token, the text must be this token.
         Otherwise the text is enough.
         """
         if self._starts is None or marker not in self._control:
@@ -85,15 +85,16 @@ class Source:
         return False
 
     def tokens(self, span: Span) -> Span | None:
-        """Return the token span that covers a span of characters; None without offsets."""
+        """Return the token span that covers a span of characters. Return None without offsets."""
         if self._starts is None:
             return None
         first, last = bisect_right(self._stops, span[0]), bisect_left(self._starts, span[1])
         return (first, last) if first < last else None
 
     def is_absent(self, key: object, start: int) -> bool:
-        """Return True if `key` is known not to occur at or after `start`: an earlier search that
-        began at or before `start` reached the end of the finished text without a match.
+        """Return True if it is known that `key` does not occur at or after `start`. This is known
+        if an earlier search that began at or before `start` reached the end of the finished text
+        without a match.
         """
         return self._absent.get(key, len(self.text) + 1) <= start
 
@@ -107,7 +108,7 @@ class Source:
         """Return the position and the text of the next of `markers` at or after `start`. If there
         is none, return the end of the text and "".
 
-        `put` is called with the text before the marker, as soon as that text is certain.
+        `put` is called with the text before the marker as soon as this text is certain.
         """
         if self.is_absent(markers, start):
             return self._ended(start, put)
@@ -118,7 +119,7 @@ class Source:
             while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
             # A marker may be the start of a longer marker whose end has not arrived. It counts only
-            # when that is excluded.
+            # once this is excluded.
             certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
             if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
@@ -141,8 +142,8 @@ class Source:
     def _certain(
         self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]
     ) -> int:
-        """Return the start of an incomplete marker at the end of the text, or the end of the text
-        if there is none.
+        """Return the start of an incomplete marker at the end of the text. If there is none, return
+        the end of the text.
         """
         first = max(at, len(self.text) - longest + 1)
         end = self.text[first:]
@@ -157,7 +158,7 @@ class Source:
     def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
         """Return the longest of `prefixes` that is at `at`, or "".
 
-        `spelled`: also accept a prefix that is ordinary text instead of a control token.
+        `spelled`: also accept a prefix that is ordinary text and not a control token.
         """
         while True:
             rest = self.text[at : at + max(map(len, prefixes))]
@@ -174,8 +175,8 @@ class Source:
             yield
 
     def skip(self, at: int) -> Steps[int]:
-        """Return the position of the first character at or after `at` that is not white space, or
-        the end of the text if there is none.
+        """Return the position of the first character at or after `at` that is not white space. If
+        there is none, return the end of the text.
         """
         while True:
             if at < len(self.text) and not self.text[at].isspace():
@@ -196,7 +197,7 @@ class Source:
             yield
 
     def char(self, at: int) -> Steps[str]:
-        """Return the character at `at`; "" after the end."""
+        """Return the character at `at`, or "" after the end."""
         while at >= len(self.text) and not self.closed:
             yield
         return self.text[at : at + 1]
@@ -226,7 +227,7 @@ class Source:
             at += len(close)
 
     def rest(self) -> Steps[int]:
-        """Wait for the end of the text, and return its position."""
+        """Wait until the text ends. Return the position of its end."""
         while not self.closed:
             yield
         return len(self.text)
@@ -240,8 +241,8 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 @lru_cache(maxsize=512)
 def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset[str]]:
-    """Return a pattern for any of `markers` (the longest first), the maximum length, and the set of
-    first characters.
+    """Return a pattern for any of `markers` (the longest first), their maximum length, and the set
+    of their first characters.
     """
     ordered = sorted(markers, key=len, reverse=True)
     firsts = frozenset(one[:1] for one in markers)

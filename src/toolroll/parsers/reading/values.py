@@ -1,9 +1,9 @@
-"""Decode values that a format writes as bare text (`<parameter=n>3</parameter>`), with the JSON
-schema of the parameter.
+"""Decode values that a format writes as bare text (`<parameter=n>3</parameter>`), with the
+parameter's JSON schema.
 
-Such formats write strings without quotes and everything else as JSON (or, in some templates, as
-Python), so that only the schema distinguishes `3` from `"3"`. Invariant: decoding never fails. A
-value that fits no type of the schema is guessed, and the check against the schema then reports it.
+Such formats write strings without quotes and all other values as JSON (or, in some templates, as
+Python). So only the schema distinguishes `3` from `"3"`. Invariant: decoding never fails. If a
+value fits no type of the schema, it is guessed, and the check against the schema then reports it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def typed(text: str, schema: Any) -> Any:
     """Return the value that `text` represents under `schema`. Anything that is not a schema, such
     as None, counts as unknown.
 
-    If the schema allows several types, use the most specific one that fits, and a string last.
+    If the schema allows several types, the most specific type that fits is used, and string comes
+    last.
     """
     if not isinstance(schema, Mapping):
         return guessed(text)
@@ -55,7 +56,7 @@ def typed(text: str, schema: Any) -> Any:
 
 
 def guessed(text: str) -> Any:
-    """Return `text` decoded as a number, a constant, an object or an array if it is one, else
+    """Return `text` decoded if it is a number, a constant, an object or an array. Otherwise return
     `text`.
     """
     bare = text.strip()
@@ -76,7 +77,7 @@ def guessed(text: str) -> Any:
 
 
 def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the types that `schema` allows; None if unknown."""
+    """Return the types that `schema` allows, or None if they are unknown."""
     kind = schema.get("type")
     names = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     if names is not None:

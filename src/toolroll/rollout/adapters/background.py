@@ -1,7 +1,7 @@
 """`Background`: an event loop in a separate thread, for trainers whose calls are not async.
 
-Invariant: a call ends only after its coroutine has ended. An interrupt (Ctrl-C) cancels the
-coroutine, so that its episodes close their environments before the call ends.
+Invariant: a call returns only after its coroutine has ended. An interrupt (Ctrl-C) cancels the
+coroutine, so that its episodes close their environments before the call returns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines for threads without an event loop. The first coroutine starts the thread,
-    which is named `name`.
+    """Runs coroutines for threads that have no event loop. The first coroutine starts a thread with
+    the name `name`.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,10 +26,10 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` to its end, and return its result.
+        """Run `coroutine` to its end and return its result.
 
-        If the waiting thread is interrupted, cancel the coroutine and wait for its end. A second
-        interrupt ends the wait.
+        If the waiting thread is interrupted, cancel the coroutine and wait until it ends. A second
+        interrupt stops the wait.
         """
         loop, ended = self._started(), threading.Event()
         tasks: list[asyncio.Task[T]] = []
@@ -50,8 +50,9 @@ class Background:
         return tasks[0].result()
 
     def finish(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run `coroutine` to its end, for a finalizer: the garbage collector may call it in the
-        loop's own thread, where nothing can wait. There it only starts the coroutine.
+        """Run `coroutine` to its end, for a finalizer. The garbage collector may call this method
+        in the loop's own thread, where waiting is impossible. In that case the method only starts
+        the coroutine.
         """
         if threading.current_thread() is self._thread:
             asyncio.run_coroutine_threadsafe(coroutine, self._started())

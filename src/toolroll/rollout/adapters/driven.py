@@ -1,7 +1,7 @@
-"""`DrivenEpisode`: an episode that is driven from outside, for frameworks that sample themselves.
+"""`DrivenEpisode`: an episode that its caller drives, for frameworks that sample themselves.
 
 Such a framework (tinker-cookbook, for example) calls its environment with the ids that it sampled,
-and expects the next prompt. The episode is an ordinary one on an engine that waits for these ids.
+and expects the next prompt. The episode is an ordinary one whose engine waits for these ids.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_LIMIT = 2**31 - 1
 
 
 class _WaitingEngine(FrameworkEngine):
-    """An engine that passes each request to the caller, and waits for the tokens from there."""
+    """An engine that passes each request to the caller and waits for the caller's tokens."""
 
     def __init__(self, *, context_length: int | None, vocab_size: int) -> None:
         super().__init__("the caller", context_length=context_length, vocab_size=vocab_size)
@@ -43,11 +43,11 @@ class _WaitingEngine(FrameworkEngine):
 
 
 class DrivenEpisode:
-    """One episode of `env`: it returns each prompt, and takes the ids that you sampled from it.
+    """One episode of `env`. It returns each prompt and takes the ids that you sampled from it.
 
-    `tokenizer` has the chat template. `context_length` is the limit of the model, in tokens.
+    `tokenizer` has the chat template. `context_length` is the model's limit in tokens.
     `tool_call_parser` is one of SGLang's names, or "auto" to infer it from the template. `settings`
-    are the agent's: `parallel_calls`, `on_invalid_call`, `verify` ...
+    are the agent's settings: `parallel_calls`, `on_invalid_call`, `verify` ...
 
     Example:
         episode = DrivenEpisode(env, task, tokenizer, context_length=32768)
@@ -108,11 +108,11 @@ class DrivenEpisode:
         finish_reason: str | None = None,
         weight_version: str | None = None,
     ) -> list[int] | None:
-        """Take the ids sampled from the last prompt, including the stop token, and return the next
-        prompt. Return None if the episode is over.
+        """Take the ids that were sampled from the last prompt, including the stop token. Return the
+        next prompt, or None if the episode is over.
 
-        `finish_reason`: "stop", "length" or "abort"; default: "stop" if the last id is a stop token
-        of the template, otherwise "length". Raise `UsageError` if no prompt is waiting.
+        `finish_reason`: "stop", "length" or "abort". By default, it is "stop" if the last id is a
+        stop token of the template, otherwise "length". Raise `UsageError` if no prompt is waiting.
         """
         if not self._waiting:
             raise UsageError("no prompt is waiting: call start, and step only after a prompt")
@@ -128,13 +128,15 @@ class DrivenEpisode:
 
     @property
     def result(self) -> InteractionResult:
-        """The episode, once there is no next prompt. Raise `UsageError` before that."""
+        """The episode. It is available once there is no next prompt; before, this raises
+        `UsageError`.
+        """
         if self._playing is None or not self._playing.done():
             raise UsageError("the episode is not over: step until there is no next prompt")
         return self._playing.result()
 
     async def aclose(self) -> None:
-        """End the episode early, and close its environment."""
+        """End the episode early and close its environment."""
         if self._playing is not None and not self._playing.done():
             self._playing.cancel()
             await asyncio.wait([self._playing])

@@ -1,7 +1,7 @@
 """`EpisodePlayer`: plays the episodes that a trainer asks for, on one model.
 
-Every adapter uses it. Frameworks differ in how they name a task and in what a sample looks like,
-but not in how an episode is played.
+Every adapter uses it. Frameworks differ in how they name a task and in the form of a sample, but
+not in how an episode is played.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class EpisodeSettings(ModelSettings):
 class EpisodePlayer:
     """Plays episodes with `settings` on `model`. `aclose` closes the model too.
 
-    If `stopped` returns True, a failed episode is not played again. `name` converts the name of a
-    setting to the framework's spelling, for error messages.
+    If `stopped` returns True, a failed episode is not played again. `name` converts a setting's
+    name to the framework's spelling for error messages.
 
     Example:
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
@@ -127,9 +127,9 @@ class EpisodePlayer:
     ) -> InteractionResult:
         """Play the task `index`, and return the episode.
 
-        `metadata` may have an `env` and a `split` for this task. `number` is the number of the
-        sample among those of the task; the seed depends on it. An episode that a failure aborted is
-        played again, up to `settings.retries` times, and is then returned as aborted. Raise
+        `metadata` may contain an `env` and a `split` for this task. `number` is the sample's number
+        among the task's samples, and determines the seed. If a failure aborts the episode, it is
+        played again up to `settings.retries` times, and then returned as aborted. Raise
         `UsageError` for settings that cannot work.
         """
         await self._open()
@@ -147,7 +147,7 @@ class EpisodePlayer:
         return result
 
     async def aclose(self) -> None:
-        """Close the users and the model."""
+        """Close the user simulators and the model."""
         await self._stack.aclose()
         await self.model.aclose()
 
@@ -173,7 +173,9 @@ class EpisodePlayer:
         )
 
     async def _open(self) -> None:
-        """Check the engine's model and the chat template, and open the user simulators, once."""
+        """Check the engine's model and the chat template, and open the user simulators. This is
+        done once.
+        """
         async with self._opening:
             if self._options is not None:
                 return
@@ -231,10 +233,10 @@ def why_aborted(result: InteractionResult) -> str:
 
 
 async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run `episodes` concurrently, and return their results in order.
+    """Run `episodes` concurrently and return their results in order.
 
-    The first error, or a cancellation, cancels the others. It is raised after all have ended, so
-    that their environments are closed.
+    If one episode raises an error, or if this call is cancelled, the other episodes are cancelled.
+    The first error is raised after all episodes have ended, so that their environments are closed.
     """
     tasks = [asyncio.ensure_future(episode) for episode in episodes]
     try:
@@ -246,7 +248,7 @@ async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def task_index(prompt: Any) -> int:
-    """Return the task's index from `prompt`, which is a number or its digits as text."""
+    """Return the task's index from `prompt`, which is a number or a text of digits."""
     if isinstance(prompt, int) and not isinstance(prompt, bool):
         return prompt
     if isinstance(prompt, str) and prompt.strip().isdigit():
@@ -259,8 +261,8 @@ def task_index(prompt: Any) -> int:
 
 
 def check_template(template: ChatTemplate) -> None:
-    """Log warnings about training with this template. Raise `UsageError` if its tokens would be
-    wrong.
+    """Log warnings about training with this template. Raise `UsageError` if the template would
+    produce wrong tokens.
     """
     report = certify(template)
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
@@ -275,7 +277,7 @@ def check_template(template: ChatTemplate) -> None:
 
 
 def agent_settings(settings: EpisodeSettings) -> dict[str, Any]:
-    """Return the settings that the agent takes."""
+    """Return the settings that are passed to the agent."""
     return {
         "on_invalid_call": settings.on_invalid_call,
         "parallel_calls": settings.parallel_calls,

@@ -1,9 +1,9 @@
-"""`FrameworkEngine`: the engine object that a training framework passes to its rollouts, as the
-engine of a `Model`; and `LoopPlayers`, the players on it.
+"""`FrameworkEngine`: uses the engine object that a training framework passes to its rollouts as the
+engine of a `Model`. `LoopPlayers`: the players that use it.
 
-Invariants: the object is called in the caller's event loop only. An answer is refused unless the
-engine can have sampled its ids and each id has a finite logprob, as in `parse_completion` for
-SGLang. There is no HTTP.
+Invariants: the object is called only in the caller's event loop. As in `parse_completion` for
+SGLang, an answer is refused unless the engine can have sampled its ids, and each id has a finite
+logprob. There is no HTTP.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ VLLM_NAMES = {
         ).split()
     },
 }
-"""SGLang's name of a sampling parameter -> vLLM's."""
+"""Maps SGLang's name of a sampling parameter to vLLM's."""
 
 TEXT_ONLY = frozenset(
     "no_stop_trim skip_special_tokens spaces_between_special_tokens include_stop_str_in_output "
     "detokenize".split()
 )
-"""Parameters that only change an engine's text, which is not used."""
+"""Parameters that change only an engine's text, which is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One turn as a framework's engine returns it. `finish_reason`: "stop", "length" or "abort".
-    `matched`: the stop token or stop string, if the engine reports it. The other fields are those
-    of `Completion`.
+    `matched`: the stop token or stop string, if the engine reports it. The other fields are the
+    same as in `Completion`.
     """
 
     ids: Sequence[int]
@@ -65,7 +65,7 @@ class Sampled:
 
 
 class FrameworkEngine(EngineClient):
-    """`name` is the framework's name, for error messages. `vocab_size` is that of the tokenizer."""
+    """`name` is the framework's name, for error messages. `vocab_size` is the tokenizer's."""
 
     def __init__(self, name: str, *, context_length: int | None, vocab_size: int | None) -> None:
         self._name = name
@@ -73,21 +73,21 @@ class FrameworkEngine(EngineClient):
 
     @abstractmethod
     async def sample(self, request: GenerateRequest) -> Sampled:
-        """Return one turn."""
+        """Sample one turn."""
 
     @property
     def url(self) -> str:
-        """The engine's name, for messages: the engine has no address."""
+        """The engine's name, for messages. The engine has no address."""
         return self._name
 
     async def model_info(self) -> ModelInfo:
-        """Return what the trainer's settings say about the model."""
+        """Return what the trainer's settings tell about the model."""
         return self._model_info
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn. Raise `CompletionError` if no engine can have sampled such a turn."""
+        """Return one turn. Raise `CompletionError` if no engine can have sampled this turn."""
         began = perf_counter()
         turn = await self.sample(request)
         ids = check_ids(turn.ids, request, vocab_size=self._model_info.sampled_limit)
@@ -126,16 +126,17 @@ class FrameworkEngine(EngineClient):
         return check_logprobs(values)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Raise `UsageError`: there is no HTTP."""
+        """Raise `UsageError`, because there is no HTTP."""
         raise UsageError(f"{self._name}'s engine has no HTTP address: call generate, not post")
 
     async def aclose(self) -> None:
-        """Do nothing: the engine belongs to the trainer."""
+        """Do nothing, because the engine belongs to the trainer."""
 
 
 def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
-    """Return what ended the turn: the engine's own report, else the last token. If stop strings
-    were requested, the last token may be part of one, so only a requested stop token counts then.
+    """Return what ended the turn: what the engine reports, or else the last token. If stop strings
+    were requested, the last token may be part of one. Then it counts only if it is a requested stop
+    token.
     """
     if turn.finish_reason != "stop" or turn.matched is not None:
         return turn.matched if turn.finish_reason == "stop" else None
@@ -144,8 +145,8 @@ def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
 
 
 class LoopPlayers:
-    """One `EpisodePlayer` for each event loop and engine object, because connections belong to a
-    loop. `make` returns the engine client for an engine object.
+    """One `EpisodePlayer` per event loop and engine object, because connections belong to a loop.
+    `make` returns the engine client for an engine object.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class LoopPlayers:
         ] = WeakKeyDictionary()
 
     def get(self, engine: Any) -> EpisodePlayer:
-        """Return the running loop's player on `engine`."""
+        """Return the player for `engine` in the running loop."""
         players = self._players.setdefault(asyncio.get_running_loop(), {})
         if id(engine) not in players:
             model = Model.from_args(
@@ -187,7 +188,7 @@ class LoopPlayers:
         return players[id(engine)][1]
 
     async def aclose(self) -> None:
-        """Close the players of the running loop."""
+        """Close the players that belong to the running loop."""
         for _, player in self._players.pop(asyncio.get_running_loop(), {}).values():
             await player.aclose()
 
@@ -195,7 +196,7 @@ class LoopPlayers:
 def from_vllm(
     params: Mapping[str, Any], *, ignored: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Return vLLM's sampling parameters by SGLang's names, without unset ones.
+    """Convert vLLM's sampling parameters to SGLang's names. Leave out parameters that are not set.
 
     Raise `UsageError` for a parameter that is neither known nor `ignored`.
     """
@@ -211,8 +212,8 @@ def from_vllm(
 
 
 def to_vllm(params: Mapping[str, Any], *, name: str) -> dict[str, Any]:
-    """Return SGLang's sampling parameters by vLLM's names. Raise `UsageError` for a parameter that
-    vLLM does not have. `name` is the engine's, for that message.
+    """Convert SGLang's sampling parameters to vLLM's names. Raise `UsageError` for a parameter that
+    vLLM does not have. `name` is the engine's name, for the error message.
     """
     found = {}
     for ours, value in params.items():

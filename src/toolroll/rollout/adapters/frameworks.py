@@ -1,4 +1,4 @@
-"""`FRAMEWORKS`: the training frameworks that have an adapter, and the rules of each."""
+"""`FRAMEWORKS`: the training frameworks that have an adapter, and their rules."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """`version`: the version in the tests. `path`: the name to put into the framework's
-    configuration. `forks`: what a forked episode becomes. `aborted`: what a failed one becomes.
+    """`version`: the tested version. `path`: the name for the framework's configuration. `forks`:
+    how a forked episode is returned. `aborted`: how a failed episode is returned.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """`TrainingSequence`: one sequence of an episode as lists, by the rules that all adapters share.
 
 - Only tokens that an engine sampled are trained. Tokens made from text are refused.
-- An aborted episode has no reward, and none of its tokens is trained (I9).
-- A response has at least one token: trainers fail for an empty one. If nothing was sampled, the
-  response is the prompt's last token, with mask 0.
+- An aborted episode has no reward and no trained tokens (I9).
+- A response has at least one token, because trainers fail for an empty response. If nothing was
+  sampled, the response is the prompt's last token, with mask 0.
 - Tokens that were not sampled have the logprob 0.0. A trained token without a logprob is refused.
 """
 
@@ -21,7 +21,7 @@ from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """`prompt_ids`, then `response_ids`; `loss_mask` and `logprobs` cover the response.
+    """`prompt_ids`, then `response_ids`. `loss_mask` and `logprobs` cover the response.
 
     `trajectory` is None if the episode ended before its first prompt.
     """
@@ -39,18 +39,18 @@ class TrainingSequence:
 
     @property
     def weight_versions(self) -> list[str]:
-        """The weight version of each span. All tokens of a span have one version."""
+        """The weight version of each span. All tokens of a span have the same version."""
         if self.trajectory is None:
             return []
         return [span.version for span in self.trajectory.weight_versions]
 
 
 def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[TrainingSequence]:
-    """Return the sequences of an episode: one, or several if it forked.
+    """Return the sequences of an episode: one sequence, or several if the episode forked.
 
-    `filler` is a token id for an episode that ended before its first prompt. Raise `UsageError`
-    for tokens that were made from text: they are not what an engine sampled. Raise `TokenError` for
-    a trained token without a logprob.
+    `filler` is the token id that is used if the episode ended before its first prompt. Raise
+    `UsageError` if the tokens were made from text, because no engine sampled them. Raise
+    `TokenError` if a trained token has no logprob.
     """
     if any(trajectory.source != "engine" for trajectory in result.trajectories):
         raise UsageError(
@@ -61,8 +61,8 @@ def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[Tr
 
 
 def most_trained(sequences: Sequence[TrainingSequence]) -> TrainingSequence:
-    """Return the sequence with the most trained tokens; of equals, the first. This is the rule for
-    frameworks that take one sequence for each sample.
+    """Return the sequence with the most trained tokens. If several have the most, return the first.
+    This is the rule for frameworks that take one sequence per sample.
     """
     return max(sequences, key=lambda sequence: sequence.trained_tokens)
 

@@ -1,5 +1,5 @@
-"""`SingleSequence`: an episode for a framework that takes one sequence per sample, of limited
-length.
+"""`SingleSequence`: an episode for a framework that takes one sequence of limited length per
+sample.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from toolroll.rollout.types import InteractionResult
 
 @dataclass(frozen=True, slots=True)
 class SingleSequence:
-    """`sequence`, cut to the framework's limit. `left_out_tokens` counts the trained tokens that
-    are left out: those of the other sequences if the episode forked, and those after the cut.
+    """The one sequence that is trained, truncated to the framework's limit. `left_out_tokens`
+    counts the trained tokens that are left out: those of the other sequences if the episode forked,
+    and those after the limit.
     """
 
     sequence: TrainingSequence
@@ -55,7 +56,7 @@ def _cut(
 
 
 def _versions(sequence: TrainingSequence) -> list[str]:
-    """Return the weight version of each span that begins before the cut."""
+    """Return the weight version of each span that begins before the truncation."""
     if sequence.trajectory is None:
         return []
     end = len(sequence.prompt_ids) + len(sequence.response_ids)

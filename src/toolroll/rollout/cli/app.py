@@ -307,11 +307,11 @@ def demo(
 
 
 def _one_blas_thread() -> None:
-    """Let OpenBLAS use one thread, unless the environment says otherwise. Call it before numpy is
-    imported.
+    """Make OpenBLAS use one thread, unless the environment variables set another number. Call this
+    before numpy is imported.
 
-    The matrices of a small model are too small for more, and if another program uses a core, the
-    threads wait for each other.
+    The matrices of a small model are too small for more threads. If another program uses a core,
+    the threads would wait for each other.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -330,7 +330,8 @@ def _outcome(settings: RunConfig) -> Outcome:
 def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = True) -> None:
     """Print the results: a table, remarks, and the names of the files.
 
-    `results`: by column title. `resumes`: True if the same command can continue the run.
+    `results`: the outcomes by column title. `resumes`: True if the same command can continue the
+    run.
 
     Exit with 128 + the signal that ended the run early, or with 1 if nothing was graded.
     """

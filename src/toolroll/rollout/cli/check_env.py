@@ -14,7 +14,7 @@ _COLORS = {"ok": "green", "failed": "bold red", "not applicable": "dim"}
 
 
 def results_table(name: str, results: Sequence[CheckResult]) -> Table:
-    """Return one row for each check of the environment `name`."""
+    """Return a table with one row per check of the environment `name`."""
     table = Table(title=name, title_justify="left")
     table.add_column("check")
     table.add_column("result")

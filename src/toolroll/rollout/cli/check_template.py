@@ -1,5 +1,5 @@
-"""`toolroll check-template`: the effect of a chat template on the tokens of tool-calling episodes,
-as a table or as JSON.
+"""`toolroll check-template`: shows what a chat template does to the tokens of tool-calling
+episodes, as a table or as JSON.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold 
 
 
 def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
-    """Return the report on the tokenizer `model` with the chat template in the file `template`, or
-    with the tokenizer's own template if that is None.
+    """Return the report on the tokenizer `model`. The chat template is in the file `template`, or
+    is the tokenizer's own if `template` is None.
     """
     if Path(model).suffix in (".jinja", ".jinja2"):
         raise UsageError(

@@ -1,5 +1,5 @@
-"""`toolroll demo`: play two environments against the embedded engine. On desk, it samples the
-package's model; on BFCL, its replies are scripted.
+"""`toolroll demo`: plays two environments on the embedded engine. In desk, the engine samples from
+the model that comes with the package. In BFCL, its replies are scripted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
 SCRIPTED = "bfcl/multi_turn_base"
 SAMPLED = "desk"
 HELD_OUT = 100
-"""How many of desk's held-out tasks are played."""
+"""The number of desk's held-out tasks that are played."""
 
 MISTAKES = 0.3
-"""The share of episodes with a mistake of the scripted engine. Mistakes make the rewards differ."""
+"""The share of episodes in which the scripted engine makes a mistake. Mistakes make the rewards
+differ.
+"""
 
 
 async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> dict[str, Outcome]:
@@ -88,7 +90,7 @@ def _parts(
 
 
 def _emptied(folder: Path) -> None:
-    """Make the folder, or remove the episodes of an earlier demo from it."""
+    """Create the folder, or remove an earlier demo's episodes from it."""
     make_folder(folder)
     for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
         (folder / name).unlink(missing_ok=True)

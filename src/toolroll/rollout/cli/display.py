@@ -31,9 +31,10 @@ _LINES = 20  # without a terminal, print one line for each twentieth of the run
 
 
 class RunDisplay:
-    """Shows the progress of one environment's run. A context manager.
+    """Shows the progress of one environment's run. This is a context manager.
 
-    `summary` holds the episodes of earlier runs. Add each new episode to it before you call `show`.
+    `summary` contains the episodes of earlier runs. Add each new episode to it before you call
+    `show`.
     """
 
     def __init__(self, console: Console, summary: Summary, total: int) -> None:
@@ -73,7 +74,7 @@ class RunDisplay:
         self._progress.stop()
 
     def show(self, episode: Episode) -> None:
-        """Update the progress with one finished episode."""
+        """Update the progress after an episode has finished."""
         self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
         self._shown += 1
         state = self._state()
@@ -110,7 +111,9 @@ class RunDisplay:
 
 
 def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """Return the tables at the end of a run, with two columns each: more do not fit in 80."""
+    """Return the tables at the end of a run. Each has two columns, because more do not fit in 80
+    characters.
+    """
     names = list(reports)
     return [
         results_table({name: reports[name] for name in names[at : at + 2]})
@@ -119,8 +122,8 @@ def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
 
 
 def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the table at the end of a run, with one column for each environment. It fits in 80
-    columns.
+    """Return the table at the end of a run, with one column per environment. It fits in 80
+    characters.
     """
     table = Table(title="toolroll", title_justify="left")
     table.add_column("", no_wrap=True)
@@ -158,7 +161,7 @@ _SHOWN_K = (1, 2, 4, 8, 16, 32)
 
 def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
     """Return rows of pass@k and pass^k for each usual k that any environment has. For k = 1 there
-    is one row, because both are equal.
+    is only one row, because both values are the same.
     """
     found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
     rows: list[tuple[str, Read]] = []
@@ -219,7 +222,7 @@ def _number(value: float | None) -> str:
 
 
 def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
-    """Print each adapter as a block of lines, so that no name is cut."""
+    """Print each adapter as a block of lines, so that no name is truncated."""
     for one in frameworks:
         console.print(
             f"[bold]{one.name}[/] {one.version}\n"
@@ -232,8 +235,8 @@ def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
-    """Print the environments as a table. Below the table, print the commands that install missing
-    packages, each on one line of any length.
+    """Print the environments as a table. Below it, print the commands that install missing
+    packages, each on its own line, whatever its length.
     """
     table = Table()
     table.add_column("environment", no_wrap=True)

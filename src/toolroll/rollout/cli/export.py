@@ -1,4 +1,4 @@
-"""`toolroll export`: write a run in another format."""
+"""`toolroll export`: writes a run in another format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`toolroll new-env NAME`: write a small working environment, as one file or as a package, for the
+"""`toolroll new-env NAME`: writes a small working environment, as one file or as a package, for the
 user to edit.
 
-Invariant: the files as written pass their own test and mypy --strict.
+Invariant: the written files pass their own test and mypy --strict.
 """
 
 from __future__ import annotations
@@ -245,8 +245,8 @@ def test_it_is_known_by_name() -> None:
 
 
 def new_env(name: str, at: Path) -> Path:
-    """Write an environment and its test as two files in the folder `at`. Return the path of the
-    environment. Raise `UsageError` if one of the files exists.
+    """Write an environment and its test as two files in the folder `at`. Return the environment's
+    path. Raise `UsageError` if one of the files already exists.
     """
     package = _package(name)
     files = {at / f"{package}.py": FILE, at / f"test_{package}.py": FILE_TEST}
@@ -256,7 +256,7 @@ def new_env(name: str, at: Path) -> Path:
 
 def new_package(name: str, at: Path) -> Path:
     """Write the package `name`, with an entry point, into the folder `at / name`. Return this
-    folder. Raise `UsageError` if it exists.
+    folder. Raise `UsageError` if it already exists.
     """
     package, folder = _package(name), at / name
     files = {
@@ -290,7 +290,9 @@ def _write(files: Mapping[Path, str], name: str, not_there: Iterable[Path]) -> N
 
 
 def _package(name: str) -> str:
-    """Return the module's name for the environment `name`. Raise `UsageError` for invalid names."""
+    """Return the module's name for the environment `name`. Raise `UsageError` if `name` is not
+    valid.
+    """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(
             f"{name!r} cannot be the name of an environment: use lowercase letters, digits and "

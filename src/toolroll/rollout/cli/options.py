@@ -1,8 +1,8 @@
-"""Make options of a command from the fields of a pydantic model.
+"""Make a command's options from the fields of a pydantic model.
 
 A field determines the option's name, help (its description), type, choices (`Literal`), default,
-and its panel in `--help` (`json_schema_extra={"panel": ...}`). Only the model checks values, so an
-option and a line of a YAML file give the same error.
+and panel in `--help` (`json_schema_extra={"panel": ...}`). Only the model checks values, so an
+option and a line in a YAML file give the same error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def option_parameters(
 ) -> list[inspect.Parameter]:
     """Return one keyword parameter for each field of `model` except those in `skip`.
 
-    `old_names` (old to new) are accepted too, but not listed in the help. Every default is None,
-    which means "not given"; `given_values` reads the values that a command received.
+    `old_names` maps old names to new ones. The old names are accepted too, but are not listed in
+    the help. Every default is None, which means "not given". `given_values` reads the values that a
+    command received.
     """
     fields = model.model_fields
     annotations = {n: _annotation(n, field) for n, field in fields.items() if n not in skip}
@@ -49,7 +50,7 @@ def given_values(
 ) -> dict[str, Any]:
     """Return the settings of `model` that `values` contains. Options that take JSON are decoded.
 
-    Raise `UsageError` if an option that takes JSON holds something else.
+    Raise `UsageError` if an option that takes JSON contains anything else.
     """
     new = {name: old for old, name in (old_names or {}).items()}
     given = {}
@@ -68,7 +69,9 @@ def given_values(
 def with_parameters(
     command: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Return `command`, which takes only keyword arguments, with `parameters` as its signature."""
+    """Return `command` with `parameters` as its signature. `command` takes only keyword
+    arguments.
+    """
 
     def made(**values: Any) -> None:
         command(**values)
@@ -119,7 +122,7 @@ def _help(field: FieldInfo) -> str:
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """Return the values of a `Literal` or an optional `Literal`; () for any other type."""
+    """Return the values of a `Literal` or an optional `Literal`. Return () for any other type."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):

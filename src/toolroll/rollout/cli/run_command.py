@@ -1,4 +1,4 @@
-"""`toolroll run`: open the model, start or continue a run, show its progress, and store the
+"""`toolroll run`: opens the model, starts or continues a run, shows its progress, and stores the
 results.
 """
 
@@ -38,8 +38,8 @@ from toolroll.rollout.types import Episode, Status, Task
 class Outcome:
     """The result of playing one environment.
 
-    `seconds`: the time of this run. `stopped`: the signal that ended the run early. `failure`: the
-    reason why the run's last aborted episode was aborted, in one line.
+    `seconds`: the duration of this run. `stopped`: the signal that ended the run early. `failure`:
+    the reason why the last aborted episode of the run was aborted, in one line.
     """
 
     summary: Summary
@@ -62,7 +62,8 @@ async def run(config: RunConfig, console: Console) -> Outcome:
 
 
 async def play(plan: Plan, console: Console) -> Outcome:
-    """Play the episodes of `plan` that are not in the folder `config.out` yet, and show progress.
+    """Play the episodes of `plan` that are not yet in the folder `config.out`, and show the
+    progress.
 
     SIGINT and SIGTERM end the run early.
     """
@@ -106,7 +107,7 @@ async def play(plan: Plan, console: Console) -> Outcome:
 
 
 def _has_others(done: Collection[EpisodeKey], plan: Plan) -> bool:
-    """Return True if `done` has an episode of a task or sample that `plan` does not have."""
+    """Return True if `done` contains an episode of a task or sample that is not in `plan`."""
     tasks = {task.id for task in plan.tasks}
     return any(task not in tasks or sample >= plan.config.samples for task, sample in done)
 
@@ -163,8 +164,8 @@ async def _play(
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:
-    """Return the tasks in the result: those of `plan`, and those that earlier runs stored in the
-    folder.
+    """Return the tasks in the result: the tasks of `plan`, and the tasks that earlier runs stored
+    in the folder.
     """
     names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
     return [
@@ -187,7 +188,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
 
 
 class EpisodeRunner(Protocol):
-    """Plays the remaining episodes: a `Runner`, `ProcessRunner` or `RayRunner`."""
+    """Plays the remaining episodes. It is a `Runner`, a `ProcessRunner` or a `RayRunner`."""
 
     async def run(
         self,
@@ -201,8 +202,8 @@ class EpisodeRunner(Protocol):
 
 
 def runner_of(plan: Plan) -> EpisodeRunner:
-    """Return the runner for `plan`: one in this process, or one with worker processes on this
-    machine or on a Ray cluster.
+    """Return the runner for `plan`. It uses this process, worker processes on this machine, or
+    worker processes on a Ray cluster.
     """
     config = plan.config
     if config.ray is not None:
@@ -225,7 +226,9 @@ async def _open_worker(
 
 
 async def _check_addresses(config: RunConfig) -> None:
-    """Raise `UsageError` if the server of the baseline or the user simulator does not respond."""
+    """Raise `UsageError` if the server of the baseline or of the user simulator does not
+    respond.
+    """
     user_url = config.user_url if config.user_model is not None else None
     for option, url in (("--baseline-url", config.baseline_url), ("--user-url", user_url)):
         if url is None:
@@ -243,7 +246,9 @@ async def _check_engine(served: Model) -> None:
 
 
 async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:
-    """Raise `UsageError` if the engine serves another model. Print the warnings of the check."""
+    """Raise `UsageError` if the engine serves a different model. Print the warnings of the
+    check.
+    """
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         console.print(f"WARNING: {line}", highlight=False, markup=False, soft_wrap=True)
 

@@ -30,7 +30,7 @@ _FLAGS = {
     "tool_call_parser": "parser",
     "apply_chat_template_kwargs": "chat-template-kwargs",
 }
-"""Maps settings to their flags, if the names differ."""
+"""Maps settings to their flags if the names differ."""
 
 _REQUESTS = "Requests"
 _LIMITS = "Sessions and limits"
@@ -241,7 +241,7 @@ def _ready(url: str) -> None:
 
 
 def _log_requests() -> None:
-    """Log one line per request to standard error, and only warnings from all other loggers."""
+    """Log one line per request to standard error. From all other loggers, log only warnings."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("toolroll.rollout.server").setLevel(logging.INFO)
 
@@ -256,7 +256,7 @@ def _valid(kind: Any, **values: Any) -> Any:
 
 
 def _message(name: str, words: str) -> str:
-    """Return the error `words`, preceded by the option that sets the setting `name`."""
+    """Return the error `words`, with the option for the setting `name` in front of it."""
     if not name:
         return words
     return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"

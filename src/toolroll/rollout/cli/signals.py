@@ -1,4 +1,4 @@
-"""End a run gracefully at SIGINT or SIGTERM: running episodes are aborted at the engine and not
+"""End a run gracefully at SIGINT or SIGTERM. Running episodes are aborted at the engine and not
 recorded, and finished episodes are kept.
 """
 
@@ -23,8 +23,8 @@ class StoppedError(Exception):
 
 
 async def until_stopped(awaitable: Awaitable[T]) -> T:
-    """Return the result of `awaitable`. At the first signal, cancel `awaitable`, wait for its end,
-    and raise `StoppedError`.
+    """Return the result of `awaitable`. At the first signal, cancel `awaitable`, wait until it
+    ends, and raise `StoppedError`.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(awaitable)

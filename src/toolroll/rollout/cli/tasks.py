@@ -1,10 +1,10 @@
-"""`toolroll tasks`: write an environment's tasks as JSON lines, for a trainer's prompt data.
+"""`toolroll tasks`: writes an environment's tasks as JSON lines, as prompt data for a trainer.
 
 Invariants:
 
 - `index` is the task's position in its split.
 - `metadata` names the environment and the split.
-- The file is written completely or not at all.
+- Either the whole file is written, or nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def task_lines(
     wanted: str | None,
     env_args: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """Return one line for each task of `env` in `split` (default: the first split).
+    """Return one line per task of `env` in `split` (default: the first split).
 
-    `wanted` selects tasks, as in "0-9" or "3,5"; None selects all. Raise `UsageError` for an
-    unknown environment, split or task, or if a package that the environment needs is not installed.
+    `wanted` selects tasks, as in "0-9" or "3,5". None selects all. Raise `UsageError` if the
+    environment, the split or a task is unknown, or if a package that the environment needs is not
+    installed.
     """
     factory = load_environment(env, env_args)
     chosen = split or factory.splits[0]
@@ -43,8 +44,8 @@ def task_lines(
 
 
 def task_row(env: str, split: str, task: Task) -> dict[str, Any]:
-    """Return one task as a row: `index`, and `metadata` with the task's own data, the
-    environment, the split and the task's id.
+    """Return one task as a row: `index`, and `metadata` with the task's own data, the environment,
+    the split and the task's id.
     """
     return {
         "index": task.index,

@@ -1,4 +1,4 @@
-"""`toolroll view`: write a page that shows a run."""
+"""`toolroll view`: writes a page that shows a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE_NAME = "view.html"
 def view(
     folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int
 ) -> tuple[Path, int, list[str]]:
-    """Write the page of the run in `folder`. Return its path, the number of its episodes, and
+    """Write the page for the run in `folder`. Return the page's path, the number of episodes, and
     messages for the user.
 
     Args:

@@ -1,4 +1,4 @@
-"""Separate the user and password from the address of a server. They are sent as a header, and never
+"""Separate the user and password from a server's address. They are sent as a header, and never
 appear in a message.
 """
 
@@ -14,7 +14,7 @@ _USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/?#]*)@(.*)", re.IGNORECASE |
 def split_credentials(url: str) -> tuple[str, str | None]:
     """Return `url` without its user and password, and the Authorization header that they make.
 
-    The header is None if there are none.
+    The header is None if `url` has none.
     """
     found = _USER_INFO.fullmatch(url)
     if found is None:

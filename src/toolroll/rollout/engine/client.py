@@ -1,12 +1,12 @@
-"""`Engine`: the client of SGLang's `/generate`, directly or through a router.
+"""`Engine`: a client of SGLang's `/generate`, directly or through a router.
 
 Invariants:
 
 - A prompt with an id outside the vocabulary is never sent, because it would crash the engine.
 - A prompt that leaves no room for an answer is never sent, because ten such requests open a
   router's circuit breaker.
-- Each attempt has a new request id (`rid`) of fixed length. SGLang refuses a duplicate `rid`, and
-  an abort ends every request whose `rid` starts with the given one.
+- Each attempt has a new request id (`rid`) of fixed length, because SGLang refuses a duplicate
+  `rid`, and an abort ends every request whose `rid` starts with the given one.
 - A failure is retried only if another attempt may succeed, and only until the deadline.
 - A request that may still be running is aborted at the engine before the next attempt, and if the
   caller is cancelled.
@@ -72,7 +72,7 @@ class _Deadline:
 
 
 class _ProgressGuard:
-    """Calls `progress`, and records whether any id was sampled."""
+    """Calls `progress`, and records whether any token was sampled."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -84,8 +84,8 @@ class _ProgressGuard:
 
 
 class Engine(EngineClient):
-    """A client of one engine or router, used as an async context manager. Its calls share a pool of
-    keep-alive connections, without a limit on their number.
+    """A client of one engine or router. Use it as an async context manager. Its calls share a pool
+    of keep-alive connections, without a limit on their number.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class Engine(EngineClient):
         )
         self._closings = 0
         self._in_flight: set[str] = set()
-        # Sampled ids that the tokenizer does not have. A model has more embedding rows than its
-        # tokenizer has tokens, and an untrained policy may sample the others.
+        # The sampled ids that the tokenizer does not have. A model has more embedding rows than its
+        # tokenizer has tokens, and an untrained policy may sample these extra ids.
         self._padding_sampled: set[int] = set()
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -124,7 +124,7 @@ class Engine(EngineClient):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Wait for the aborts in flight, and close the connections. Requests in flight fail, and
+        """Wait for the aborts in flight, then close the connections. Requests in flight fail and
         are not retried.
         """
         self._closings += 1
@@ -141,17 +141,18 @@ class Engine(EngineClient):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Sample one turn, and return it.
+        """Sample one turn and return it.
 
-        With `progress`, the answer is streamed, and `progress` is called with all ids sampled so
-        far. A stream that breaks after its first token is not retried. If the engine aborts the
-        request, the `Completion` has finish_reason "abort" and the ids sampled until then.
+        If `progress` is given, the answer is streamed, and `progress` is called with all ids
+        sampled so far. A stream that breaks after its first token is not retried. If the engine
+        aborts the request, the `Completion` has finish_reason "abort" and the ids sampled until
+        then.
 
         Raises:
             ContextOverflowError: The prompt leaves no room for an answer.
-            TokenError: The prompt is empty, or has an id outside the vocabulary.
+            TokenError: The prompt is empty, or contains an id outside the vocabulary.
             UsageError: A sampling parameter is unknown, the session id is not one line of text, or
-                the engine serves another model than before.
+                the engine serves a different model from before.
             CompletionError: The answer contradicts itself.
             EngineUnreachableError: `engine_timeout` is set, and the engine has not answered for
                 that many seconds.
@@ -208,7 +209,7 @@ class Engine(EngineClient):
         attempts: int,
         rid: str,
     ) -> Completion:
-        """Return the checked completion in `answer`."""
+        """Return the completion in `answer`, after checking it."""
         completion = parse_completion(
             answer,
             request,
@@ -239,8 +240,8 @@ class Engine(EngineClient):
             raise TokenError("the prompt is empty")
         known = np.iinfo(np.int32).max if info.vocab_size is None else info.vocab_size
         highest = request.highest_id
-        # Negative ids are very high if they are read as unsigned numbers. So one maximum finds
-        # ids that are negative and ids that are too high.
+        # Negative ids are very high if they are read as unsigned numbers. So one maximum finds both
+        # negative ids and ids that are too high.
         if highest is None:
             highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= known:
@@ -306,7 +307,7 @@ class Engine(EngineClient):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
             if running and self._closings == closings:
-                # Without the abort, the engine would sample the request and its retry.
+                # Without the abort, the engine would sample both the request and its retry.
                 with not_counted():
                     await self.abort(rid)
         except (asyncio.CancelledError, UsageError):
@@ -340,9 +341,9 @@ class Engine(EngineClient):
         return await self._checked(answer)
 
     async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
-        """Return the JSON of `answer`, or its failure.
+        """Return the JSON of `answer`, or the failure that it reports.
 
-        Raise `UsageError` if the JSON comes from another model than before.
+        Raise `UsageError` if the JSON comes from a different model from before.
         """
         found = _read(answer)
         if not isinstance(found, Failure):
@@ -350,7 +351,7 @@ class Engine(EngineClient):
         return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
-        """Return the seconds until the next attempt, or None if this was the last one."""
+        """Return the number of seconds until the next attempt, or None if this was the last one."""
         if attempt >= self.config.attempts:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
@@ -360,9 +361,9 @@ class Engine(EngineClient):
         )
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload` unchanged and without retries, and return the JSON of the answer.
+        """Post `payload` unchanged and without retries. Return the JSON of the answer.
 
-        Raise `EngineError` if there is no answer, or its status is not 200.
+        Raise `EngineError` if there is no answer, or if its status is not 200.
         """
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
@@ -392,7 +393,7 @@ class Engine(EngineClient):
         await asyncio.gather(*(self.abort(rid) for rid in list(self._in_flight)))
 
     def _abort_later(self, rid: str) -> None:
-        """Abort in a separate task: the caller is being cancelled and must not wait."""
+        """Abort in a separate task, because the caller is being cancelled and must not wait."""
         task = asyncio.get_running_loop().create_task(self.abort(rid))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
@@ -400,7 +401,7 @@ class Engine(EngineClient):
     # --- the control plane ------------------------------------------------------------------------
 
     async def workers(self) -> list[str]:
-        """Return the workers' addresses: those that a router lists, or the engine's own."""
+        """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         return await self._control_plane.workers()
 
     async def behind_router(self) -> bool:
@@ -408,9 +409,9 @@ class Engine(EngineClient):
         return await self.workers() != [self.url]
 
     async def model_info(self) -> ModelInfo:
-        """Return context length, vocabulary size and weight version.
+        """Return the context length, the vocabulary size and the weight version.
 
-        Values that the configuration sets have priority over those that the engine reports.
+        Values that the configuration sets take precedence over the values that the engine reports.
         """
         return await self._control_plane.model_info()
 

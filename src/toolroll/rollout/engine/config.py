@@ -1,4 +1,4 @@
-"""`EngineConfig`: how to reach an engine, or the router in front of it."""
+"""`EngineConfig`: how to reach an engine or the router in front of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolroll.rollout.engine.address import split_credentials
 class EngineConfig(BaseModel):
     """The address of an engine or router, with time limits (in seconds) and retries.
 
-    A user and password in `url` are moved to `authorization`, because error messages show `url`.
-    `context_length` and `vocab_size` have priority over the values that the engine reports.
+    A user and password in `url` are moved to `authorization`, because error messages contain `url`.
+    `context_length` and `vocab_size` take precedence over the values that the engine reports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

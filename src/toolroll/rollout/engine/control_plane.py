@@ -1,10 +1,10 @@
-"""`ControlPlane`: requests to an engine that sample nothing: workers, model info, health, aborts.
+"""`ControlPlane`: requests to an engine that do not sample: workers, model info, health and aborts.
 
 Invariants:
 
 - Model info and workers are cached only if the engine answered. Otherwise the next call asks again.
 - A new connection may lead to a restarted engine. So before an answer over a new connection is
-  accepted, the engine is asked which model it serves, and the answer of another model is refused.
+  accepted, the engine is asked which model it serves. An answer from a different model is refused.
 - An engine that does not report its model is not checked.
 - Behind a router, only the first worker is asked.
 """
@@ -31,9 +31,10 @@ _MAY_PASS = (408, 425, 429)
 
 
 class ControlPlane:
-    """The engine at `config.url`, or the router there and its workers.
+    """The engine at `config.url`, or the router at this address and its workers.
 
-    `model_info`: the served model's limits and version; if None, the engine is asked for them.
+    `model_info`: the served model's limits and version. If it is None, the engine is asked for
+    them.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class ControlPlane:
         self._info_so_far = ModelInfo()
         self._model = None if model_info is None else model_info.model_path
         self._tokenizer: str | None = None
-        self._other_model = ""  # the error message, if the engine serves another model now
+        self._other_model = ""  # the error message if the engine now serves a different model
         self._questions = self._last_answered = self._connections = 0
 
     def _lock(self, of: Literal["info", "model"]) -> asyncio.Lock:
@@ -65,7 +66,7 @@ class ControlPlane:
         return self._workers is not None and self._workers != [self._config.url]
 
     async def workers(self) -> list[str]:
-        """Return the workers' addresses: those that a router lists, or the engine's own."""
+        """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         if self._workers is None:
             url = self._config.url
             listed, told = await self.ask(f"{url}/workers")
@@ -81,9 +82,9 @@ class ControlPlane:
         return self._workers
 
     async def model_info(self) -> ModelInfo:
-        """Return context length, vocabulary size and weight version.
+        """Return the context length, the vocabulary size and the weight version.
 
-        Values that the configuration sets have priority over those that the engine reports.
+        Values that the configuration sets take precedence over the values that the engine reports.
         """
         if self._model_info is None:
             asked = self._info_asked
@@ -96,7 +97,7 @@ class ControlPlane:
         return self._info_so_far if self._model_info is None else self._model_info
 
     async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
-        """Return the model info, and False if a later request may return more of it."""
+        """Return the model info. Also return False if a later request may return more of it."""
         worker = (await self.workers())[0]
         all_told = self._workers is not None
         info, told = await self._ask_model()
@@ -126,7 +127,8 @@ class ControlPlane:
         return health
 
     async def check_model(self, connections: int) -> None:
-        """Ask the engine which model it serves, if connections were opened since it was last asked.
+        """If connections were opened since the engine was last asked which model it serves, ask
+        again.
 
         `connections`: the number of connections that had been opened when the caller's request was
         sent. Concurrent callers share one request for the model. Raise `UsageError` if the model
@@ -141,7 +143,7 @@ class ControlPlane:
             raise UsageError(self._other_model)
 
     async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
-        """Return the answer to `/model_info`, and False if a later request may succeed.
+        """Return the answer to `/model_info`. Also return False if a later request may succeed.
 
         Raise `UsageError` if the model has changed.
         """
@@ -158,9 +160,9 @@ class ControlPlane:
         return info, told
 
     def _compare(self, info: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if `info` describes another model than the one before.
+        """Raise `UsageError` if `info` describes a different model from the one before.
 
-        If the path differs but the tokenizer is the same, the weights were updated from disk. That
+        If the path differs but the tokenizer is the same, the weights were updated from disk. This
         is allowed.
         """
         path, tokenizer = read_model_info(info, {}, {}).model_path, info.get("tokenizer_path")
@@ -196,8 +198,8 @@ class ControlPlane:
                 )
 
     async def ask(self, url: str) -> tuple[Any, bool]:
-        """Return the JSON at `url` (None if there is none), and False if a later request may
-        succeed.
+        """Return the JSON at `url`, or None if there is none. Also return False if a later request
+        may succeed.
         """
         return _read(url, await self._get(url))
 
@@ -210,7 +212,7 @@ class ControlPlane:
 
 
 def _check_kind(url: str, models: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if `url` belongs to `toolroll serve`. `models`: the answer to
+    """Raise `UsageError` if `url` is the address of `toolroll serve`. `models`: the answer to
     `/v1/models`.
     """
     cards = models.get("data")
@@ -224,7 +226,7 @@ def _check_kind(url: str, models: Mapping[str, Any]) -> None:
 
 
 def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
-    """Return what `ControlPlane.ask` returns for `answer`."""
+    """Return for `answer` what `ControlPlane.ask` returns."""
     if answer is None:
         return None, False
     if answer.status != 200:

@@ -1,9 +1,9 @@
 """Classify every failure of the engine or its router.
 
-SGLang 0.5.23 has four shapes of error bodies, and the routers have two more (seen in their
-answers). So the status decides. The body is used to recognize three cases: a prompt that is too
-long, a router's broken connection to a worker, and a router without workers. Only attempts that may
-succeed are retried.
+SGLang 0.5.23 has four forms of error bodies, and the routers have two more (seen in their answers).
+So the status decides. The body is used to recognize three cases: a prompt that is too long, a
+router's broken connection to a worker, and a router without workers. Only attempts that may succeed
+are retried.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from toolroll.rollout.errors import capped
 
 _MESSAGE = 1500
 _READ = 1 << 20
-"""Number of bytes of an error's body that are read."""
+"""The number of bytes of an error's body that are read."""
 NO_ANSWER = "no answer from the engine: "
 _NO_WORKERS = "no_available_workers"
-"""A router's answer contains this if all its workers are down."""
+"""A router's answer contains this text if all its workers are down."""
 _UPSTREAM = re.compile("call_upstream_(request_error|connection_failed)")
-"""A router's answer contains this if the connection to the worker broke: a retry may reach another
-worker.
+"""A router's answer contains this text if the connection to the worker broke. A retry may reach a
+different worker.
 """
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
@@ -44,11 +44,12 @@ class Failure:
     """One failed attempt.
 
     `status`: the HTTP status, or None if no answer came. `retry`: another attempt may succeed.
-    `server_fault`: status 500. It is retried once: if the request itself is the cause, it recurs.
-    `overflow`: the prompt is too long. `retry_after`: the seconds that the server asks to wait.
-    `foreign`: the answer belongs to another request. `lost`: there was no connection, or it broke,
-    so the engine may be down. `down`: a router reports that its workers are down. `running`: the
-    engine may still be working on the request, so it must be aborted there.
+    `server_fault`: the status is 500. It is retried once, because it recurs if the request itself
+    is the cause. `overflow`: the prompt is too long. `retry_after`: how many seconds the server
+    asks to wait. `foreign`: the answer belongs to a different request. `lost`: there was no
+    connection, or it broke, so the engine may be down. `down`: a router reports that its workers
+    are down. `running`: the engine may still be working on the request, so it must be aborted
+    there.
     """
 
     message: str
@@ -65,7 +66,7 @@ class Failure:
 
 
 def from_response(status: int, body: bytes, *, retry_after: str | None = None) -> Failure:
-    """Return the failure for an HTTP answer with a status other than 200."""
+    """Return the failure for an HTTP answer whose status is not 200."""
     text = body[:_READ].decode("utf-8", "replace")
     message = message_of(text)
     upstream = status == 500 and _UPSTREAM.search(text) is not None
@@ -84,7 +85,9 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
 
 
 def from_exception(error: Exception) -> Failure:
-    """Return the failure for a request without a complete answer: refused, reset or timed out."""
+    """Return the failure for a request that got no complete answer because the connection was
+    refused or reset, or the request timed out.
+    """
     unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     return Failure(
         message=f"{NO_ANSWER}{capped(reason(error), _MESSAGE)}",
@@ -121,10 +124,10 @@ def reason(error: Exception) -> str:
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
-    """Return a failure if `answer` belongs to another request than `rid`, else None.
+    """Return a failure if `answer` belongs to a request other than `rid`, else None.
 
-    An answer without an id counts as the request's own. A retry may succeed, because some proxies
-    return one request's answer to the next request.
+    If an answer has no id, it counts as the request's own. A retry may succeed, because some
+    proxies return one request's answer to the next request.
     """
     meta = answer.get("meta_info")
     found = meta.get("id") if isinstance(meta, Mapping) else None
@@ -135,7 +138,7 @@ def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
 
 
 def message_of(text: str) -> str:
-    """Return the message in an error body of any shape: {"error": {"message"}}, {"error": "..."},
+    """Return the message in an error body of any form: {"error": {"message"}}, {"error": "..."},
     {"message"}, or plain text.
     """
     try:
@@ -151,7 +154,9 @@ def message_of(text: str) -> str:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Return the seconds in a `Retry-After` header: a number or a date (RFC 9110, 10.2.3)."""
+    """Return the seconds in a `Retry-After` header, which has a number or a date (RFC 9110,
+    10.2.3).
+    """
     if value is None:
         return None
     try:

@@ -15,7 +15,7 @@ _DOWN = frozenset({502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The result of a check. `why`: the reason if `ok` is False. `down`: the server does not
+    """The result of a health check. `why`: the reason if `ok` is False. `down`: the server does not
     answer, or answers that it is down.
     """
 
@@ -27,7 +27,7 @@ class Health:
 async def check_endpoint(base_url: str, authorization: str | None = None) -> Health:
     """Check that a server answers at `base_url`, the address of an OpenAI-compatible server.
 
-    Any status except 502, 503 and 504 is ok: not all servers list their models.
+    Any status except 502, 503 and 504 is ok, because not all servers list their models.
     """
     headers = {"Authorization": authorization} if authorization else {}
     limits = aiohttp.ClientTimeout(total=_TIMEOUT)

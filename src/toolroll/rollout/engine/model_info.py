@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _PADDING = 4096
-"""Maximum number of embedding rows that a model has beyond its tokenizer's tokens. Published models
-have up to 2,100.
+"""The maximum number of embedding rows that a model has beyond its tokenizer's tokens. Published
+models have up to 2,100.
 """
 
 
@@ -16,11 +16,11 @@ have up to 2,100.
 class ModelInfo:
     """The limits and the version of a served model. Unknown values are None.
 
-    `context_length`: the maximum length of prompt and answer together, in tokens. `vocab_size`: the
-    number of ids of the tokenizer. An id at or above it crashes the engine (SGLang 0.5.23 does not
-    check), unless the engine itself sampled it: models have more embedding rows than their
-    tokenizer has tokens. `max_input_length`: the longest prompt that fits into the engine's KV
-    cache, in tokens.
+    `context_length`: the maximum length of the prompt and the answer together, in tokens.
+    `vocab_size`: the number of the tokenizer's ids. An id at or above it crashes the engine (SGLang
+    0.5.23 does not check), unless the engine itself sampled this id: models have more embedding
+    rows than their tokenizer has tokens. `max_input_length`: the longest prompt that fits into the
+    engine's KV cache, in tokens.
     """
 
     context_length: int | None = None
@@ -34,15 +34,15 @@ class ModelInfo:
 
     @property
     def sampled_limit(self) -> int | None:
-        """The lowest id that the model cannot sample, assuming `_PADDING` rows after the
-        tokenizer's.
+        """The lowest id that the model cannot sample, if it has `_PADDING` rows after the
+        tokenizer's rows.
         """
         return None if self.vocab_size is None else self.vocab_size + _PADDING
 
     @property
     def prompt_limit(self) -> int | None:
-        """The smallest prompt length that the engine refuses, because there is no room for one
-        token of answer.
+        """The smallest prompt length that the engine refuses, because no room is left for a single
+        token of an answer.
         """
         context, prompt = self.context_length, self.max_input_length
         if prompt is None:
@@ -56,7 +56,7 @@ def read_model_info(
     """Return the info from SGLang's `/model_info`, `/server_info` and `/v1/models`. Missing values
     are None.
 
-    `/server_info` has `context_length` only if it was set on the command line; `/v1/models` always
+    `/server_info` has `context_length` only if it was set on the command line. `/v1/models` always
     has `max_model_len`.
     """
     cards = models.get("data")

@@ -1,8 +1,8 @@
-"""`Outage`: wait until a server answers again, once for all requests that failed.
+"""`Outage`: waits until a server answers again, once for all requests that failed.
 
 Invariants:
 
-- Only one probe runs at a time, regardless of the number of waiting requests.
+- Only one probe runs at a time, however many requests are waiting.
 - The time of an outage does not count against a request's deadline or an episode's time limit, and
   the failed request does not count as an attempt.
 - After `timeout` seconds all waiting requests fail at once. Later requests fail after a single
@@ -25,7 +25,7 @@ from toolroll.rollout.runtime.time_limit import not_counted
 logger = logging.getLogger(__name__)
 
 MAX_OUTAGES = 3
-"""After this many outages during one request, the request is assumed to be their cause."""
+"""After this many outages during one request, the request is assumed to cause them."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
 
@@ -39,9 +39,9 @@ class _State(Enum):
 
 
 class Outage:
-    """Waits for `server` ("the engine at http://...") with health checks by `probe`.
+    """Waits for `server` ("the engine at http://..."). `probe` checks its health.
 
-    `timeout`: the longest time to wait, in seconds; 0 never waits.
+    `timeout`: the longest time to wait, in seconds. If it is 0, never wait.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Outage:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.ended = 0
-        """Number of outages that have ended, by an answer or a timeout. If it has changed since a
-        request was sent, that request failed in an outage that is over.
+        """The number of outages that have ended, with an answer or a timeout. If it has changed
+        since a request was sent, that request failed in an outage that is over.
         """
         self._server = server
         self._probe = probe
@@ -71,14 +71,14 @@ class Outage:
             self._waited = 0.0
 
     async def over(self, ended: int, why: str, *, down: bool = False) -> bool:
-        """Wait for the end of an outage. Return True if the server answers again.
+        """Wait until the outage ends. Return True if the server answers again.
 
         Return False if there is no outage (the server answers the first probe), or if waiting is
         off. Raise `EngineUnreachableError` if the server does not answer in time.
 
         Args:
             ended: The value of `self.ended` when the failed request was sent.
-            why: Why the request failed.
+            why: The reason why the request failed.
             down: True if the failure itself shows that the server is down.
         """
         if not self._timeout:
@@ -102,7 +102,7 @@ class Outage:
         return state is _State.BACK
 
     async def aclose(self) -> None:
-        """Stop waiting: `over` returns False to all waiting requests."""
+        """Stop waiting. `over` returns False to all waiting requests."""
         if self._probing is not None and not self._probing.done():
             self._probing.cancel()
             await asyncio.wait([self._probing])
@@ -118,8 +118,8 @@ class Outage:
                 self._timeout,
             )
         while self._waited < self._timeout:
-            # The pause keeps growing until a request is answered: a router may answer the probe,
-            # but have no worker.
+            # The pause keeps growing until a request is answered, because a router may answer the
+            # probe without having a worker.
             pause = min(
                 max(_FIRST_PAUSE, self._waited), _LONGEST_PAUSE, self._timeout - self._waited
             )

@@ -1,4 +1,4 @@
-"""`EngineClient`: the interface of engines for the rest of the package."""
+"""`EngineClient`: the interface through which the rest of the package uses an engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from toolroll.rollout.types import Completion, GenerateRequest
 class EngineClient(Protocol):
     """An engine that samples token ids. `Engine` is the implementation for SGLang.
 
-    Subclass it to use another engine. Methods that are not abstract have a default for an engine
-    without HTTP routes.
+    Subclass it to use a different engine. Methods that are not abstract have a default for an
+    engine without HTTP routes.
     """
 
     @property
@@ -28,17 +28,17 @@ class EngineClient(Protocol):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Sample one turn, and return it. `progress` is called with all ids sampled so far, at
-        least once.
+        """Sample one turn and return it. `progress` is called at least once, with all ids sampled
+        so far.
         """
 
     @abstractmethod
     async def model_info(self) -> ModelInfo:
-        """Return context length, vocabulary size and weight version."""
+        """Return the context length, the vocabulary size and the weight version."""
 
     @abstractmethod
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload` unchanged, and return the JSON of the answer."""
+        """Post `payload` unchanged. Return the JSON of the answer."""
 
     async def get(self, url: str) -> Any:
         """Return the JSON at `url`, or None if there is none."""

@@ -2,13 +2,13 @@
 
 Invariants:
 
-- Every id is one that the model can sample, and there are at most `max_new_tokens`.
+- The model can sample every id, and there are at most `max_new_tokens` ids.
 - The number of ids equals the engine's count, and there is one logprob for each id.
 - Every logprob is finite and at most zero, up to rounding.
-- The finish reason is a known one, and a matched stop token is the last id.
+- The finish reason is known, and a matched stop token is the last id.
 - The weight versions cover all sampled tokens.
 
-An answer that violates one of them raises `CompletionError`. Nothing is corrected.
+If an answer violates one of them, `CompletionError` is raised. Nothing is corrected.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def parse_completion(
     """Return the completion in `body`, the JSON object that answers `request`.
 
     `latency`, `attempts` and `rid` are copied to the completion. `vocab_size`: the number of ids
-    that the model can sample; None if unknown. Raise `CompletionError` if `body` is not a valid
-    answer.
+    that the model can sample, or None if it is unknown. Raise `CompletionError` if `body` is not a
+    valid answer.
     """
     try:
         return _parsed(
@@ -109,8 +109,8 @@ def _parsed(
 def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -> IdArray:
     """Return `given`, the engine's `output_ids`, as an array, int32 [n].
 
-    Raise `CompletionError` if it is not a list of ids, is longer than `max_new_tokens`, or has an
-    id that the model cannot sample.
+    Raise `CompletionError` if it is not a list of ids, if it is longer than `max_new_tokens`, or if
+    the model cannot sample one of the ids.
     """
     ids = _ids(given)
     if not len(ids):
@@ -164,7 +164,7 @@ def _finish(
     elif matched is not None and not (
         isinstance(matched, str) and matched in _stop_strings(request)
     ):
-        # SGLang stops with "NaN happened" after it has replaced a sampled id outside the
+        # SGLang stops with "NaN happened" after it has replaced a sampled id that is outside the
         # vocabulary.
         raise CompletionError(
             f"the engine stopped at {matched!r}, expected the last id or one of the requested stop "
@@ -239,7 +239,7 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
 def _ids(given: Any) -> IdArray:
     """Return `given`, a list of integers, as an array.
 
-    `struct` packs the list in half of the time that numpy or an `array` takes.
+    `struct` packs the list in half the time that numpy or an `array` takes.
     """
     try:
         ids = np.empty(len(given), dtype=np.intc)
@@ -258,8 +258,8 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         return np.zeros(0, dtype=np.float32)
     values = np.empty(count, dtype=np.float64)
     try:
-        # SGLang's items are [logprob, id, text]. Other items, and items with another id, make
-        # this loop or `pack_into` raise an error; then the slow path checks them one by one.
+        # SGLang's items are [logprob, id, text]. If an item has a different form or a different id,
+        # this loop or `pack_into` raises an error. Then the slow path checks the items one by one.
         found = [
             value
             for (value, index, _), output_id in zip(items, output_ids, strict=True)
@@ -275,8 +275,8 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
 
 
 def check_logprobs(values: np.ndarray[Any, np.dtype[np.float64]]) -> LogprobArray:
-    """Return `values` as float32. Raise `CompletionError` if one cannot be the logprob of a sampled
-    token.
+    """Return `values` as float32. Raise `CompletionError` if one of them cannot be the logprob of a
+    sampled token.
     """
     if not len(values):
         return np.zeros(0, dtype=np.float32)
@@ -296,7 +296,7 @@ def _logprobs_one_by_one(
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the logprobs of items with two or more entries, float64 [n].
 
-    Raise `CompletionError` for an item that is malformed, or that belongs to another token.
+    Raise `CompletionError` if an item is malformed or belongs to a different token.
     """
     try:
         values = np.frombuffer(array("d", [item[0] for item in items]), dtype=np.float64)
@@ -314,8 +314,8 @@ def _logprobs_one_by_one(
 
 
 def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersion, ...]:
-    """Return the engine's spans of weight versions. An older engine sends none: then return one
-    span with its `weight_version`.
+    """Return the engine's spans of weight versions. An older engine sends none. In this case,
+    return one span with its `weight_version`.
     """
     spans = meta.get("weight_versions")
     if not spans:

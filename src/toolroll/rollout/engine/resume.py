@@ -1,9 +1,9 @@
 """Resume turns that the engine aborted, for example for a weight update: send the prompt again,
-with the tokens sampled so far.
+followed by the tokens sampled so far.
 
-Each token keeps the version of the weights that sampled it. A turn that is constrained by a grammar
-(`json_schema`, `regex` ...) is resumed only if it has no token yet, because the grammar starts
-again with each request.
+Each token keeps the version of the weights that sampled it. If a grammar constrains a turn
+(`json_schema`, `regex` ...), the turn is resumed only if it has no tokens yet, because the grammar
+starts again with each request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def generate_resumed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     progress: Progress | None = None,
 ) -> Completion:
-    """Sample a turn, and resume it at most `max_resumes` times if the engine aborts it.
+    """Sample a turn. If the engine aborts it, resume it at most `max_resumes` times.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
     grammar prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all parts together.
@@ -67,7 +67,9 @@ def _constrained(params: Mapping[str, Any]) -> bool:
 
 
 def _rest(params: Mapping[str, Any], left: int, sampled: int) -> dict[str, Any]:
-    """Return `params` for the rest of a turn: at most `left` tokens, after `sampled` ones."""
+    """Return `params` for the rest of a turn: at most `left` tokens, after the `sampled` tokens so
+    far.
+    """
     least = params.get("min_new_tokens")
     return {**params, "max_new_tokens": left} | (
         {"min_new_tokens": max(least - sampled, 0)} if least else {}
@@ -79,7 +81,7 @@ def _after(progress: Progress | None, before: IdArray) -> Progress | None:
 
 
 def join(first: Completion, second: Completion) -> Completion:
-    """Return two parts of one turn as one completion."""
+    """Join two parts of one turn into one completion."""
     shift = len(first.output_ids)
     moved = (
         WeightVersion(span.version, span.start + shift, span.stop + shift)

@@ -35,7 +35,9 @@ DROPPED_BY_ROUTERS = frozenset(
 )
 
 DEFAULT_MAX_NEW_TOKENS = 128
-"""SGLang's own default; sent explicitly, so that the recorded parameters are the effective ones."""
+"""SGLang's own default. It is sent explicitly, so that the recorded parameters are the effective
+ones.
+"""
 
 
 def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = False) -> None:
@@ -61,10 +63,10 @@ def effective_params(
 ) -> dict[str, Any]:
     """Return `sampling_params` as they are sent for a prompt of `prompt_length` tokens.
 
-    `max_new_tokens` is always set, and at most the room left in the context: SGLang does not lower
-    it, but answers 400. Raise `ContextOverflowError` if there is no room for a single token. Such a
-    prompt must not be sent: ten of these 400s open the circuit breaker of router 0.3.2 for all its
-    clients.
+    `max_new_tokens` is always set, and is at most the room that is left in the context. SGLang does
+    not reduce it, but answers 400. Raise `ContextOverflowError` if there is no room for a single
+    token. Such a prompt must not be sent, because ten of these 400s open the circuit breaker of
+    router 0.3.2 for all its clients.
     """
     limit = info.prompt_limit
     if limit is not None and prompt_length >= limit:

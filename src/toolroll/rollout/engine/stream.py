@@ -3,10 +3,10 @@ event as the answer.
 
 Invariants:
 
-- Events are cumulative (SGLang 0.5.23). So the last one is the whole answer, and is checked like
-  any other answer. Of earlier events only the ids are read: reading their logprobs too would take
-  quadratic time.
-- Reported ids are checked, belong to this request, and never change.
+- Events are cumulative (SGLang 0.5.23). So the last event is the whole answer, and is checked like
+  any other answer. Only the ids of earlier events are read, because reading their logprobs too
+  would take quadratic time.
+- Ids are checked before they are reported. They belong to this request and never change.
 - An event with an error is a failure. A stream that ends without its last event is a broken
   connection.
 """
@@ -23,7 +23,7 @@ from toolroll.rollout.engine.errors import Failure, broken_stream, foreign, from
 from toolroll.rollout.errors import CompletionError
 
 Progress = Callable[[Sequence[int]], None]
-"""Called with all ids sampled so far, whenever there are more."""
+"""A function that is called with all ids sampled so far, whenever there are more."""
 
 _DONE = b"[DONE]"
 # Neither pattern matches inside a JSON string, because quotes are escaped there.
@@ -72,7 +72,7 @@ class EventReader:
         return last
 
     def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:
-        """Report the progress of one event. Return the event if it is the last one, else None."""
+        """Report the progress of one event. Return the event if it is the last, else None."""
         own = self._own in data or b'"id"' not in data
         unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
         if unfinished is not None:

@@ -4,7 +4,7 @@ Invariants:
 
 - No request is sent twice: aiohttp repeats only idempotent methods, and a redirect of a POST is not
   followed.
-- The number of connections is not limited. The only time limits are those of each request.
+- The number of connections is not limited. Time limits apply only to single requests.
 - Credentials in the engine's address are sent to that address only.
 """
 
@@ -26,13 +26,15 @@ from yarl import URL
 from toolroll.rollout.engine.config import EngineConfig
 
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError)
-"""The exceptions for a request that got no complete answer."""
+"""The exceptions that are raised if a request got no complete answer."""
 
 _KEEP_ALIVE = 60.0
 _DNS_CACHE = 10
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 _HEAD_LINE = 8190
-"""Maximum bytes in one header line of an answer (aiohttp's default; it allows 128 lines)."""
+"""The maximum number of bytes in one header line of an answer (aiohttp's default; it allows 128
+lines).
+"""
 
 
 class Answer(NamedTuple):
@@ -53,7 +55,7 @@ class _Response(aiohttp.ClientResponse):
 
 class _Request(aiohttp.ClientRequest):
     """A request that refuses a connection on which unsolicited data has arrived. aiohttp would read
-    that data as the answer.
+    this data as the answer.
     """
 
     connections = 0
@@ -88,8 +90,8 @@ class _Connector(aiohttp.TCPConnector):
 
 
 class Transport:
-    """The HTTP session of an engine. It is opened by the first request, by the first one in another
-    event loop, and by the first one after `close`.
+    """The HTTP session for an engine. It is opened by the first request, by the first request in
+    another event loop, and by the first request after `close`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -133,7 +135,7 @@ class Transport:
             return await whole(response)
 
     async def close(self) -> None:
-        """Close all connections; requests in flight raise one of `NETWORK_ERRORS`."""
+        """Close all connections. Requests in flight raise one of `NETWORK_ERRORS`."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -174,14 +176,14 @@ class Transport:
 
 
 async def whole(response: aiohttp.ClientResponse) -> Answer:
-    """Read the body of `response` to its end, and return the answer."""
+    """Read the body of `response` to its end and return the answer."""
     body = await response.read()
     retry_after = response.headers.get("Retry-After")
     return Answer(response.status, body, retry_after, connections_at(response))
 
 
 def connections_at(response: aiohttp.ClientResponse) -> int:
-    """Return the number of connections that had been opened when the request of `response` was
+    """Return the number of connections that had been opened when the request for `response` was
     sent.
     """
     return response.connections if isinstance(response, _Response) else 0

@@ -1,1 +1,1 @@
-"""A served model (engine, chat template and parser), and the conversations with it."""
+"""A served model (engine, chat template and parser), and conversations with it."""

@@ -70,8 +70,8 @@ class ModelSettings(BaseModel):
 
 
 class RolloutArgs(ModelSettings):
-    """The settings of one served model. Defaults are those of the published example if it has the
-    setting.
+    """The settings of one served model. If the published example has a setting, the default is the
+    example's.
     """
 
     sglang_router_ip: str = "127.0.0.1"
@@ -98,9 +98,9 @@ class RolloutArgs(ModelSettings):
 def read_args(value: Any) -> RolloutArgs:
     """Return `value` as `RolloutArgs`.
 
-    `value` is None, a mapping, a Namespace (or any object with such attributes), or `RolloutArgs`.
-    All keys of a mapping must be fields of `RolloutArgs`. Other attributes of a Namespace are
-    ignored. Raise `UsageError` if a value is invalid.
+    `value` is None, a mapping, a Namespace (or any object with such attributes), or a
+    `RolloutArgs`. All keys of a mapping must be fields of `RolloutArgs`. Other attributes of a
+    Namespace are ignored. Raise `UsageError` if a value is not valid.
     """
     if isinstance(value, RolloutArgs):
         return value
@@ -114,8 +114,8 @@ def read_args(value: Any) -> RolloutArgs:
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a trainer's Namespace that are fields of `RolloutArgs`. There, None
-    means "not set".
+    """Return the attributes of a trainer's Namespace that are fields of `RolloutArgs`. In a
+    Namespace, None means "not set".
     """
     return {
         name: attributes[name]

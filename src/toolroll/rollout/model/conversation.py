@@ -3,14 +3,15 @@
 Invariants:
 
 - A prompt is sent as the session's own ids, never as text.
-- Each message of the environment is added to a sequence once, as part of a delta.
-- If the template rewrites what was served, or shows changed tools in it, the session forks, and the
-  reason is kept. With `history="preserve"`, a rewrite is only counted, and what was served is kept.
+- Each message from the environment is added to a sequence once, as part of a delta.
+- If the template rewrites what was served, or renders changed tools in it, the session forks, and
+  the reason is stored. With `history="preserve"`, a rewrite is only counted, and what was served is
+  kept.
 - Rendering, encoding and parsing of long texts run in a thread.
 
 Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code with
 the code that made the sequence. Ids that a hook returns are compared with the template's ids. If
-they differ, or if a check fails, `mismatches` counts it, and the episode's samples are excluded
+they differ, or if a check fails, `mismatches` counts this, and the episode's samples are excluded
 from training.
 """
 
@@ -45,20 +46,24 @@ LONG_REPLY = 4096
 """A reply with more tokens than this is parsed in a thread."""
 
 VerifyPolicy = Literal["off", "sample", "always"]
-"""When sequences are checked: never, once at the end of the episode, or also after every turn."""
+"""When sequences are checked: never, once at the end of the episode, or after every turn as
+well.
+"""
 
 DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
-"""Takes the conversation and the ids that would be served, and returns the ids to serve."""
+"""A function that takes the conversation and the ids that would be served, and returns the ids to
+serve.
+"""
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
 
 class Conversation:
-    """The conversation that starts with `messages` and `tools`.
+    """A conversation that starts with `messages` and `tools`.
 
     `messages` grows with the conversation. Lone surrogates in it are replaced, because tokenizers
     reject them. `session` holds the tokens. `prompt_hook` and `delta_hook` (published hooks of the
     agent mixin) replace the ids of the first prompt and of the deltas. The ids that they return are
-    served; if they differ from the template's, this is counted as a mismatch.
+    served. If they differ from the template's ids, this is counted as a mismatch.
     """
 
     def __init__(
@@ -104,9 +109,9 @@ class Conversation:
     # --- the environment's side -------------------------------------------------------------------
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Add messages of the environment, and `tools` if the tool list changed.
+        """Add messages from the environment, and `tools` if the tool list changed.
 
-        The next call of `reply` encodes them.
+        They are encoded by the next call of `reply`.
         """
         new = [replace_surrogates(dict(message)) for message in messages]
         self.messages += new
@@ -119,10 +124,10 @@ class Conversation:
     # --- the model's side -------------------------------------------------------------------------
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
-        """Sample the next turn, and add it to `messages`.
+        """Sample the next turn and add it to `messages`.
 
-        Raises `ContextOverflowError` if the prompt leaves no room for an answer (nothing is sent
-        then), `TemplateError` if the template refuses the conversation, and `EngineError` if the
+        Raises `ContextOverflowError` if the prompt leaves no room for an answer (then nothing is
+        sent), `TemplateError` if the template refuses the conversation, and `EngineError` if the
         engine fails.
         """
         large = self._size + self._tools_size > LONG
@@ -264,7 +269,7 @@ class Conversation:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Check the episode's sequences, and wait for the results. Call it once, at the end."""
+        """Check the episode's sequences and wait for the results. Call this once, at the end."""
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:
@@ -275,7 +280,7 @@ class Conversation:
                 self.session.exclude(f"verification: {kind}")
 
     def cancel_checks(self) -> None:
-        """Cancel the running checks of a cancelled episode, whose tokens are not used."""
+        """Cancel the running checks of a cancelled episode, because its tokens are not used."""
         for check in self._checks:
             check.cancel()
 

@@ -1,7 +1,7 @@
 """The model of the package: a Llama network with 1 million parameters, trained on `desk`.
 
-`examples/learn_desk` trains it from nothing. The folder is an ordinary Hugging Face folder: the
-embedded engine serves it without torch, and so do SGLang and transformers.
+`examples/learn_desk` trains it from scratch. The folder is an ordinary Hugging Face folder. The
+embedded engine serves it without torch; SGLang and transformers can load it too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DESK_MODEL = "desk-1m"
-"""Its name for `--model`."""
+"""The model's name for `--model`."""
 
 _FOLDER = Path(__file__).with_name("desk_1m")
 
@@ -17,6 +17,6 @@ _FOLDER = Path(__file__).with_name("desk_1m")
 def desk_model_path() -> Path:
     """Return the folder of the model, for `load_engine` and `AutoTokenizer.from_pretrained`.
 
-    It was trained with the desk's setting `policy="brief"` and the tool call format `hermes`.
+    The model was trained with the desk setting `policy="brief"` and the tool call format `hermes`.
     """
     return _FOLDER

@@ -1,5 +1,5 @@
-"""The embedded tokenizer: a small byte-level BPE tokenizer with its own chat template, both part of
-this package.
+"""The embedded tokenizer: a small byte-level BPE tokenizer with its own chat template. Both are
+part of this package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONTROL_TOKENS = (
     "<think>",
     "</think>",
 )
-"""`<|end|>` ends a turn. The first three are special tokens; the others appear in decoded text, as
+"""`<|end|>` ends a turn. The first three are special tokens. The others appear in decoded text, as
 in Qwen's tokenizer.
 """
 

@@ -1,7 +1,6 @@
-"""Check that an engine serves the model that a tokenizer belongs to, by encoding the same text with
-both.
+"""Check that an engine serves the model that a tokenizer belongs to. Both encode the same text.
 
-The engine receives text, never ids: an id outside the vocabulary of another model would crash it.
+The engine gets text, never ids, because an id outside another model's vocabulary would crash it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _GENERATED = {
 @dataclass(frozen=True, slots=True)
 class _Answered:
     """What a server reported: the names of the model at `url`, and its ids for the probe text (None
-    if unknown).
+    if they are unknown).
     """
 
     url: str
@@ -52,8 +51,8 @@ class _Answered:
 
 
 def probe_text(tokenizer: Any, chat_template: str) -> str:
-    """Return a text that different tokenizers encode differently: several scripts, digits, spaces,
-    and control tokens of `tokenizer`.
+    """Return a text that different tokenizers encode differently. It contains several scripts,
+    digits, spaces, and control tokens of `tokenizer`.
     """
     added = sorted(
         tokenizer.get_added_vocab(), key=lambda token: (token != tokenizer.eos_token, token)
@@ -65,8 +64,8 @@ def probe_text(tokenizer: Any, chat_template: str) -> str:
 async def check_identity(
     engine: EngineClient, template: ChatTemplate, *, name: str, allow_mismatch: bool = False
 ) -> list[str]:
-    """Check that `engine` serves a model with the tokenizer of `template`. Return warnings of one
-    line.
+    """Check that `engine` serves a model that uses the tokenizer of `template`. Return warnings,
+    each of one line.
 
     Every worker is asked for the ids of a text (`/tokenize`). If none answers, the ids of one short
     generation are compared. Raises `UsageError` if the tokenizers differ.
@@ -135,8 +134,8 @@ async def _ask(engine: EngineClient, worker: str, text: str) -> _Answered:
 
 
 async def _generate(engine: EngineClient, text: str) -> Mapping[str, Any] | None:
-    """Return the answer to a short generation after `text`, with the ids of the prompt in its
-    logprobs.
+    """Return the answer to a short generation after `text`. Its logprobs contain the ids of the
+    prompt.
     """
     asked = {
         "text": text,
@@ -154,7 +153,7 @@ async def _posted(
         async with asyncio.timeout(_SECONDS):
             return await engine.post(url, payload)
     except (EngineError, TimeoutError):
-        # The path does not exist, or the engine does not answer: the caller reports it.
+        # The path does not exist, or the engine does not answer. The caller reports it.
         return None
 
 
@@ -163,7 +162,8 @@ def _compare_generated(
 ) -> list[str]:
     """Return a message about the first difference, or an empty list.
 
-    Compare the ids of the prompt. If the answer has none, compare the text of the sampled ids.
+    The ids of the prompt are compared. If the answer has none, the text of the sampled ids is
+    compared.
     """
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
@@ -198,14 +198,16 @@ def _is_comparable(answer: Mapping[str, Any]) -> bool:
 
 
 def _settled(text: str) -> str:
-    """Return `text` without incomplete characters and without spaces at its ends: these depend on
-    the decoder.
+    """Return `text` without incomplete characters and without spaces at its ends, because these
+    depend on the decoder.
     """
     return text.replace("\ufffd", "").strip()
 
 
 def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None:
-    """Return a message about the first different id; None if the ids are equal or unknown."""
+    """Return a message about the first id that differs. Return None if the ids are the same or
+    unknown.
+    """
     theirs = answer.ids
     if theirs is None or list(theirs) == list(ours):
         return None
@@ -227,7 +229,9 @@ def _served(answer: _Answered, name: str) -> str:
 
 
 def _same(name: str) -> Any:
-    """Return a predicate: True if two names (folders or hub names) may mean the same model."""
+    """Return a predicate that is True if two names (folders or hub names) may mean the same
+    model.
+    """
     last = PurePosixPath(name).name.lower()
     return lambda other: other == name or PurePosixPath(other).name.lower() == last
 

@@ -1,4 +1,5 @@
-"""`Model`: a served model, with its engine, chat template, parser, and threads for blocking work.
+"""`Model`: a served model, with its engine, chat template and parser, and with threads for blocking
+work.
 
 All episodes of a process share one `Model`. It is created from `rollout_args` in any form (a
 Namespace, a mapping, `RolloutArgs`).
@@ -41,7 +42,7 @@ T = TypeVar("T")
 class Model:
     """A served model. Use it as an async context manager, or call `aclose` at the end.
 
-    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed; after
+    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed. After
     that, the partial turn is returned. `threads`: the maximum number of concurrent blocking calls
     of environments and user simulators, usually the number of concurrent episodes.
     """
@@ -62,7 +63,7 @@ class Model:
         self.name = name
         self._max_resumes = max_resumes
         self.args: RolloutArgs | None = None
-        """The settings given to `from_args`. Agents without settings use them."""
+        """The settings that were given to `from_args`. Agents without settings use them."""
         self._threads = Threads(threads)
         self._closing = ExitStack()
 
@@ -74,11 +75,11 @@ class Model:
         tokenizer: Any = None,
         engine: Callable[[EngineConfig], EngineClient] = Engine,
     ) -> Model:
-        """Open the engine at the address in `args`, with `tokenizer`, or by default the tokenizer
-        in `args`.
+        """Open the engine at the address in `args`, with `tokenizer`. By default, the tokenizer in
+        `args` is used.
 
-        `engine` creates the client. `tool_call_parser="auto"` selects the parser that reads what
-        the chat template writes. Raises `UnknownParserError` if there is none.
+        `engine` creates the client. `tool_call_parser="auto"` selects the parser for the format
+        that the chat template writes. Raises `UnknownParserError` if there is none.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser
@@ -127,8 +128,8 @@ class Model:
     async def effective_params(
         self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate
     ) -> dict[str, Any]:
-        """Return the parameters to send: `sampling_params` with the stop tokens of the template,
-        and with `max_new_tokens` clamped to the room that is left.
+        """Return the parameters to send: `sampling_params`, with the template's stop tokens added,
+        and with `max_new_tokens` reduced to the room that is left.
 
         Raises `ContextOverflowError` if no room is left.
         """
@@ -141,19 +142,19 @@ class Model:
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Sample one turn, and resume it up to `max_resumes` times if the engine aborts it.
+        """Sample one turn. If the engine aborts it, resume it up to `max_resumes` times.
 
-        `progress` is called with all ids sampled so far.
+        `progress` is called with all ids that are sampled so far.
         """
         return await generate_resumed(
             self.engine, request, max_resumes=self._max_resumes, progress=progress
         )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
-        """Check that the engine serves a model with this tokenizer, and that the parser reads what
-        the chat template writes. Return warnings.
+        """Check that the engine serves a model with this tokenizer, and that the parser can read
+        the format that the chat template writes. Return warnings.
 
-        Raise `UsageError` if the tokenizers differ. With `allow_mismatch`, return a warning
+        Raise `UsageError` if the tokenizers differ. If `allow_mismatch` is True, return a warning
         instead.
         """
         found = await check_identity(
@@ -178,7 +179,7 @@ class Model:
         begun: Callable[[], None] | None = None,
         what: str = "",
     ) -> T:
-        """Run blocking `function` in a thread, as `Threads.run_in_thread` does."""
+        """Run the blocking `function` in a thread, as `Threads.run_in_thread` does."""
         return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
 
     async def aclose(self) -> None:
@@ -189,7 +190,7 @@ class Model:
             self.release()
 
     def release(self) -> None:
-        """Release everything except the engine, which another owner closes."""
+        """Release everything except the engine, because its owner closes it."""
         self._closing.close()
 
     async def __aenter__(self) -> Model:
@@ -201,7 +202,8 @@ class Model:
 
 def load_tokenizer(name: str | None) -> Any:
     """Return the tokenizer `name`: a folder, a model name on a hub, `embedded` for the small
-    tokenizer in this package, or `desk-1m` for that of the package's model.
+    tokenizer in this package, or `desk-1m` for the tokenizer of the model that comes with the
+    package.
 
     Raise `UsageError` if it cannot be loaded.
     """
@@ -221,7 +223,7 @@ def load_tokenizer(name: str | None) -> Any:
         raise UsageError(
             f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
         )
-    # Catch a misspelled name here: transformers retries an unreachable hub for 30 s.
+    # Catch a misspelled name here, because transformers retries an unreachable hub for 30 s.
     close = difflib.get_close_matches(name, ["embedded", DESK_MODEL], cutoff=0.8)
     if close and not Path(name).exists():
         raise UsageError(
@@ -241,7 +243,8 @@ def load_tokenizer(name: str | None) -> Any:
 def check_syntax(template: ChatTemplate, given: str | None) -> None:
     """Raise `UsageError` with the line number if the source of `template` is not valid Jinja.
 
-    `given`: the file or Jinja text, as in `read_template`; None for the tokenizer's own template.
+    `given`: the file or Jinja text, as in `read_template`, or None for the tokenizer's own
+    template.
     """
     try:
         template.renderer.render([{"role": "user", "content": "Hello."}], None, generate=True)
@@ -262,7 +265,7 @@ def check_syntax(template: ChatTemplate, given: str | None) -> None:
 
 
 def read_template(value: str | None) -> str | None:
-    """Return the chat template that `value` gives as the path of a file, or as Jinja text.
+    """Return the chat template that `value` specifies, as the path of a file or as Jinja text.
 
     Raise `UsageError` if it is neither.
     """

@@ -1,7 +1,7 @@
 """Parse a completion into a turn of the conversation: its text, its tool calls, and its message.
 
-All code that samples from a served model uses this, so that the same tokens always become the same
-message.
+All code that samples from a served model uses this module, so that the same tokens always become
+the same message.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ParseHook = Callable[[str], ParsedReply]
 
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
-    """One turn of the model: the parsed reply, and the message for the conversation. The
-    `tool_calls` of the message include invalid calls.
+    """One turn of the model: the parsed reply and the message for the conversation. The message's
+    `tool_calls` include invalid calls.
 
     `counts`: prompt_tokens, completion_tokens, cached_tokens and engine_retries, if known.
-    `seconds`: the time to get the turn. `text`: the text without the stop token. `node`: the turn's
-    node in the session. The last two are empty for an agent without tokens.
+    `seconds`: how long the turn took. `text`: the text without the stop token. `node`: the turn's
+    node in the session. For an agent without tokens, `text` and `node` are empty.
     """
 
     parsed: ParsedReply
@@ -46,7 +46,7 @@ class ParsedTurn:
     """One parsed completion, with its prefill.
 
     `sampled`: the text in the form that the template needs for the next delta. `text`: the text
-    without the stop token or stop string. `message`: the message in OpenAI's format; its
+    without the stop token or stop string. `message`: the message in OpenAI's format. Its
     `tool_calls` include invalid calls.
     """
 
@@ -76,15 +76,15 @@ def parse_turn(
         served: The model whose parser reads the text.
         template: The template that the prompt was rendered with.
         completion: What the engine sampled.
-        sampling_params: The parameters that were sent.
+        sampling_params: The sampling parameters that were sent.
         tools: The tools that were offered. None: there are no tools, and text that looks like a
             call is text.
-        seed: The ids of the calls are derived from it.
-        parse: Parses the text instead of the model's parser (a published hook).
-        stop_strings: The requested stop strings. If one of them ended the turn, the text ends
-            before it.
-        streamed: Parse the text as a stream would be parsed (see `parse_options`).
-        prefill: The start of the turn, given by the client; the sampled text continues it.
+        seed: The seed from which the call ids are derived.
+        parse: A function that parses the text in place of the model's parser (a published hook).
+        stop_strings: The stop strings that were requested. If one of them ended the turn, the text
+            ends before it.
+        streamed: If True, parse the text like a stream (see `parse_options`).
+        prefill: The start of the turn, which the client gave. The sampled text continues it.
         prefill_ids: The ids of `prefill`.
     """
     ids = completion.output_ids
@@ -114,7 +114,9 @@ def parse_turn(
 
 
 def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) -> str:
-    """Return `text` up to the stop string at which the engine stopped, if `stop_strings` has it."""
+    """Return `text` up to the stop string at which the engine stopped, if it is in
+    `stop_strings`.
+    """
     matched = completion.matched
     if isinstance(matched, str) and matched in stop_strings:
         return text.partition(matched)[0]
@@ -122,7 +124,7 @@ def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) 
 
 
 def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
-    """Return the requested stop tokens, and the one at which the engine stopped."""
+    """Return the stop tokens that were requested, and the one at which the engine stopped."""
     matched = [completion.matched] if isinstance(completion.matched, int) else []
     return [*(sampling_params.get("stop_token_ids") or ()), *matched]
 
@@ -132,10 +134,10 @@ def parse_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments for the parser's `parse` and `stream`.
 
-    If a whole reply closes reasoning that nothing opened, all text before the closing tag is
-    reasoning. A stream cannot wait for a closing tag. So with `streamed`, reasoning starts only at
-    an opening tag, in the prompt or in the reply. The result is then the same for the whole reply
-    and for its pieces.
+    In a whole reply, a closing tag may close reasoning that nothing opened. Then all text before
+    the tag is reasoning. A stream cannot wait for a closing tag. So if `streamed` is True,
+    reasoning starts only at an opening tag, in the prompt or in the reply. The result is then the
+    same for the whole reply and for its pieces.
     """
     reasoning = served.parser.reasoning
     opened = reasoning is not None and template.opens_reasoning(reasoning)

@@ -1,6 +1,6 @@
-"""`Callback`: code of your own that a `Runner` calls after each episode and at the end of a run.
+"""`Callback`: your own code that a `Runner` calls after each episode and at the end of a run.
 
-Invariants: an episode is stored before any callback sees it; an exception of a callback is logged
+Invariants: an episode is stored before any callback sees it. An exception in a callback is logged,
 and affects neither the run nor other callbacks.
 """
 
@@ -33,7 +33,7 @@ class Callback:
     """
 
     def on_episode(self, episode: Episode, summary: Summary) -> Awaitable[None] | None:
-        """Handle one finished episode, which may be an aborted one.
+        """Handle an episode that has finished. It may be an aborted one.
 
         `summary` covers the episodes of this `Runner.run` so far, including this one.
         """
@@ -43,10 +43,10 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one run, with their summary.
+    """The callbacks of one run, and their summary.
 
-    Callbacks are called for one episode at a time, in the order in which episodes were stored. So
-    the summary always matches the episode.
+    Callbacks are called for one episode at a time, in the order in which the episodes were stored.
+    So the summary always matches the episode.
     """
 
     def __init__(self, callbacks: Sequence[Callback], env: str) -> None:

@@ -1,5 +1,5 @@
-"""The settings of `toolroll run`. The command line has priority over a YAML file, and the file over
-the defaults.
+"""The settings of `toolroll run`. Options on the command line take precedence over a YAML file, and
+the file takes precedence over the defaults.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _FILES: JsonDict = {"panel": "Files"}
 
 
 class RunConfig(BaseModel):
-    """The settings of one run. The options of `toolroll run` are made from these fields, and a YAML
-    file for --config has the same names.
+    """The settings of one run. The options of `toolroll run` are generated from these fields, and a
+    YAML file for --config uses the same names.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -295,7 +295,7 @@ class RunConfig(BaseModel):
 
     @property
     def agent_settings(self) -> dict[str, Any]:
-        """The settings for the function that creates the agent."""
+        """The settings that are passed to the function that creates the agent."""
         names = ["on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes"]
         if self.baseline_url is None:
             names += ["on_length", "verify"]
@@ -305,8 +305,8 @@ class RunConfig(BaseModel):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that determine the episodes. A run can be continued only with the same
-        values.
+        """The settings that determine the episodes. A run can be continued only if they are the
+        same.
         """
         return {
             name: value for name, value in self.model_dump(mode="json").items() if name not in FREE
@@ -314,7 +314,7 @@ class RunConfig(BaseModel):
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The defaults of the settings in `identity`."""
+        """The default values of the settings in `identity`."""
         fields = cls.model_fields.items()
         return {
             name: field.get_default()
@@ -324,7 +324,7 @@ class RunConfig(BaseModel):
 
 
 OLD_NAMES = {"floor": "do_nothing", "endpoint": "baseline_url"}
-"""Names of an earlier version that options and a YAML file may still use."""
+"""The names from an earlier version that options and a YAML file may still use."""
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
@@ -332,14 +332,14 @@ FREE = frozenset(
     "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers "
     "do_nothing gc allow_unequal allow_model_mismatch out sync".split()
 )
-"""Settings that may differ when a run is continued: addresses, the number of episodes, the handling
-of failures, and the display.
+"""The settings that may differ when a run is continued: addresses, the number of episodes, the
+handling of failures, and the display.
 """
 
 
 def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
-    """Return the settings in the file `path`, overridden by those `given` on the command line (None
-    means "not given").
+    """Return the settings in the file `path`. The settings in `given`, from the command line,
+    override them (None means "not given").
     """
     data: dict[str, Any] = {}
     if path is not None:
@@ -357,7 +357,7 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
 
 def _settings_in(path: Path) -> dict[str, Any]:
     """Return the settings in the file of --config. Raises `UsageError` if the file does not exist,
-    cannot be read, or has an unknown setting.
+    cannot be read, or contains an unknown setting.
     """
     if not path.is_file():
         raise UsageError(f"--config {path}: there is no such file")
@@ -378,7 +378,7 @@ def _settings_in(path: Path) -> dict[str, Any]:
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:
-    """Return the JSON object in a command-line option."""
+    """Return the JSON object in the value of a command-line option."""
     if text is None:
         return None
     try:

@@ -1,7 +1,7 @@
 """The do-nothing baseline: the score of an agent that says goodbye and calls no tool.
 
 Such an agent solves many tasks of some benchmarks (tau-bench airline: 19 of 50), and training may
-converge to it. So its score is reported next to each result.
+converge to it. So its score is reported beside each result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _CONCURRENCY = 8
 
 
 class LeavingUser:
-    """A user who greets, and leaves after the first reply (`###STOP###`, tau-bench's marker)."""
+    """A user who greets the agent, and leaves after the first reply (`###STOP###`, tau-bench's
+    marker).
+    """
 
     def adopt_tools(self, tools: Sequence[Tool], call: Callable[..., str]) -> None:
         """Ignore the tools."""
@@ -37,7 +39,7 @@ class LeavingUser:
         return {}
 
     async def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Do nothing, because there are no resources to release."""
 
 
 async def play_floor(

@@ -1,7 +1,8 @@
-"""`check`: find mistakes in an environment before a model plays it.
+"""`check`: finds mistakes in an environment before a model plays it.
 
-Invariants: each check is ok, failed (with the location) or not applicable (with the reason); if one
-check fails, checks that depend on it are not applicable, so that one mistake is reported once.
+Invariants: each check is ok, failed (with the location) or not applicable (with the reason). If one
+check fails, the checks that depend on it are not applicable, so that a mistake is reported only
+once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from toolroll.rollout.types import (
 CheckStatus = Literal["ok", "failed", "not applicable"]
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _MOST_ON_LOOP = 0.05
-"""Maximum time in seconds for which one call may block the event loop of all episodes."""
+"""The maximum time in seconds for which one call may block the event loop of all episodes."""
 _MOST_TOOLS = 10
 _FAREWELL = Action("Goodbye.")
 
@@ -64,9 +65,9 @@ class _NotApplicableError(Exception):
 async def check(
     factory: EnvironmentFactory, tasks: Sequence[Task], *, time_limit: float = 60.0
 ) -> list[CheckResult]:
-    """Check the environment of `factory` on `tasks`; no engine is needed.
+    """Check the environment of `factory` on `tasks`. No engine is needed.
 
-    One call of an environment may take `time_limit` seconds.
+    Each call of an environment may take at most `time_limit` seconds.
 
     Example:
         >>> import asyncio
@@ -88,7 +89,7 @@ class _Checks:
         self.tasks = tasks
         self.options = EnvironmentOptions()
         self.played: list[list[EnvironmentPlayer]] = []
-        """For each of two episodes, one player for each time that it was played."""
+        """For each of two episodes: one player per time that it was played."""
         self.results: list[CheckResult] = []
         self.close_error = ""
 
@@ -154,7 +155,7 @@ class _Checks:
 
     async def _episode(self) -> str:
         """Play one episode step by step. Then play one with the loop that real episodes use,
-        because it validates the results.
+        because this loop validates the results.
         """
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
@@ -294,7 +295,7 @@ class _Checks:
         return EnvironmentPlayer(self.factory.make(self.options), self.time_limit)
 
     async def _find_options(self) -> None:
-        """Add a simulated user to the options if the environment needs one. That user leaves at
+        """Add a simulated user to the options if the environment needs one. This user leaves at
         once.
         """
         player = None
@@ -321,15 +322,17 @@ class _Checks:
         return player
 
     async def _end(self, player: EnvironmentPlayer) -> None:
-        """Close the environment. An error is kept for the check of `close`."""
+        """Close the environment. If this raises an error, keep the error for the check of
+        `close`.
+        """
         try:
             await player.close()
         except BrokenError as error:
             self.close_error = str(error)
 
     def _actions(self, player: EnvironmentPlayer, task: Task) -> list[Action]:
-        """Return the reference actions and a farewell. Without a reference, return one call of each
-        tool and a farewell.
+        """Return the reference actions and a farewell. If there is no reference, return one call of
+        each tool and a farewell.
         """
         known = self.factory.reference(task)
         if known is not None:

@@ -1,4 +1,4 @@
-"""`EnvironmentClass`: make an `EnvironmentFactory` from an `Environment` class."""
+"""`EnvironmentClass`: makes an `EnvironmentFactory` from an `Environment` class."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SPLIT = "test"
 
 
 class EnvironmentClass:
-    """The factory of the class `kind`. It passes `arguments` to the constructor.
+    """The factory for the class `kind`. It passes `arguments` to the constructor.
 
-    `kind.tasks` is optional: a list of `Task`s or of dicts (their `data`), or a static or class
-    method that returns such a list. Without it there is one task without data, whose episodes
-    differ only in their seed. `kind.reference(task)` is optional: a static or class method that
-    returns the actions that solve a task. If the constructor has a parameter `options`, it gets the
-    `EnvironmentOptions` of the run.
+    `kind.tasks` is optional. It is a list of `Task`s or of dicts (their `data`), or a static or
+    class method that returns such a list. Without it, there is one task without data, whose
+    episodes differ only in their seed. `kind.reference(task)` is optional. It is a static or class
+    method that returns the actions that solve a task. If the constructor has a parameter `options`,
+    it gets the run's `EnvironmentOptions`.
 
     Raises `UsageError` if the constructor does not accept `arguments`.
     """
@@ -43,7 +43,7 @@ class EnvironmentClass:
         self._checked(self._arguments)
 
     def missing(self) -> str | None:
-        """Return None: if the class could be imported, nothing is missing."""
+        """Return None. The class could be imported, so nothing is missing."""
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:

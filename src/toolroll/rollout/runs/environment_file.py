@@ -1,7 +1,7 @@
-"""`load_target`: load the object `path/to/file.py:NAME` or `package.module:NAME`.
+"""`load_target`: loads the object `path/to/file.py:NAME` or `package.module:NAME`.
 
-Invariants: a file is executed once per process, under a module name that is derived from its path;
-an error in it is reported in one line with the file and its line number.
+Invariants: a file is executed once per process, under a module name that is derived from its path.
+An error in the file is reported on one line, with the file and its line number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_target(name: str) -> bool:
 
 
 def absolute_target(name: str) -> str:
-    """Return `name` with an absolute path if it names a file, because another process may have a
+    """Return `name`. If it names a file, make its path absolute, because another process may have a
     different working directory.
     """
     place, colon, found = name.rpartition(":")
@@ -36,9 +36,9 @@ def absolute_target(name: str) -> str:
 def load_target(target: str) -> tuple[Any, str]:
     """Return the object that `target` names, and a short name for it: `FILE:NAME` without folders.
 
-    The file's folder (for a module: the working directory) is appended to `sys.path`, so that a
-    file may import its neighbors. Raise `UsageError` if there is no such file, module or name, or
-    if executing the file raises an error.
+    The file's folder is appended to `sys.path`, so that the file can import its neighbors. For a
+    module, the working directory is appended. Raise `UsageError` if there is no such file, module
+    or name, or if executing the file raises an error.
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
@@ -56,8 +56,8 @@ def load_target(target: str) -> tuple[Any, str]:
 def error_line(error: BaseException, path: Path | None = None) -> str:
     """Return one line with the file, the line number and the error that was raised there.
 
-    The line is the innermost one in `path`. If there is none, it is the innermost one of the
-    traceback.
+    The line number is the innermost one in `path`. If the traceback has none in `path`, it is the
+    innermost one of the traceback.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
@@ -106,7 +106,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the file of a module whose import failed, or None if unknown."""
+    """Return the file of a module whose import failed, or None if it is unknown."""
     try:
         spec = importlib.util.find_spec(module)
     except (Exception, SystemExit):  # noqa: BLE001 - importing a package may raise anything
@@ -115,7 +115,9 @@ def _file_of(module: str) -> Path | None:
 
 
 def _append_to_path(folder: Path) -> None:
-    """Append `folder` to the end of `sys.path`. So its files do not hide installed packages."""
+    """Append `folder` to the end of `sys.path`, so that its files do not hide installed
+    packages.
+    """
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

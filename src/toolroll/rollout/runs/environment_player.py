@@ -1,7 +1,8 @@
-"""`EnvironmentPlayer`: reset and step one environment, and record its results and their duration.
+"""`EnvironmentPlayer`: resets and steps one environment, and records the results and their
+duration.
 
 It is for checks of environments, and needs neither an engine nor an agent. Each blocking call runs
-in a separate thread, because environments must support that.
+in a separate thread, because environments must support this.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ Entry = Mapping[str, Any]
 
 
 class BrokenError(ToolrollError):
-    """An environment raised an error, or returned an invalid value."""
+    """An environment raised an error or returned an invalid value."""
 
 
 class EnvironmentPlayer:
     """Steps `env` through one episode.
 
-    `transcript` has an entry for each call, `seconds` the duration of each call, and `on_loop` the
-    longest time for which each call blocked the event loop. A call may take `time_limit` seconds.
+    `transcript` has one entry per call, `seconds` has the duration of each call, and `on_loop` has
+    the longest time for which each call blocked the event loop. A call may take at most
+    `time_limit` seconds.
     """
 
     def __init__(self, env: Environment, time_limit: float) -> None:
@@ -50,7 +52,7 @@ class EnvironmentPlayer:
 
     @property
     def reward(self) -> float | None:
-        """The reward of the episode so far; None if no step returned one."""
+        """The reward of the episode so far. None if no step returned a reward."""
         if not self._rewards:
             return None
         return sum(self._rewards) if self.env.reward_mode == "sum" else self._rewards[-1]
@@ -64,7 +66,7 @@ class EnvironmentPlayer:
         self.transcript.append(plain({"messages": found.messages, "tools": found.tools}))
 
     async def step(self, action: Action) -> Entry:
-        """Execute `action`, and return its transcript entry. An `ActionError` is such an entry too.
+        """Execute `action` and return its transcript entry. An `ActionError` is an entry too.
 
         Raise `BrokenError` for any other error, or if the result is not valid.
         """
@@ -82,7 +84,7 @@ class EnvironmentPlayer:
         return entry
 
     async def close(self) -> None:
-        """Close the environment. Raise `BrokenError` if that fails."""
+        """Close the environment. Raise `BrokenError` if this fails."""
         try:
             await self._call("close")
         except (ActionError, UsageError) as error:
@@ -144,12 +146,12 @@ class EnvironmentPlayer:
             self.on_loop[-1] = max(self.on_loop[-1], watched.longest)
 
     def _in_another_thread(self, function: Any, *args: Any) -> Any:
-        """Call `function` in a thread whose ident differs from that of the last call's thread.
+        """Call `function` in a thread whose ident differs from the ident of the last call's thread.
 
         Objects that belong to one thread, such as SQLite's connections, compare idents. But a new
-        thread may get the ident of one that has ended, and such an object would then work in the
-        wrong thread. In that case, start a second thread: while this one runs, it has another
-        ident.
+        thread may get the ident of a thread that has ended. Such an object would then work in the
+        wrong thread. In this case, start a second thread: while the first one runs, the second gets
+        a different ident.
         """
         ident = threading.get_ident()
         if ident != self._last_thread:

@@ -1,8 +1,9 @@
-"""The episode file: one JSON object per line. A killed run loses at most the line being written.
+"""The episode file, with one JSON object per line. If a run is killed, at most the line that is
+being written is lost.
 
-Invariants: a line is written completely and flushed before the next episode is accepted; a torn
-last line is removed when the file is reopened; reading returns what was written, arrays and NaN
-included (NaN is null in JSON).
+Invariants: a line is completely written and flushed before the next episode is accepted. An
+incomplete last line is removed when the file is reopened. Reading returns what was written,
+including arrays and NaN (NaN is null in JSON).
 """
 
 from __future__ import annotations
@@ -87,14 +88,14 @@ def to_line(episode: Episode) -> bytes:
 
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-"""Without OPT_NON_STR_KEYS: it would write the keys 1 and "1" as the same key."""
+"""Without OPT_NON_STR_KEYS, because it would write the keys 1 and "1" as the same key."""
 
 
 def from_line(line: bytes) -> Episode:
-    """Return the episode in one line.
+    """Return the episode that is in one line.
 
-    Raise `UsageError` if the line has another schema version, and `pydantic.ValidationError` if it
-    is not a valid episode.
+    Raise `UsageError` if the line has a different schema version, and `pydantic.ValidationError` if
+    it is not a valid episode.
     """
     data = orjson.loads(line)
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -127,10 +128,11 @@ def from_line(line: bytes) -> Episode:
 
 
 class EpisodeStore:
-    """`episodes.jsonl` in `folder`, opened for appending. A context manager.
+    """`episodes.jsonl` in `folder`, opened for appending. This is a context manager.
 
-    `sync`: call fsync after each line, or only at the end. `file`: an open file to use instead.
-    After a disk error nothing more is written, because a line after a torn one could not be read.
+    `sync`: call fsync after each line instead of only at the end. `file`: an open file to use
+    instead. After a disk error nothing more is written, because a line after an incomplete one
+    could not be read.
     """
 
     def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:
@@ -144,10 +146,10 @@ class EpisodeStore:
             sync_folder(folder)
 
     def append(self, episode: Episode) -> None:
-        """Write one episode and flush it to the operating system, so that it survives a kill of
-        this process.
+        """Write one episode and flush it to the operating system, so that it survives if this
+        process is killed.
 
-        Raise `UsageError` if that fails.
+        Raise `UsageError` if this fails.
         """
         line = to_line(episode)
         if self._failed:
@@ -163,9 +165,9 @@ class EpisodeStore:
             raise
 
     def close(self) -> None:
-        """Flush to the disk and close.
+        """Flush to the disk and close the file.
 
-        Raise `UsageError` if that fails, unless `append` has already raised one.
+        Raise `UsageError` if this fails, unless `append` has already raised it.
         """
         try:
             with writing(self.path, _RESUME):
@@ -191,7 +193,7 @@ class EpisodeStore:
 
 
 def cut_torn_line(path: Path) -> int:
-    """Remove a last line without a newline from `path`, and return its number of bytes."""
+    """If the last line of `path` has no newline, remove it. Return the number of removed bytes."""
     if not path.exists():
         return 0
     size = path.stat().st_size
@@ -215,10 +217,10 @@ def _after_last_newline(file: Any, size: int) -> int:
 
 
 def read_episodes(path: str | Path) -> Iterator[Episode]:
-    """Yield the episodes of a file, or of the folder that holds it.
+    """Yield the episodes in a file, or in the folder that contains the file.
 
-    Skip a torn last line and repeated lines. Raise `UsageError` with the line number for any other
-    invalid line.
+    An incomplete last line and repeated lines are skipped. Raise `UsageError` with the line number
+    for any other invalid line.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file

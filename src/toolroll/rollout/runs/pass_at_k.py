@@ -3,8 +3,8 @@
 Invariants:
 
 - An estimate averages over all C(n, k) choices of k of the n samples of each task.
-- Intervals are bootstrapped over tasks, because samples of one task are not independent draws from
-  the benchmark.
+- Intervals are bootstrapped over tasks, because the samples of one task are not independent draws
+  from the benchmark.
 - The same rewards always give the same interval.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from toolroll.rollout.errors import UsageError
 
 PASSED = 1.0 - 1e-6
-"""A reward at or above this is a pass (tau-bench's rule)."""
+"""A reward at or above this value is a pass (tau-bench's rule)."""
 
 RESAMPLES = 4000
 _SEED = 20311
@@ -27,8 +27,8 @@ _SEED = 20311
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks, with its 95 % interval [low, high]. With one task, both ends equal the
-    value.
+    """A mean over tasks and its 95 % interval [low, high]. If there is only one task, both ends
+    equal the value.
     """
 
     value: float
@@ -40,13 +40,13 @@ class Estimate:
 
 
 class UnequalSamplesError(UsageError):
-    """Raised if tasks have different numbers of graded samples: pass@k and pass^k would give these
+    """Raised if tasks have different numbers of graded samples. pass@k and pass^k would give these
     tasks different weights.
     """
 
 
 def mean_over_tasks(values: Sequence[float]) -> Estimate:
-    """Return the mean over tasks with its bootstrap interval. Raise `ValueError` if `values` is
+    """Return the mean over tasks and its bootstrap interval. Raise `ValueError` if `values` is
     empty.
     """
     if not values:
@@ -65,20 +65,20 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
 
 
 def pass_hat_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """Return pass^k: the chance that k samples of a task all pass, averaged over tasks.
+    """Return pass^k: the probability that k samples of a task all pass, averaged over tasks.
 
-    If c of a task's n samples pass, it is C(c, k) / C(n, k). `rewards[task]` are the task's graded
-    rewards. Raise `ValueError` if a task has fewer than k of them.
+    If c of a task's n samples pass, the probability is C(c, k) / C(n, k). `rewards[task]` are the
+    task's graded rewards. Raise `ValueError` if a task has fewer than k of them.
     """
     return _mean(_by_task(rewards, k, _all_pass))
 
 
 def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
-    """Return pass@k: the chance that at least one of k samples of a task passes, averaged over
+    """Return pass@k: the probability that at least one of k samples of a task passes, averaged over
     tasks.
 
-    If c of a task's n samples pass, it is 1 - C(n - c, k) / C(n, k). Arguments and errors as in
-    `pass_hat_k`.
+    If c of a task's n samples pass, the probability is 1 - C(n - c, k) / C(n, k). Arguments and
+    errors are the same as in `pass_hat_k`.
     """
     return _mean(_by_task(rewards, k, _any_passes))
 
@@ -90,7 +90,7 @@ def pass_estimates(
     smallest number of graded samples of a task.
 
     Raise `UnequalSamplesError` if tasks have different numbers of graded samples, unless
-    `allow_unequal`. Raise `ValueError` if no task is graded.
+    `allow_unequal` is True. Raise `ValueError` if no task is graded.
     """
     tasks = [list(found) for found in rewards.values() if len(found)]
     if not tasks:

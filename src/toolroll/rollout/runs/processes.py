@@ -1,10 +1,10 @@
-"""`ProcessRunner`: distribute the episodes of a run over processes of this machine.
+"""`ProcessRunner`: distributes the episodes of a run over processes on this machine.
 
 Each process has its own event loop, engine client, template and environments. It sends finished
-episodes to the parent process, and only the parent writes files. The invariants are those of
-`worker_pool`, and these:
+episodes to the parent process, and only the parent writes files. The invariants of `worker_pool`
+hold, and these:
 
-- A process that died is restarted.
+- If a process dies, it is restarted.
 - If the parent ends for any reason, the processes abort their requests at the engine, and exit
   after their blocking calls. Only SIGKILL prevents this.
 """
@@ -39,9 +39,9 @@ from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Task
 
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
-"""Called in the worker process with its number of concurrent episodes and an exit stack. It returns
-the runner and the tasks. It is pickled, so it must be a module-level function, or a
-`functools.partial` of one.
+"""A function that is called in the worker process with the number of its concurrent episodes and an
+exit stack. It returns the runner and the tasks. It is pickled, so it must be a module-level
+function, or a `functools.partial` of one.
 """
 
 _GRACE, _LATE = 10.0, 1.0
@@ -51,7 +51,7 @@ _QUIET = (signal.SIGINT, signal.SIGTERM)
 
 
 class ProcessRunner:
-    """Play a run in `processes` processes, with `concurrency` concurrent episodes in total."""
+    """Plays a run in `processes` processes, with `concurrency` concurrent episodes in total."""
 
     def __init__(self, open_: Open, *, processes: int, concurrency: int, samples: int) -> None:
         self._open = open_
@@ -79,7 +79,7 @@ class ProcessRunner:
 
 class _Process:
     """The parent's side of a worker process. The process is started for its first episode, and
-    restarted if it died.
+    restarted if it dies.
     """
 
     def __init__(self, open_: Open, share: int) -> None:
@@ -116,7 +116,8 @@ class _Process:
     async def _live(self, started: asyncio.Future[asyncio.StreamWriter]) -> None:
         """Run one process from its start to its end.
 
-        Wait for the process, not for its socket: a child that it forked may keep the socket open.
+        Wait for the process, not for its socket, because a child that the process forked may keep
+        the socket open.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -145,7 +146,8 @@ class _Process:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)
-        # If another thread has reaped it, `close` raises an error: it seems to be still running.
+        # If another thread has reaped it, `close` raises an error, because the process seems to be
+        # still running.
         with contextlib.suppress(ValueError):
             process.close()
 
@@ -170,7 +172,7 @@ def _ending(process: Any) -> asyncio.Future[None]:
 
     def wait() -> None:
         process.join()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
             loop.call_soon_threadsafe(ended.set_result, None)
 
     threading.Thread(target=wait, name=f"toolroll-{process.pid}", daemon=True).start()
@@ -186,7 +188,7 @@ def _start(open_: Open, share: int, channel: socket.socket) -> Any:
     process = multiprocessing.get_context("spawn").Process(
         target=_main, args=(open_, share, channel), name="toolroll"
     )
-    # Start it now: as a side effect, it unblocks these signals (Python 3.11).
+    # Start it now. As a side effect, this unblocks these signals (Python 3.11).
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
     try:
@@ -199,8 +201,8 @@ def _start(open_: Open, share: int, channel: socket.socket) -> Any:
 def _main(open_: Open, share: int, channel: socket.socket) -> None:
     """Run the worker process.
 
-    SIGINT and SIGTERM get an empty handler instead of being ignored or blocked. Child processes
-    would inherit that, but they must get signals as usual.
+    SIGINT and SIGTERM get an empty handler. They are not ignored or blocked, because child
+    processes would inherit this, but must get signals as usual.
     """
     for number in _QUIET:
         signal.signal(number, lambda *_: None)
@@ -209,7 +211,7 @@ def _main(open_: Open, share: int, channel: socket.socket) -> None:
 
 
 async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
-    """Play the requested episodes until the parent closes the connection."""
+    """Play the episodes that the parent requests, until the parent closes the connection."""
     reader, writer = await asyncio.open_connection(sock=channel, limit=_LIMIT)
     async with AsyncExitStack() as stack:
         opening = asyncio.create_task(_opened(open_, share, stack))
@@ -256,8 +258,8 @@ async def _answer(
 
 
 def _plain(episode: Episode) -> Episode:
-    """Return the episode with the environment's values converted to JSON types, because third-party
-    objects may be impossible to pickle or unpickle.
+    """Return the episode with the environment's values converted to JSON types, because it may be
+    impossible to pickle or unpickle third-party objects.
     """
     result = episode.result
     sent = replace(

@@ -1,7 +1,7 @@
 """`provenance`: the software, model and command that produced a run.
 
-Invariants: it contains no keys, and no passwords in addresses. Collecting it never makes a run
-fail.
+Invariants: the result contains no keys, and no passwords in addresses. Collecting it never makes a
+run fail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEY = re.compile(rf"""({_NAME}["']?\s*[=:]\s*)({_VALUE})""", re.IGNORECASE)
 _OPTION = re.compile(rf"--?[\w-]*{_NAME}", re.IGNORECASE)
 """An option whose value is the next word."""
 _ISSUED = re.compile(r"\b(?:sk|hf|ghp)[-_][\w-]{16,}")
-"""Keys of OpenAI, Hugging Face and GitHub, anywhere in a text."""
+"""Keys for OpenAI, Hugging Face and GitHub, anywhere in a text."""
 
 
 async def provenance(
@@ -44,7 +44,7 @@ async def provenance(
     """Return the versions, model and command of a run as plain JSON. Unknown values are null.
 
     `served`: None for an agent that does not use a `Model`. `factory`: None for `toolroll serve`,
-    which records sessions. `command`: by default the command of this process.
+    which records sessions. `command`: by default, the command of this process.
     """
     found: Provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,7 +68,9 @@ async def provenance(
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with `***` instead of keys, and of the user and password in addresses."""
+    """Return `text` with `***` in place of keys, and in place of the user and password in
+    addresses.
+    """
 
     def hidden(match: re.Match[str]) -> str:
         quote = match[2][0] if match[2][0] in "\"'" else ""
@@ -96,7 +98,7 @@ def package_version(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """Return toolroll's commit, with "-dirty" if tracked files differ from it.
+    """Return toolroll's commit, with "-dirty" appended if tracked files differ from it.
 
     Return None if toolroll runs neither from a checkout nor from an installation by repository
     address.
@@ -124,7 +126,7 @@ def _installed_commit() -> str | None:
 def benchmark_packages(factory: EnvironmentFactory) -> dict[str, str | None]:
     """Return the versions of the environment's packages by name.
 
-    These are the package that registers the environment, and those that the factory names in
+    These are the package that registers the environment, and the packages that the factory lists in
     `packages` because it reads their data or code. toolroll itself is left out.
     """
     names = {
@@ -136,7 +138,7 @@ def benchmark_packages(factory: EnvironmentFactory) -> dict[str, str | None]:
 
 
 def template_hashes(served: Model) -> dict[str, str]:
-    """Return SHA-256 hashes of the chat template's text and of the tokenizer."""
+    """Return the SHA-256 hashes of the chat template's text and of the tokenizer."""
     tokenizer = served.template.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = (
@@ -151,10 +153,10 @@ def template_hashes(served: Model) -> dict[str, str]:
 
 
 def extended(history: Sequence[Provenance], now: Provenance) -> list[Provenance]:
-    """Return `history` with one more entry, if `now` differs from it.
+    """Return `history`, with one more entry if `now` differs from it.
 
-    The first entry is complete. Each later entry has the date and the values that changed. A new
-    date alone is not a difference.
+    The first entry is complete. Each later entry has the date and the values that changed. If only
+    the date is new, this is not a difference.
     """
     known: Mapping[str, Any] = {}
     for entry in history:

@@ -1,10 +1,10 @@
-"""`RayRunner`: distribute the episodes of a run over a Ray cluster.
+"""`RayRunner`: distributes the episodes of a run over a Ray cluster.
 
 Each worker is a Ray actor with its own engine client, template and environments, and plays its
 share of the concurrent episodes. It returns episodes as lines of the episode file, which only the
-driver writes. The invariants are those of `worker_pool`, and these:
+driver writes. The invariants of `worker_pool` hold, and these:
 
-- Dead workers restart on the remaining nodes.
+- Workers that died are restarted on the remaining nodes.
 - If the run is cancelled, the running episodes and their requests at the engine are cancelled too.
 """
 
@@ -32,7 +32,7 @@ _GRACE, _TURNS_OF_GRACE = 5.0, 50
 
 
 class Worker:
-    """The class of the Ray actors. `settings`: the result of `worker_settings`."""
+    """The class of the Ray actors. `settings`: what `worker_settings` returns."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
@@ -68,8 +68,8 @@ class Worker:
 
 
 class RayRunner:
-    """Play a run on the cluster at `config.ray` (`local`: one on this machine) with
-    `config.ray_workers` workers.
+    """Plays a run with `config.ray_workers` workers on the cluster at `config.ray` (`local`: a
+    cluster on this machine).
 
     Raise `UsageError` if ray is not installed or the cluster cannot be reached.
     """
@@ -126,7 +126,7 @@ class RayRunner:
 
 
 class _Actor:
-    """The driver's side of a worker. Ray restarts the worker if it died."""
+    """The driver's side of a worker. Ray restarts the worker if it dies."""
 
     def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
         self.share = share

@@ -1,5 +1,5 @@
-"""Find environments by name (entry points `toolroll.environments`, which other packages can add),
-in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
+"""Find environments by name (through entry points `toolroll.environments`, which other packages can
+add), in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def environment_names() -> list[str]:
 
 
 def load_environment(name: str, env_args: Mapping[str, Any] | None = None) -> EnvironmentFactory:
-    """Return the environment `name`, ready to be played. The arguments are those of
+    """Return the environment `name`, ready to be played. The arguments are the same as for
     `find_environment`.
 
-    Raises `UsageError` as `find_environment` does, and if a package that the environment needs is
-    not installed.
+    Raises `UsageError` in the same cases as `find_environment`, and if a package that the
+    environment needs is not installed.
 
     Example:
         >>> load_environment("desk").tasks("test")[0].id
@@ -49,10 +49,10 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
 
     `name` is the name of an entry point, `path/to/file.py:NAME` or `package.module:NAME`. NAME is
     an `EnvironmentFactory` (`tool_environment` makes one), a class or function that makes one, or
-    an `Environment` class. `env_args` are the arguments of that class or function. If NAME is a
+    an `Environment` class. `env_args` are the arguments of this class or function. If NAME is a
     factory object, they become `EnvironmentOptions.settings`.
 
-    Raise `UsageError` if there is no such environment, or if `env_args` do not fit.
+    Raise `UsageError` if there is no such environment, or if `env_args` are not valid for it.
     """
     arguments = dict(env_args or {})
     if is_target(name):
@@ -77,7 +77,7 @@ def _loaded(entry: EntryPoint, arguments: Mapping[str, Any]) -> EnvironmentFacto
 def _factory_of(
     found: Any, target: str, short: str, arguments: Mapping[str, Any]
 ) -> EnvironmentFactory:
-    """Return `found` as a factory. If it has no name, it gets the name `short`."""
+    """Return `found` as a factory. If it has no name, its name is `short`."""
     if isinstance(found, type) and issubclass(found, Environment):
         return EnvironmentClass(found, short, arguments)
     made: Any
@@ -141,10 +141,10 @@ class _Configured:
 
 
 def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | None) -> list[Task]:
-    """Return the tasks of `split` (default: the first one) that `wanted` names.
+    """Return the tasks of `split` (default: the first split) that `wanted` selects.
 
-    `wanted` is "3", "0-9" or "0-4,7"; None means all of them. Raise `UsageError` for an
-    unknown split, a task out of range, or a range that cannot be read.
+    `wanted` is "3", "0-9" or "0-4,7". None selects all tasks. Raise `UsageError` for an unknown
+    split, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]
     if split not in factory.splits:
@@ -185,16 +185,17 @@ USERS = "toolroll.users"
 
 
 def agent_maker(name: str) -> Any:
-    """Return the function `(model, settings) -> Agent` with this name (entry points
-    `toolroll.agents`). Raise `UsageError` for an unknown name.
+    """Return the function `(model, settings) -> Agent` with this name (from the entry points
+    `toolroll.agents`). Raise `UsageError` if the name is unknown.
     """
     return _by_name(AGENTS, name, "agent")
 
 
 def user_maker(name: str) -> Any:
-    """Return the factory of user simulators with this name (entry points `toolroll.users`).
+    """Return the factory of user simulators with this name (from the entry points
+    `toolroll.users`).
 
-    Raise `UsageError` for an unknown name.
+    Raise `UsageError` if the name is unknown.
     """
     return _by_name(USERS, name, "user simulator")
 

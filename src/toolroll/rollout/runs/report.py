@@ -1,9 +1,9 @@
-"""Write `summary.json` from a `Summary`: all numbers for a table in a paper.
+"""Write `summary.json` from a `Summary`. It contains all numbers for a table in a paper.
 
 Invariants:
 
 - Excluded episodes are counted, and reported in a warning.
-- A number that cannot be computed without bias is null, and `warnings` has the reason.
+- A number that cannot be computed without bias is null, and `warnings` contains the reason.
 - The same episodes always give the same numbers.
 """
 
@@ -41,10 +41,10 @@ def report(
     allow_unequal: bool = False,
     provenance: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """Return one environment's part of `summary.json`.
+    """Return the part of `summary.json` for one environment.
 
     `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time of the
-    last run that added episodes. `expected`: the number of episodes of a finished run.
+    last run that added episodes. `expected`: the number of episodes in a finished run.
     `provenance`: as in `run.json`.
     """
     warnings = _warnings(summary)
@@ -119,8 +119,8 @@ def usage(summary: Summary) -> dict[str, Any]:
 
 
 def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
-    """Return, for each tool, the number of executed calls, the number of errors, and the error
-    rate. Errors and rate are None if the environment does not report errors by tool.
+    """Return the number of executed calls, the number of errors and the error rate for each tool.
+    The errors and the rate are None if the environment does not report errors by tool.
     """
     calls, errors = summary.named("executed_calls"), summary.named("tool_errors")
     known = bool(errors) or not summary.totals["tool_errors"]
@@ -137,7 +137,9 @@ def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
 
 
 def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
-    """Return each task's graded rewards, in sample order, and its number of aborted episodes."""
+    """Return each task's graded rewards, in sample order, and the number of its aborted
+    episodes.
+    """
     rewards = summary.rewards
     names = sorted({*rewards, *summary.aborted}, key=_natural)
     return {
@@ -146,7 +148,7 @@ def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
 
 
 def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Replace `summary.json` atomically, and keep the parts of other environments."""
+    """Replace `summary.json` atomically. The parts of other environments are kept."""
     path = folder / FILE_NAME
     known = orjson.loads(path.read_bytes()).get("environments", {}) if path.is_file() else {}
     data = {

@@ -1,13 +1,13 @@
-"""`RunDirectory`: a run on disk, which can be killed at any moment and resumed.
+"""`RunDirectory`: a run on disk that can be killed at any moment and resumed.
 
-`episodes.jsonl` has one line for each finished (environment, task, sample). `run.json` has the
+`episodes.jsonl` has one line per finished (environment, task, sample). `run.json` contains the
 settings that determine the episodes.
 
 Invariants:
 
 - Only one process at a time writes into a folder.
-- No episode is lost or stored twice. An aborted episode is replaced by another attempt.
-- A run with settings that would give other episodes is refused. The error lists the differences.
+- No episode is lost or stored twice. An aborted episode is replaced with another attempt.
+- A run whose settings would give different episodes is refused. The error lists the differences.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ SCHEMA_VERSION = 1
 
 
 class RunDirectory:
-    """One environment's part of the run in the folder `path`. A context manager: call `append`
-    inside it.
+    """One environment's part of the run in the folder `path`. This is a context manager: call
+    `append` inside it.
 
     `settings`: everything that determines the episodes, as plain data. `defaults`: the values of
-    settings that a folder of an older version does not have. `provenance`: from
-    `toolroll.rollout.runs.provenance`. `run.json` keeps that of the first run, and appends what
-    differs in a later run.
+    settings that are missing in a folder of an older version. `provenance`: from
+    `toolroll.rollout.runs.provenance`. `run.json` keeps the first run's provenance, and appends the
+    values that differ in a later run.
 
-    Raises `UsageError` if the folder was written with other settings, or if another process is
+    Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
     """
 
@@ -65,15 +65,19 @@ class RunDirectory:
         self.path = path
         self.env = env
         self.summary = Summary(env)
-        """Covers the episodes that were in the folder, and those that were appended."""
+        """Covers the episodes that were in the folder and the episodes that were appended."""
         self.dropped = 0
-        """Number of aborted episodes that were removed when the folder was opened, so that they are
-        retried.
+        """The number of aborted episodes that were removed when the folder was opened, so that they
+        are retried.
         """
         self.repaired = 0
-        """Number of bytes of a torn last line that were removed when the folder was opened."""
+        """The number of bytes of an incomplete last line that were removed when the folder was
+        opened.
+        """
         self.provenance: list[Provenance] = []
-        """The first run's provenance, then what differs in later runs that added to the folder."""
+        """The first run's provenance, then the values that differ in later runs that added to the
+        folder.
+        """
         self._now = _plain(provenance) if provenance else None
         self._sync: Sync = sync
         self._settings = _plain(settings)
@@ -128,7 +132,7 @@ class RunDirectory:
             os.close(self._lock)
 
     def _agree(self) -> None:
-        """Compare the settings with those of the folder. If the folder has none, store them."""
+        """Compare the settings with the folder's settings. If the folder has none, store them."""
         file = self.path / SETTINGS_NAME
         known = read_settings(self.path)
         if self.env in known:
@@ -160,7 +164,7 @@ class RunDirectory:
             )
 
     def _read_finished(self) -> int:
-        """Read the finished episodes, and return the number of aborted ones."""
+        """Read the finished episodes. Return the number of aborted ones."""
         aborted = 0
         for episode in _episodes(self.path):
             if episode.env != self.env:
@@ -253,7 +257,7 @@ def make_folder(path: Path) -> None:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Raise `UsageError` if the folder `path` contains files, but not a run."""
+    """Raise `UsageError` if the folder `path` contains files but is not a run."""
     if any((path / name).exists() for name in (SETTINGS_NAME, FILE_NAME)):
         return
     names = sorted(found.name for found in path.iterdir() if not found.name.startswith("."))

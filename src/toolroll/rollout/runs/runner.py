@@ -1,11 +1,11 @@
-"""`Runner`: play (task, sample) pairs of one environment concurrently, in one event loop.
+"""`Runner`: plays (task, sample) pairs of one environment concurrently, in one event loop.
 
 Invariants:
 
-- A failing episode never affects another one.
+- A failing episode never affects another episode.
 - A cancelled run leaves no request at the engine, and returns no unfinished episode.
-- The seed of an episode depends on the run's seed, its task and its sample, but not on the order of
-  play.
+- An episode's seed depends on the run's seed, the task and the sample, but not on the order in
+  which episodes are played.
 - An episode that fails for infrastructure reasons is retried with the same seed and session. Only
   its last attempt is returned.
 """
@@ -48,7 +48,7 @@ from toolroll.rollout.types import (
 logger = logging.getLogger(__name__)
 
 EpisodeKey = tuple[str, int]
-"""Task id and sample: the key of an episode within one environment."""
+"""The task id and the sample: the key of an episode within one environment."""
 
 RERUN = frozenset(
     {
@@ -59,7 +59,7 @@ RERUN = frozenset(
         StopReason.TIME_LIMIT,
     }
 )
-"""Failures that a retry may fix. `token_error` and `internal_error` would recur."""
+"""The failures that a retry may fix. `token_error` and `internal_error` would recur."""
 
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
@@ -78,15 +78,15 @@ class RunStoppedError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Play `samples` episodes of each task, at most `concurrency` at the same time, each with at
-    most `max_num_steps` turns.
+    """Play `samples` episodes of each task, at most `concurrency` of them at the same time, each
+    with at most `max_num_steps` turns.
 
-    `episode_timeout`: limit of one attempt at an episode, in seconds. `reruns`: maximum number of
-    retries of an episode that failed for infrastructure reasons. Before a retry there is a pause,
-    which starts at `rerun_pause` seconds and doubles. `give_up_after`: stop the run after this many
-    failed attempts in a row, retries included. `sampling_seed`: send each episode's seed to the
-    engine (SGLang uses it with --enable-deterministic-inference). `pace_gc`: run Python's garbage
-    collector rarely during the run.
+    `episode_timeout`: the limit for one attempt at an episode, in seconds. `reruns`: the maximum
+    number of retries of an episode that failed for infrastructure reasons. Before a retry there is
+    a pause, which starts at `rerun_pause` seconds and doubles. `give_up_after`: stop the run after
+    this many failed attempts in a row, including retries. `sampling_seed`: send each episode's seed
+    to the engine (SGLang uses it with --enable-deterministic-inference). `pace_gc`: run Python's
+    garbage collector rarely during the run.
     """
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
@@ -162,13 +162,13 @@ class Runner:
     ) -> None:
         """Play every (task, sample) that is not in `done`.
 
-        `on_episode` is called with each episode as soon as it is finished, and stores it. An
-        exception in it ends the run. The callbacks are called after it.
+        `on_episode` is called with each episode as soon as the episode is finished, and stores it.
+        If it raises an exception, the run ends. The callbacks are called after it.
 
         Raise `UsageError` as soon as one episode shows that the settings cannot work. Raise
         `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has
         not answered for its `engine_timeout`. The other episodes are then cancelled, and their
-        requests aborted at the engine. This also happens if the caller is cancelled.
+        requests are aborted at the engine. This also happens if the caller is cancelled.
         """
         for task in tasks:
             _check_id(task)
@@ -204,8 +204,8 @@ class Runner:
             await take(await self.play(task, sample))
 
     async def play(self, task: Task, sample: int) -> Episode:
-        """Play one episode. Return its first attempt without an infrastructure failure, or its last
-        attempt if there is none.
+        """Play one episode. Return its first attempt without an infrastructure failure. If every
+        attempt fails in this way, return the last one.
 
         `metrics["reruns"]` counts the retries.
         """
@@ -232,7 +232,8 @@ class Runner:
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
-                # A separate task: an episode that cancels its own task cancels nothing else.
+                # A separate task, so that an episode that cancels its own task cancels nothing
+                # else.
                 with pausable(limit), guarded():
                     result = await asyncio.create_task(self._solve(task, sample, seed))
         except ForeignExitError:
@@ -323,9 +324,9 @@ def _check_id(task: Task) -> None:
 
 
 def _checked(result: InteractionResult) -> InteractionResult:
-    """Return an agent's result in a form that the episode file can hold.
+    """Return an agent's result in a form that the episode file can store.
 
-    Raise `TypeError` or `ValueError` if it is not a valid result.
+    Raise `TypeError` or `ValueError` if the result is not valid.
     """
     if not isinstance(result, InteractionResult):
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
@@ -353,7 +354,9 @@ def _checked(result: InteractionResult) -> InteractionResult:
 
 
 def check_all_played(left: Collection[EpisodeKey]) -> None:
-    """Raise `RolloutError` if episodes are `left` at the end: none may be lost silently."""
+    """Raise `RolloutError` if episodes are `left` at the end, because no episode may be lost
+    without an error.
+    """
     if left:
         task_id, sample = min(left)
         raise RolloutError(

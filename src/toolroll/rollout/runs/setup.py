@@ -1,7 +1,7 @@
 """`Plan`: the environment, tasks and model of a run, opened from its settings.
 
-The process of the command has one. If the run is distributed over processes or a cluster, each
-worker has its own.
+The command's process has one plan. If the run is distributed over processes or a cluster, each
+worker has its own plan.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions
 
 MAX_RESUMES = 3
 """How often to resume a turn that the engine aborted for a weight update. A trainer wants such an
-episode to be aborted; an evaluation wants its result.
+episode to be aborted, but an evaluation wants its result.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The episodes to play, and how. `identity`: the settings that determine the episodes."""
+    """The episodes to play, and how to play them. `identity`: the settings that determine the
+    episodes.
+    """
 
     config: RunConfig
     factory: EnvironmentFactory
@@ -42,7 +44,7 @@ class Plan:
 
     @property
     def total(self) -> int:
-        """The number of episodes of a finished run."""
+        """The number of episodes in a finished run."""
         return len(self.tasks) * self.config.samples
 
 
@@ -75,7 +77,7 @@ def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
 async def open_runner(
     settings: Mapping[str, Any], stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    """Return the runner and the tasks of one worker, from its `worker_settings`."""
+    """Return the runner and the tasks of one worker. They are made from its `worker_settings`."""
     config = RunConfig.model_validate(settings)
     plan = await prepare(config, stack)
     return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options), plan.tasks
@@ -95,7 +97,7 @@ def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
 
 
 def run_settings(config: RunConfig) -> RunSettings:
-    """Return the runner's part of the settings."""
+    """Return the settings for the runner."""
     return RunSettings(
         sampling_params=config.sampling_params,
         samples=config.samples,
@@ -112,7 +114,7 @@ def run_settings(config: RunConfig) -> RunSettings:
 
 
 def rollout_args(config: RunConfig) -> RolloutArgs:
-    """Return the served model's part of the settings."""
+    """Return the settings for the served model."""
     return RolloutArgs(
         engine_url=config.engine,
         hf_checkpoint=config.model,
@@ -133,8 +135,8 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
     """Return the function that makes user simulators.
 
-    They call an OpenAI-compatible endpoint: `user_url`, by default the baseline's, or the engine's
-    own.
+    They call an OpenAI-compatible endpoint at `user_url`. By default, this is the baseline's
+    endpoint, or the engine's own.
     """
     users = user_maker("openai")(
         base_url=config.user_url or config.baseline_url or f"{config.engine}/v1",

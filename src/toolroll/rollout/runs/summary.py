@@ -1,7 +1,7 @@
 """`Summary`: the result of a run, added up episode by episode.
 
-Invariants: an ABORTED episode (its reward is None) is counted separately, and is part of no mean
-reward and no pass rate.
+Invariant: an ABORTED episode (its reward is None) is counted separately, and is not part of any
+mean reward or pass rate.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Summary:
         self.stop_reasons[result.stop_reason] += 1
         for name, value in result.metrics.items():
             self.totals[name] += value  # type: ignore[assignment]
-        # A fork repeats turns of an earlier sequence as "context": do not count them twice.
+        # A fork repeats turns of an earlier sequence as "context". Do not count them twice.
         self.turn_seconds += [
             turn.latency
             for part in result.trajectories
@@ -64,7 +64,7 @@ class Summary:
     def rewards(self) -> dict[str, list[float]]:
         """Return graded rewards by task, in the order of the samples.
 
-        Tasks are sorted by name, so that the order of play changes nothing.
+        Tasks are sorted by name, so that the order in which episodes are played has no effect.
         """
         return {
             task: [found[sample] for sample in sorted(found)]
@@ -92,7 +92,7 @@ class Summary:
         return self.totals["cached_tokens"] / prompts if prompts else 0.0
 
     def named(self, prefix: str) -> dict[str, int]:
-        """Return the totals whose names are `prefix/NAME`, by NAME."""
+        """Return the totals whose names have the form `prefix/NAME`, by NAME."""
         return {
             name[len(prefix) + 1 :]: int(count)
             for name, count in self.totals.items()

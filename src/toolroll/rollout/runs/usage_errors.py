@@ -14,8 +14,8 @@ from toolroll.rollout.runtime.complaints import complaints
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Convert errors about an unknown parser or an invalid engine address to a `UsageError` with
-    the name of the option.
+    """Convert errors about an unknown parser or an invalid engine address to a `UsageError` that
+    names the option.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Distribute episodes over worker processes, on this machine or a cluster.
+"""Distribute episodes over worker processes, on this machine or on a cluster.
 
-Invariants: an episode whose worker died is played again, and stored once. If workers keep dying,
-the run ends.
+Invariants: if an episode's worker dies, the episode is played again, and stored once. If workers
+keep dying, the run ends.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def remaining(
 
 
 def split_concurrency(concurrency: int, players: int) -> list[int]:
-    """Split `concurrency` evenly over at most `players` workers. Return each worker's number of
-    concurrent episodes, at least one.
+    """Split `concurrency` evenly over at most `players` workers. Return the number of concurrent
+    episodes of each worker, which is at least one.
     """
     players = min(players, concurrency)
     return [concurrency // players + (number < concurrency % players) for number in range(players)]
@@ -61,7 +61,8 @@ async def play_on_workers(
     players: Iterable[tuple[Worker, int]],
     on_episode: Callable[[Episode], None],
 ) -> None:
-    """Play `todo` on `players`, pairs of a worker and its number of concurrent episodes.
+    """Play `todo` on `players`, which are pairs of a worker and the number of its concurrent
+    episodes.
 
     Raise `RolloutError` if workers keep dying.
     """

@@ -1,4 +1,4 @@
-"""Make arguments of a tool from its schema: valid ones, and invalid ones."""
+"""Make arguments for a tool from its schema, both valid and invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXAMPLES: Mapping[str, Any] = {
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of the right types for the required arguments in `schema`."""
+    """Return a value of the right type for each required argument in `schema`."""
     found = _example({**schema, "type": "object"}, schema)
     return dict(found) if isinstance(found, Mapping) else {}
 
@@ -28,8 +28,8 @@ def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
 def wrong_calls(tools: Sequence[Tool]) -> list[tuple[str, ToolCall]]:
     """Return calls that a model may write by mistake, each with a description of the mistake.
 
-    One call has the name of an unknown tool. For each tool there are calls without arguments, with
-    a wrong type for each argument, and with an unknown argument.
+    One call has the name of an unknown tool. Each tool has calls without arguments, with a wrong
+    type for each argument, and with an unknown argument.
     """
     calls = [("an unknown tool", ToolCall("no_such_tool", {}, ""))]
     for tool in tools:
@@ -68,7 +68,7 @@ def _example(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema that a reference into `$defs` names, or `schema` itself."""
+    """Return the schema to which a reference into `$defs` points, or `schema` itself."""
     if not isinstance(schema, Mapping):
         return {}
     name = str(schema.get("$ref", "")).rpartition("/")[2]

@@ -1,1 +1,1 @@
-"""Helpers that are not specific to rollouts: threads, files, JSON, time limits."""
+"""Helpers that are not specific to rollouts, such as threads, files, JSON and time limits."""

@@ -1,4 +1,4 @@
-"""pydantic's validation errors, as messages for a user."""
+"""Convert pydantic's validation errors to messages for a user."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WORDS = {
     "bool_parsing": "must be true or false",
     "string_too_short": "must have at least {min_length} characters",
 }
-"""Messages by pydantic's error type; other types keep pydantic's own message."""
+"""Messages by pydantic's error type. Other types keep pydantic's own message."""
 
 
 def complaints(error: ValidationError) -> list[tuple[str, str]]:
     """Return (setting, message) for each error; nested settings are joined with dots.
 
-    The name is "" if the error is about several settings.
+    The setting is "" if the error is about several settings.
     """
     return [
         (".".join(map(str, found["loc"])), _words(found["type"], found["msg"], found.get("ctx")))

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, and convert disk errors to messages."""
+"""Write either a whole file or nothing, and convert disk errors to messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
 
 
 class _Draft(io.FileIO):
-    """The temporary file `draft`. Its write errors name `path`, the file that it will replace."""
+    """The temporary file `draft`. Its write errors name `path`, which is the file that it will
+    replace.
+    """
 
     def __init__(self, draft: Path, path: Path, advice: str) -> None:
         super().__init__(draft, "xb")
@@ -44,7 +46,7 @@ class _Draft(io.FileIO):
 
 @contextmanager
 def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
-    """Open a temporary file. On success it is synced to disk and replaces `path`.
+    """Open a temporary file. If all goes well, the file is synced to disk and replaces `path`.
 
     If writing fails, `path` is unchanged, and `UsageError` is raised. Other errors of the `with`
     body are raised as they are. If only the last step fails, the sync of the folder, `UsageError`
@@ -69,7 +71,9 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the list of files in `folder` to disk. Only then can a new file survive a power loss."""
+    """Sync the list of files in `folder` to disk. Only then does a new file survive a power
+    loss.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

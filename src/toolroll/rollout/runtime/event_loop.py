@@ -1,4 +1,4 @@
-"""`run`: `asyncio.run` on uvloop's event loop if that is installed."""
+"""`run`: does what `asyncio.run` does, but on uvloop's event loop if uvloop is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in a new event loop, and return its result."""
+    """Run `main` to its end in a new event loop and return its result."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
 

@@ -2,10 +2,11 @@
 
 Invariants:
 
-- Whatever such code raises, even `SystemExit`, is an error of that code and does not end the run.
-- If the running task is cancelled, `CancelledError` is raised even if such code swallows it.
+- Any exception that such code raises, even `SystemExit`, is an error of that code and does not end
+  the run.
+- If the running task is cancelled, `CancelledError` is raised, even if such code suppresses it.
 - A real Ctrl-C is raised as `KeyboardInterrupt`.
-- If the caller is cancelled, a task that runs such code gets `LEAVE_SECONDS` to end. Then it is
+- If the caller is cancelled, a task that runs such code has `LEAVE_SECONDS` to end. Then it is
   abandoned.
 """
 
@@ -24,7 +25,7 @@ from toolroll.rollout.errors import RolloutError
 T = TypeVar("T")
 
 LEAVE_SECONDS = 5.0
-"""Seconds that a cancelled task with third-party code may take to end."""
+"""The number of seconds that a cancelled task with third-party code may take to end."""
 
 
 class ForeignExitError(RolloutError):
@@ -38,9 +39,9 @@ def guarded() -> Iterator[None]:
     """Run third-party code in this context, in a coroutine or in a worker thread.
 
     Convert a `BaseException` that is not an `Exception` to `ForeignExitError`, unless it comes from
-    outside of the code, as Ctrl-C does. If the running task was cancelled meanwhile, raise
-    `CancelledError`. A `CancelledError` without such a request was raised by the code itself, and
-    is converted too.
+    outside the code, as Ctrl-C does. If the running task was cancelled in the meantime, raise
+    `CancelledError`. If nothing requested a cancellation, the code itself raised the
+    `CancelledError`, so it is converted too.
     """
     task = _running_task()
     requests = task.cancelling() if task is not None else 0
@@ -61,9 +62,9 @@ def guarded() -> Iterator[None]:
 
 
 async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
-    """Call `function`, and await its result if that is awaitable.
+    """Call `function`. If its result is awaitable, await it.
 
-    Create a separate task for this coroutine, and pass the task to `outcome`. If the code cancels
+    Create a separate task for this coroutine and pass the task to `outcome`. If the code cancels
     its task, it then cancels nothing else.
     """
     task = _running_task()
@@ -79,8 +80,8 @@ async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
 async def outcome(task: asyncio.Task[T]) -> T:
     """Return the result of `task`, which runs third-party code, or raise its error.
 
-    If the caller is cancelled, cancel `task` and wait for it for at most `LEAVE_SECONDS`. If it
-    still runs then, it is abandoned: nothing waits for it, not even `asyncio.run`.
+    If the caller is cancelled, cancel `task` and wait for it for at most `LEAVE_SECONDS`. If it is
+    still running then, it is abandoned: nothing waits for it, not even `asyncio.run`.
     """
     try:
         await asyncio.wait([task])
@@ -97,7 +98,9 @@ async def outcome(task: asyncio.Task[T]) -> T:
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error of an abandoned task. asyncio logs errors that nothing retrieves."""
+    """Retrieve the error of an abandoned task, because asyncio logs errors that nothing
+    retrieves.
+    """
     if not task.cancelled():
         task.exception()
 
@@ -107,12 +110,12 @@ def _exit_of(error: BaseException) -> ForeignExitError:
 
 
 def _ends_task(error: BaseException, task: asyncio.Task[object] | None) -> bool:
-    """Return True if `error` was not raised by the guarded code itself, so that it must not be
+    """Return True if the guarded code did not raise `error` itself. The error must then not be
     converted.
     """
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
-    if isinstance(error, GeneratorExit):  # the coroutine is closed from outside of its task
+    if isinstance(error, GeneratorExit):  # the coroutine is closed from outside its task
         return _running_task() is not task
     if isinstance(error, KeyboardInterrupt):  # asyncio.run turns Ctrl-C into a cancellation
         in_main = threading.current_thread() is threading.main_thread()

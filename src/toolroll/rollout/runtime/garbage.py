@@ -1,6 +1,6 @@
 """Run Python's garbage collector less often while many episodes run.
 
-By default the collector visits all live objects again and again, although a thousand running
+By default, the collector visits all live objects again and again, although a thousand running
 episodes still refer to them. Reference counts free a finished episode, so collections may be rare.
 """
 
@@ -56,7 +56,7 @@ def paced_garbage(*, enabled: bool = True) -> Iterator[None]:
     """Freeze the existing objects and collect less often, in the whole process.
 
     If several of these contexts overlap, the settings are restored when the last one ends. Do
-    nothing if `enabled` is False, the collector is off, or other code has frozen objects.
+    nothing if `enabled` is False, if the collector is off, or if other code has frozen objects.
     """
     if not enabled or not _PACE.begin():
         yield

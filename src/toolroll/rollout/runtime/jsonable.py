@@ -1,13 +1,13 @@
-"""`to_jsonable`: convert any value to one that JSON can represent, so that every episode can be
-stored.
+"""`to_jsonable`: converts any value to a value that JSON can represent, so that every episode can
+be stored.
 
 Invariants:
 
-- It never raises, whatever an environment returned.
-- If the result is written and read again, the values are the same.
+- It never raises an error, whatever an environment returned.
+- Writing the result and reading it back gives the same values.
 - Arrays and JSON types are unchanged. Lone surrogates in text are replaced. Keys become text.
-- An integer that needs more than 64 bits becomes its digits. A value that is nested too deeply, or
-  contains itself, becomes text.
+- An integer that needs more than 64 bits becomes the text of its digits. A value that is nested too
+  deep, or contains itself, becomes text.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.runtime.unicode import replace_surrogates
 
 _DEEPEST = 100
-"""Maximum nesting. orjson refuses more than 254 levels."""
+"""The maximum nesting. orjson refuses more than 254 levels."""
 _BITS = 10_000
-"""Integers with more bits are written in hexadecimal, because Python limits the number of decimal
-digits.
+"""Integers with more bits than this are written in hexadecimal, because Python limits the number of
+decimal digits.
 """
 
 
 def to_jsonable(value: Any) -> Any:
-    """Return `value` with everything that orjson refuses converted to text."""
+    """Return `value`, with everything that orjson refuses converted to text."""
     return _storable(value, ())
 
 
 def _storable(value: Any, around: tuple[int, ...]) -> Any:
-    """Convert `value`. `around` holds the ids of the containers that it is in."""
+    """Convert `value`. `around` contains the ids of the containers around it."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or isinstance(value, bool) or type(value) is float:
@@ -93,7 +93,7 @@ def _digits(number: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` after a round trip through JSON, so that it has only JSON types."""
+    """Return `value` after a round trip through JSON, so that it contains only JSON types."""
     try:
         return orjson.loads(orjson.dumps(value, option=_OPTIONS, default=as_text))
     except TypeError:
@@ -129,7 +129,7 @@ def key_text(key: Any) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of `value`, or the name of its type if its class raises an error."""
+    """Return the text of `value`. If its class raises an error, return the name of its type."""
     try:
         with guarded():
             shown = (

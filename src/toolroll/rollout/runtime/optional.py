@@ -13,7 +13,8 @@ _NOTICES = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 def import_transformers() -> ModuleType:
     """Import `transformers`, which takes 1 to 2 seconds.
 
-    Suppress the notice that it prints if PyTorch is missing: only its tokenizers are used here.
+    Suppress the notice that it prints if PyTorch is missing, because only its tokenizers are used
+    here.
     """
     if "transformers" in sys.modules:
         return sys.modules["transformers"]

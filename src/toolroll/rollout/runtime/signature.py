@@ -1,4 +1,4 @@
-"""`Signature`: describe the parameters of a function as a JSON schema, and check arguments against
+"""`Signature`: describes a function's parameters as a JSON schema, and checks arguments against
 it.
 """
 
@@ -23,7 +23,7 @@ _ENTRY = re.compile(r"^\s+\**(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 class Signature:
-    """The named parameters of `function` (or of a class's constructor), without those in `skip`.
+    """The named parameters of `function` (or of a class's constructor), except the ones in `skip`.
 
     Arguments are JSON values and are not converted: "3" is not an integer. Raise `UsageError` if an
     annotation cannot be resolved, or if a parameter is positional-only.
@@ -33,7 +33,7 @@ class Signature:
         self.name = getattr(function, "__name__", type(function).__name__)
         self._skip = frozenset(skip)
         self.open = False
-        """True if the function has **kwargs, so that it accepts any name."""
+        """True if the function has **kwargs, and so accepts any name."""
         found = [p for p in _parameters(function, self.name) if p.name not in skip]
         self.parameters: list[inspect.Parameter] = []
         for parameter in found:
@@ -52,7 +52,7 @@ class Signature:
         return [parameter.name for parameter in self.parameters]
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the arguments, with the descriptions of the docstring.
+        """Return the JSON schema of the arguments, with the descriptions from the docstring.
 
         Raise `UsageError` if a parameter's type has no JSON schema.
         """
@@ -66,7 +66,7 @@ class Signature:
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return `arguments` converted to the annotated types.
 
-        Raise `UsageError` if one is unknown, missing, or of the wrong type.
+        Raise `UsageError` if an argument is unknown, missing, or of the wrong type.
         """
         unknown = [name for name in arguments if name not in self.names]
         refused = [name for name in unknown if not self.open or name in self._skip]
@@ -115,7 +115,7 @@ class Signature:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Omit the titles: they only repeat the names."""
+    """Omits the titles, because they only repeat the names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -159,7 +159,9 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _field(at: int) -> str:
-    """Return a field name for parameter `at`. Its own name may clash with a model's attribute."""
+    """Return a field name for the parameter at position `at`. The parameter's own name may clash
+    with an attribute of the model.
+    """
     return f"argument_{at}"
 
 

@@ -1,9 +1,9 @@
-"""`Threads`: blocking calls outside the event loop, each in its own thread.
+"""`Threads`: runs blocking calls outside the event loop, each in its own thread.
 
-Python cannot end a thread, so if the caller of a blocking call is cancelled, the call keeps
+Python cannot end a thread. So if the caller of a blocking call is cancelled, the call keeps
 running. Such a call is given up: it no longer counts as one of the concurrent calls. anyio's
 `to_thread` and `concurrent.futures` are not used, because their threads keep the process from
-exiting. A new thread for each call costs 40 us of CPU more than a thread pool. That is little
+exiting. A new thread for each call costs 40 us of CPU more than a thread pool. This is little
 compared with a blocking call, and there are no threads to keep, reuse or close.
 """
 
@@ -25,7 +25,7 @@ _GRACE = 30.0
 
 
 async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T:
-    """Call `function`, in a thread if `large` is true. Use it only for calls that end by
+    """Call `function`. If `large` is True, call it in a thread. Use this only for calls that end by
     themselves.
     """
     return await asyncio.to_thread(function, *args) if large else function(*args)
@@ -41,17 +41,17 @@ class BlockingRunner(Protocol):
         begun: Callable[[], None] | None = None,
         what: str = "",
     ) -> Awaitable[T]:
-        """Run blocking `function` in a thread. `begun` is called when the thread starts."""
+        """Run the blocking `function` in a thread. `begun` is called when the thread starts."""
         ...
 
 
 class Threads:
-    """Run at most `most` blocking calls at the same time, in order of arrival, on one event loop at
-    a time.
+    """Runs at most `most` blocking calls at the same time, in order of arrival, on one event loop
+    at a time.
 
-    Calls that were given up do not count. But if `most` + `most_given_up` or more of them still
-    run, a new call waits until one of them ends, and raises `UsageError` if none does within
-    `grace` seconds. No thread keeps the process from exiting.
+    Calls that were given up do not count. But if `most` + `most_given_up` or more of them are still
+    running, a new call waits until one of them ends. If none ends within `grace` seconds, the new
+    call raises `UsageError`. No thread keeps the process from exiting.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Threads:
         begun: Callable[[], None] | None = None,
         what: str = "",
     ) -> T:
-        """Run blocking `function` in a thread. If the caller is cancelled before the thread starts,
-        do not run it.
+        """Run the blocking `function` in a thread. If the caller is cancelled before the thread
+        starts, `function` is not called.
 
         `begun` is called on the event loop when the thread starts. `what` names the call in
         messages.
@@ -137,12 +137,12 @@ def _run(
     args: tuple[Any, ...],
     end: Callable[[asyncio.Future[Any]], None],
 ) -> None:
-    """Call `function` in this thread, and hand the result or the error over to the event loop."""
+    """Call `function` in this thread. Pass the result or the error to the event loop."""
     result: Any = None
     failure: BaseException | None = None
     try:
         result = function(*args)
-    except StopIteration as error:  # a future does not accept one
+    except StopIteration as error:  # a future does not accept this error
         failure = RuntimeError("the blocking call raised a StopIteration")
         failure.__cause__ = error
     except BaseException as error:  # noqa: BLE001 - it is raised in the caller

@@ -1,4 +1,4 @@
-"""Time limits that do not count the time in which a server is down."""
+"""Time limits that do not count the time while a server is down."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class _Limit:
 
 
 _pausable: ContextVar[tuple[_Limit, ...]] = ContextVar("pausable", default=())
-"""The limits of the running task, such as those of an episode and of a step. Tasks that it starts
-inherit them.
+"""The limits of the running task, such as an episode's limit and a step's limit. Tasks that it
+starts inherit them.
 """
 
 
 @contextmanager
 def pausable(limit: asyncio.Timeout) -> Iterator[None]:
-    """Let `not_counted` pause `limit`, in addition to the limits around it. `limit` must have been
+    """Make `not_counted` pause `limit`, in addition to the limits around it. `limit` must have been
     entered.
     """
     token = _pausable.set((*_pausable.get(), _Limit(limit)))

@@ -1,7 +1,7 @@
-"""Replace lone surrogates: characters that a Python string can contain, but that no encoding (so no
-tokenizer and no JSON writer) accepts.
+"""Replace lone surrogates. They are characters that a Python string can contain, but that no
+encoding accepts, and so no tokenizer and no JSON writer.
 
-Invariants: a pair of surrogates becomes the character that it encodes, and a lone one becomes
+Invariants: a pair of surrogates becomes the character that it encodes, and a lone surrogate becomes
 U+FFFD. A value without surrogates is returned unchanged.
 """
 
@@ -16,13 +16,15 @@ T = TypeVar("T")
 
 def replace_surrogates(value: T) -> T:
     """Return `value` (text, or nested dicts, lists and tuples of text) without surrogates. If it
-    has none, return the same object.
+    contains none, return the same object.
     """
     return value if _is_plain(value) or _writes(value) or not _holds_any(value) else _cleaned(value)
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True if `value` is a dict of ASCII texts. Most messages of tools and users are."""
+    """Return True if `value` is a dict of ASCII texts, as are most messages from tools and
+    users.
+    """
     return type(value) is dict and all(
         type(key) is str and type(item) is str and key.isascii() and item.isascii()
         for key, item in value.items()
@@ -30,9 +32,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _writes(value: Any) -> bool:
-    """Return True if orjson can write `value` as JSON. It then has no surrogates.
+    """Return True if orjson can write `value` as JSON. In this case it contains no surrogates.
 
-    This takes a tenth of the time of a search in Python.
+    This takes a tenth of the time that a search in Python takes.
     """
     try:
         orjson.dumps(value)

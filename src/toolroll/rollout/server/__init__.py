@@ -1,5 +1,5 @@
-"""The endpoint. It makes any agent trainable, without changes to the agent, if the agent speaks
-OpenAI's chat completions or Responses, or Anthropic's Messages.
+"""The endpoint. It makes any agent trainable, without changes to the agent, if the agent uses
+OpenAI's chat completions API, OpenAI's Responses API or Anthropic's Messages API.
 """
 
 from toolroll.rollout.server.access import session_key

@@ -1,9 +1,10 @@
-"""Who may use the endpoint: clients with its key. If the endpoint has no key: programs on this
-machine, but not web pages.
+"""Access control for the endpoint. If the endpoint has a key, only clients with this key may use
+it. If it has none, every program on this machine may use it, but web pages may not.
 
-Invariants: keys are compared in constant time. Without a key the endpoint is on loopback, where any
-web page can make a browser send requests. So a request with a foreign `Origin`, or for a host name
-that merely resolves to this machine (DNS rebinding), is refused before anything is read or changed.
+Invariants: keys are compared in constant time. Without a key, the endpoint listens on loopback,
+where any web page can make a browser send requests to it. So a request is refused before anything
+is read or changed if its `Origin` is another site, or if its host name merely resolves to this
+machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def session_key(key: str, session_id: str) -> str:
 
 
 def has_key(request: web.Request, key: str) -> bool:
-    """Return True if `request` was sent with `key`, alone or after the name of a session."""
+    """Return True if `request` was sent with `key`, either alone or after a session's name."""
     found = False
     for given in _keys(request):
         secret = given.rpartition(":")[2] if given.startswith(_SESSION) else given
@@ -36,8 +37,9 @@ def has_key(request: web.Request, key: str) -> bool:
 
 
 def sessions_in_keys(request: web.Request, *, keyed: bool) -> set[str]:
-    """Return the sessions that the keys of `request` name. Such a key is `session:NAME`, or
-    `session:NAME:KEY` if the endpoint is `keyed`. It is for clients that can only set a key.
+    """Return the names of sessions in the keys of `request`. A key with a name is `session:NAME`,
+    or `session:NAME:KEY` if the endpoint is `keyed`. It is for clients that can set nothing but a
+    key.
     """
     named = [given.removeprefix(_SESSION) for given in _keys(request) if given.startswith(_SESSION)]
     return {name.rpartition(":")[0] for name in named} if keyed else set(named)
@@ -69,7 +71,7 @@ def check_sender(request: web.Request) -> None:
 
 
 def _name_of(host: str) -> str | None:
-    """Return the host name in a `Host` header; None if there is no valid one."""
+    """Return the host name in a `Host` header. Return None if the header has no valid host name."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -1,9 +1,9 @@
-"""The HTTP server: one class with handlers over `Endpoint`.
+"""The HTTP server: one class whose handlers call `Endpoint`.
 
-Invariants: every refusal is an error body of the request's dialect with a stable code, and its
-`x-should-retry` is true if another attempt can help. A session is reached with the server's key or
-with the session's own key (`access`). Nothing that a client sends becomes a file name. Only a
-checked session id becomes a header of a request to the engine.
+Invariants: every refusal is an error body in the request's dialect, with a stable code. Its header
+`x-should-retry` is true if a retry can succeed. A session can be reached with the server's key or
+with the session's own key (`access`). Nothing that a client sends becomes a file name. A session id
+must be validated before it becomes a header of a request to the engine.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
 _SESSION: ContextVar[str] = ContextVar("session")
 _NO_ANSWER = 499
-"""Status in the log if the client closed the connection before the answer."""
+"""The status in the log if the client closed the connection before it got the answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EndpointServer:
-    """Serves `endpoint` on the address in its settings while its context is open. `url` has the
-    actual port.
+    """Serves `endpoint` on the address in the endpoint's settings while the context is open. `url`
+    contains the port that is actually used.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -141,8 +141,8 @@ class EndpointServer:
             self.endpoint.sessions.drop_idle()
 
     async def _close_silent(self, runner: web.AppRunner) -> None:
-        """Close connections that sent no complete request header. Newer versions of aiohttp, from
-        3.14.4 on, do this themselves.
+        """Close connections on which no complete request header has arrived. aiohttp does this
+        itself from version 3.14.4 on.
         """
         silent: set[web.RequestHandler] = set()
         while runner.server is not None:
@@ -187,8 +187,8 @@ class EndpointServer:
         except web.HTTPException as error:
             return self._refusal(_http_error(error, request), request)
         except ConnectionError:
-            raise  # the client is gone
-        except Exception as error:  # the request's border: other requests are not affected
+            raise  # the client has closed the connection
+        except Exception as error:  # the request's border: others are not affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -216,16 +216,18 @@ class EndpointServer:
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
-        """Return the one session that the request's key opens. Return None if the request has the
+        """Return the only session that the request's key opens. Return None if the request has the
         server's own key, or if no key is needed.
         """
         key = self.settings.api_key
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """Return the session that the path, the key or the header names; None if none names one.
+        """Return the name of the session in the path, the key or the header. Return None if there
+        is none.
 
-        Path and key have priority over the header, because some programs set the header themselves.
+        The path and the key take precedence over the header, because some programs set the header
+        themselves.
         """
         in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
         named = {request.match_info.get("session"), *in_keys} - {None}
@@ -264,8 +266,8 @@ class EndpointServer:
         return await self._answer(request, *await self._start(request, self.endpoint.start_text))
 
     async def _start(self, request: web.Request, start: Starter) -> Started:
-        """Start the completion of `request`. Afterwards the decoded body, which has a whole
-        conversation, is freed, because it is not needed while the engine samples.
+        """Start the completion of `request`. Then free the decoded body, because it contains the
+        whole conversation and is not needed while the engine samples.
         """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
@@ -273,9 +275,9 @@ class EndpointServer:
         return await start(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """Return the request's session, named by path, header, key or body. If none is named,
-        return one that is dropped with the request. If it does not exist, return a new one, which
-        is not added to the sessions yet.
+        """Return the session that the path, header, key or body names. If none of them names a
+        session, return one that is dropped when the request ends. If the named session does not
+        exist, return a new one, which is not yet added to the sessions.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -376,7 +378,7 @@ class EndpointServer:
         )
 
     def _found(self, request: web.Request) -> LiveSession:
-        """Return the session in the path. Raise `ApiError` if there is none."""
+        """Return the session that the path names. Raise `ApiError` if it does not exist."""
         live = self.endpoint.sessions.find(request.match_info["session"])
         _SESSION.set(live.id)
         return live
@@ -442,13 +444,15 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
 
 
 def _route(request: web.Request) -> str:
-    """Return the path of the route that answers `request`, with names of parameters, not values."""
+    """Return the path pattern of the route that answers `request`: parameters by name, without
+    values.
+    """
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "other"
 
 
 async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return the result of `made` as JSON. Call `made` in a thread if the result is `large`."""
+    """Return the result of `made` as JSON. If the result is `large`, call `made` in a thread."""
     body = await call_of_size(lambda: orjson.dumps(made()), large=large)
     return web.Response(body=body, content_type="application/json")
 

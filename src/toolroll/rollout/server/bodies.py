@@ -1,6 +1,6 @@
-"""Answers in OpenAI's wire format, plus the exact ids: `prompt_token_ids`, `choices[i].token_ids`,
-and the id of each token in the logprobs. The logprobs include the stop token, so that they align
-with `token_ids`.
+"""Answers in OpenAI's wire format, with the exact ids added: `prompt_token_ids`,
+`choices[i].token_ids`, and each token's id in the logprobs. The logprobs include the stop token, so
+that they align with `token_ids`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def chat_body(
     top: int,
     token_ids: bool = False,
 ) -> dict[str, Any]:
-    """Return a `chat.completion` without the ids of the prompt."""
+    """Return a `chat.completion`, but without the prompt's ids."""
     choices = []
     for index, choice in enumerate(served.choices):
         entry = {
@@ -46,7 +46,9 @@ def chat_body(
 
 
 def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
-    """Return the ids of the prompt and of the first answer, named as in OpenRLHF's example."""
+    """Return the ids of the prompt and of the first answer, under the names that OpenRLHF's example
+    uses.
+    """
     ids = served.choices[0].completion.output_ids.tolist()
     prompt = served.prompt_ids.tolist()
     return {"token_ids": {"prompt_token_ids": prompt, "completion_token_ids": ids}}
@@ -55,8 +57,8 @@ def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
 def text_body(
     served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
 ) -> dict[str, Any]:
-    """Return a `text_completion` without the ids of the prompt. If `prompt_ids` is True, each
-    choice has these ids, as in vLLM.
+    """Return a `text_completion`, but without the prompt's ids. If `prompt_ids` is True, each
+    choice includes these ids, as in vLLM.
     """
     repeated = prompt_token_ids(served) if prompt_ids else {}
     choices = [
@@ -81,28 +83,28 @@ def text_body(
 
 
 def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
-    """Return True if it takes long to write the answer: for each logprob a token is decoded."""
+    """Return True if the answer takes long to write: every logprob requires decoding a token."""
     tokens = sum(len(completion.output_ids) for completion in completions)
     return tokens * (10 * (1 + top) if logprobs else 1) > LONG
 
 
 def head(served: CompletionResult, kind: str) -> dict[str, Any]:
-    """Return the fields at the start of every object."""
+    """Return the fields at the start of every answer object."""
     return {"id": served.id, "object": kind, "created": served.created, "model": served.model}
 
 
 def tokens(served: CompletionResult) -> dict[str, Any]:
-    """Return the ids of the prompt, and the grammar constraint if there was one."""
+    """Return the prompt's ids, and the grammar constraint if there was one."""
     return {**prompt_token_ids(served), **constraint(served)}
 
 
 def prompt_token_ids(served: CompletionResult) -> dict[str, Any]:
-    """Return the ids of the prompt."""
+    """Return the prompt's ids."""
     return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]")}
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:
-    """Return the grammar constraint, if there was one."""
+    """Return the grammar constraint if there was one."""
     return {"constrained": served.constrained} if served.constrained else {}
 
 
@@ -124,7 +126,7 @@ def wire_message(choice: Choice) -> dict[str, Any]:
 
 def finish_reason(choice: Choice) -> str:
     """Return OpenAI's finish reason. For a reply with a call, it is `tool_calls` if the reply ended
-    by itself, and `length` if it was cut.
+    by itself, and `length` if it was truncated.
     """
     if (
         choice.completion.finish_reason == "stop"
@@ -189,7 +191,7 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An answer that was sampled from exactly `prompt_ids`."""
+    """An answer and the `prompt_ids` from which it was sampled."""
 
     kind: str
     prompt_ids: IdArray

@@ -1,7 +1,7 @@
 """Commit an answer to its session: to the tree, and to the journal if the session has one.
 
-Invariants: tree and journal have the answers in the same order. An answer that cannot be saved is
-never trained.
+Invariants: the tree and the journal contain the answers in the same order. An answer that cannot be
+saved is never trained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def commit_chat(
     pending: PendingRequest[CompletionResult],
     switches: Mapping[str, Any],
 ) -> None:
-    """Commit a reply in any dialect. `switches`: the switches of the template of `prompt`."""
+    """Commit a reply of any dialect. `switches`: the template switches of `prompt`."""
     dialect, asked = parsed.dialect, parsed.asked
     assert dialect is not None and asked is not None
     live.check()

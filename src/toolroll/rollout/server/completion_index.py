@@ -1,6 +1,6 @@
-"""`CompletionIndex`: find the sampled node of a text completion by the text up to its end.
+"""`CompletionIndex`: finds the text completion that a prompt continues, by its text.
 
-Invariants: each text is decoded once, and only its length and digest are kept; the cost of a lookup
+Invariants: each text is decoded once, and only its length and digest are kept. The cost of a lookup
 depends only on the length of the prompt, not on the number of texts.
 """
 
@@ -15,7 +15,7 @@ from toolroll.rollout.types import IdArray
 
 
 class CompletionIndex:
-    """The nodes that were returned as text completions in `session`."""
+    """The nodes of `session` that were returned as text completions."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -28,7 +28,9 @@ class CompletionIndex:
         self._nodes.append(node)
 
     def before_ids(self, ids: IdArray) -> Node | None:
-        """Return the longest node whose ids are a prefix of `ids`. Of equals, return the first."""
+        """Return the longest node whose ids are a prefix of `ids`. If several have this length,
+        return the first.
+        """
         fitting = [
             node
             for node in self._nodes

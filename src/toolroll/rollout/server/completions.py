@@ -1,9 +1,9 @@
-"""Find the sampled node that the prompt of a text completion (text or ids) continues.
+"""Find the sampled node that the prompt of a text completion continues. The prompt is text or ids.
 
-Invariants: the longest node wins. Ids extend a node whose ids are their prefix. A text extends a
-node only if it starts with the node's whole text, and if encoding the rest separately gives the
-same ids at the seam as encoding the whole text ("42" does not extend "4" if the tokenizer has one
-token for "42").
+Invariants: the longest node wins. A prompt of ids extends a node if the node's ids are a prefix of
+it. A prompt of text extends a node only if it starts with the node's whole text, and if encoding
+the rest separately gives the same ids at the seam as encoding the whole text. For example, "42"
+does not extend "4" if the tokenizer has one token for "42".
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 
 _SEAM = 8
-"""Number of tokens before a seam that are encoded again to check it."""
+"""The number of tokens before a seam that are encoded again to check the seam."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     """A planned prompt.
 
-    `input_ids` is the whole prompt, `parent` the node that it extends, and `delta` the ids after
-    that node.
+    `input_ids` is the whole prompt, `parent` is the node that it extends, and `delta` is the ids
+    after that node.
     """
 
     input_ids: IdArray
@@ -37,7 +37,7 @@ class TextPrompt:
 
 
 def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
-    """Raise `ApiError` if `prompt` is empty or has an id that is not in the vocabulary."""
+    """Raise `ApiError` if `prompt` is empty or contains an id that is not in the vocabulary."""
     if not prompt:
         raise refused("prompt", "the prompt is empty", code="invalid_value")
     limit = vocab_size if vocab_size is not None else 2**31
@@ -47,7 +47,7 @@ def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
 
 
 def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
-    """Return the tokens of the valid `prompt` in this session."""
+    """Return the planned tokens of `prompt`, which is valid, in this session."""
     reason = "another text of the same session" if live.session.nodes else None
     if isinstance(prompt, str):
         found = _extended_text(live, prompt, encoder)

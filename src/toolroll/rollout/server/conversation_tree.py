@@ -1,11 +1,11 @@
-"""`ConversationTree`: find the served turn that a request continues, and build its exact prompt.
+"""`ConversationTree`: finds the served turn that a request continues, and builds the exact prompt.
 
 Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose
-tokens the chat template keeps, whatever the client changed after that turn. If the template does
-not keep the tokens, the path forks, with a reason, and shares the nodes whose tokens all match. A
-request that repeats no turn starts a new root. Its reason tells whether the client changed messages
-before a served reply. Only `Session` writes tokens. A turn holds only the messages that it added.
-Planning changes nothing: a turn exists once it is committed.
+tokens the chat template keeps. Changes that the client made after that turn do not matter. If the
+template does not keep the tokens, the path forks, with a reason, and both paths share the nodes
+whose tokens all match. A request that repeats no turn starts a new root, whose reason tells whether
+the client changed messages before a served reply. Only `Session` writes tokens. A turn holds only
+the messages that it added. Planning changes nothing: a turn does not exist until it is committed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ NEW_ROOT = "another conversation of the same session"
 class Prompt:
     """A planned prompt.
 
-    `input_ids` is the whole prompt: the path to the shared node `parent`, then `delta`. `messages`
-    and `tools` are as served; `digest` is that of the messages. If the model continues a turn,
-    `prefill` is the text of that turn so far, and `prefill_ids` are its ids, at the prompt's end.
-    `fork_reason` is None if the prompt simply continues a turn, or is the session's first.
+    `input_ids` is the whole prompt: the tokens from the root to the node `parent`, then `delta`.
+    `messages` and `tools` are what was served, and `digest` is the digest of the messages. If the
+    model continues a turn, `prefill` is that turn's text so far, and `prefill_ids` are its ids,
+    which are at the end of the prompt. `fork_reason` is None if the prompt simply continues a turn,
+    or if it is the session's first prompt.
     """
 
     template: ChatTemplate
@@ -56,12 +57,12 @@ class Prompt:
     continues: bool = False
     preserved: bool = False
     dropped: IdArray | None = None
-    """Ids before `input_ids` that were cut off the first prompt."""
+    """The ids that were truncated from the start of a first prompt, before `input_ids`."""
     prefill: str = ""
     prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
 
     def cut(self, room: int) -> Prompt:
-        """If the prompt is the first of a conversation, return it with at most its last `room`
+        """If the prompt is the first of a conversation, return it truncated to its last `room`
         tokens. Return any other prompt as it is.
         """
         drop = len(self.input_ids) - room
@@ -72,12 +73,12 @@ class Prompt:
 
     @property
     def turn(self) -> TurnNode | None:
-        """The turn that the prompt continues or forks from."""
+        """The turn that the prompt continues, or from which it forks."""
         return self.repeated.turn if self.repeated is not None else None
 
     def ids_json(self, before: bytes | None) -> bytes:
         """Return the ids as JSON text. `before` is the JSON text of the prompt of `turn`, which is
-        reused; None if it is not known any more.
+        reused. It is None if it is no longer stored.
         """
         if before is None or self.turn is None or self.parent != self.turn.node:
             return joined_ids(self.input_ids)
@@ -85,7 +86,7 @@ class Prompt:
 
 
 class ConversationTree:
-    """The turns served in one session, over its token tree."""
+    """The turns that were served in one session. Their tokens are in the session's tree."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -97,8 +98,8 @@ class ConversationTree:
     # --- planning ---------------------------------------------------------------------------------
 
     def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
-        """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the conversation
-        cannot be shown.
+        """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the template
+        cannot render the conversation.
         """
         echo = Echo()
         digests = [echo.add(message) for message in messages]
@@ -123,7 +124,9 @@ class ConversationTree:
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
     ) -> PrefixMatch | None:
-        """Return the longest repeated turn. `digests[i]` is the digest of `messages[: i + 1]`."""
+        """Return the longest turn that the request repeats. `digests[i]` is the digest of
+        `messages[: i + 1]`.
+        """
         for length in range(len(messages), 0, -1):
             turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
             if turn is not None:
@@ -133,8 +136,9 @@ class ConversationTree:
     def _choose(
         self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
     ) -> TurnNode | None:
-        """Return one of `turns`, which are siblings with equal messages: the turn whose call ids
-        the client repeats, else the first. Return None if the client changed the reasoning.
+        """Choose among `turns`, which are siblings with identical messages: return the turn whose
+        call ids the client repeats, or else the first. Return None if the client changed the
+        reasoning.
         """
         kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
         if len(kept) <= 1:
@@ -181,8 +185,8 @@ class ConversationTree:
         template: ChatTemplate,
         edited: str | None,
     ) -> Prompt:
-        """Return the prompt that follows the turn and keeps its tokens. `edited`: the reason if the
-        client changed what was served after the turn, else None.
+        """Return the prompt that follows the turn and keeps its tokens. `edited`: the fork reason
+        if the client changed what was served after the turn, else None.
         """
         turn, served = repeated.turn, repeated.served
         changed = tools_key != turn.tools_key
@@ -227,7 +231,7 @@ class ConversationTree:
     # --- verifying --------------------------------------------------------------------------------
 
     def unchecked(self) -> list[TurnNode]:
-        """Return the last turns of the sequences that are not verified yet."""
+        """Return the last turn of each sequence that is not verified yet."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]
@@ -240,7 +244,7 @@ class ConversationTree:
     # --- committing -------------------------------------------------------------------------------
 
     def observe(self, prompt: Prompt) -> Node:
-        """Add the tokens of the prompt. Equal prompts share one node."""
+        """Add the prompt's tokens to the tree. Identical prompts share one node."""
         before = self.session.nodes
         node = self.session.observe(prompt.delta, after=prompt.parent, reason=prompt.fork_reason)
         if prompt.fork_reason is not None and self.session.nodes > before:
@@ -248,8 +252,8 @@ class ConversationTree:
         return node
 
     def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
-        """Add the turn that was sampled as `node`."""
-        # Tool lists are long: all turns with equal tools share one key.
+        """Add the turn whose reply was sampled as `node`."""
+        # Tool lists are long, so all turns with identical tools share one key.
         tools_key = self._tools_keys.setdefault(prompt.tools_key, prompt.tools_key)
         echo = Echo(prompt.digest)
         digest = echo.add(reading.message)

@@ -1,10 +1,11 @@
-"""`Endpoint`: chat and text completions with exact tokens, for the HTTP server and the in-process
-client.
+"""`Endpoint`: chat and text completions with exact tokens. The HTTP server and the in-process
+client use it.
 
-Invariants: a plan changes nothing and stays valid if other requests are committed meanwhile. So a
-large request is planned in a thread and does not block others. All answers to a request are
-committed together before they are returned; with a store, they are on the disk first. Answers that
-are never returned are never trained. A failure is an `ApiError` and does not affect other requests.
+Invariants: a plan changes nothing, and it stays valid if other requests are committed in the
+meantime. So a large request can be planned in a thread without blocking others. All answers to a
+request are committed together before they are returned. If there is a store, they are saved to disk
+first. Answers that are never returned are never trained. A failure is an `ApiError` and does not
+affect other requests.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 Started = tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]
 Starter = Callable[..., Awaitable[Started]]
-"""`Endpoint.start_reply` with its `dialect` bound, or `Endpoint.start_text`."""
+"""`Endpoint.start_reply` with a bound `dialect`, or `Endpoint.start_text`."""
 
 
 class Endpoint:
     """Serves the model `served` to many sessions. Use it as an async context manager, or call
-    `start` before the first request and `aclose` at the end. `served` stays open. `store`: keeps
-    the sessions on disk.
+    `start` before the first request and `aclose` at the end. `aclose` does not close `served`.
+    `store` keeps the sessions on disk.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     def dialect_of(self, path: str) -> Dialect:
-        """Return the dialect in which refusals of requests to the quoted `path` are written."""
+        """Return the dialect of error bodies for requests to the quoted `path`."""
         api = api_of(path)
         if api == "responses":
             return self.responses
@@ -132,8 +133,8 @@ class Endpoint:
             await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
-        """If the engine has not reported its context length, ask it again: it may not have been
-        ready at the start.
+        """If the engine was not ready at the start and so reported no context length, ask it
+        again.
         """
         if self.capabilities.context_length is None:
             await self.start()
@@ -149,9 +150,9 @@ class Endpoint:
     async def start_reply(
         self, dialect: Dialect, live: LiveSession, body: Received, *, retry: int = 0
     ) -> Started:
-        """Start the reply to `body`, a request in `dialect`. If it is a retry, join the earlier
-        request. Return the session too: `live` is added to the sessions if `body` is valid. The
-        caller must not change `body` later.
+        """Start the reply to `body`, a request in `dialect`, or join the earlier request if it is a
+        retry. Return the request and its session: `live` is added to the sessions if `body` is
+        valid. The caller must not change `body` afterwards.
         """
         large, translate = body.large, partial(self._translated, dialect, live, body.data)
         asked, key = await call_of_size(
@@ -178,7 +179,7 @@ class Endpoint:
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
             if answered is not None:
-                live.pending.forget(answered)  # its client has the answer, since it continues it
+                live.pending.forget(answered)  # the client has the answer, because it continues it
             first = live.number(prompt, request.n, pending.stored)
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
@@ -212,7 +213,7 @@ class Endpoint:
         return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
-        """Return the number of tokens in the prompt of `body`, without changing the session."""
+        """Return the number of tokens in the prompt of `body`. This does not change the session."""
 
         def count() -> int:
             asked = self._translated(dialect, live, body.data)
@@ -222,7 +223,7 @@ class Endpoint:
         return await call_of_size(count, large=body.large)
 
     def _translated(self, dialect: Dialect, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request of the body `data` with validated messages."""
+        """Return the request in `data`, with validated messages."""
         asked = dialect.translate(live, data)
         continued = bool(asked.request.continue_final_message)
         messages = read_messages(
@@ -233,8 +234,8 @@ class Endpoint:
         return replace(asked, messages=messages)
 
     def _use(self, asked: Asked, params: dict[str, Any]) -> tuple[ToolUse, ChatTemplate]:
-        """Return the tools and the template of a request, and write the constraints of the request
-        into `params`.
+        """Return the tools and the template of a request. Write the request's constraints into
+        `params`.
         """
         request, routed = asked.request, self.capabilities.behind_router
         use = apply_tool_choice(
@@ -262,7 +263,7 @@ class Endpoint:
         return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
 
     async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
-        """Start the text completion of `body`, as `start_reply`."""
+        """Start the text completion of `body`, like `start_reply`."""
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
@@ -314,7 +315,7 @@ class Endpoint:
         return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     def result(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
-        """Return the result of a finished request, or raise its error."""
+        """Return the result of a finished request, or raise the request's error."""
         if pending.task.cancelled():
             self.sessions.check_open()
             raise ApiError(
@@ -374,9 +375,9 @@ class Endpoint:
         pending: PendingRequest[CompletionResult],
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
-        """Return all answers and the parameters that were sent. Each answer is a separate request
-        to the engine, whose prefix cache holds the prompt. An answer that an earlier process gave
-        is returned unchanged.
+        """Return all answers and the sampling parameters that were sent. Each answer is a separate
+        request to the engine, whose prefix cache holds the prompt. An answer that an earlier
+        process gave is returned unchanged.
         """
         if pending.stored is not None:
             return pending.stored.completions, dict(pending.stored.sampling_params)
@@ -415,7 +416,7 @@ class Endpoint:
             try:
                 return list(await asyncio.gather(*tasks)), sent
             finally:
-                # if one fails, all fail: the others would not be returned
+                # if one fails, all fail, because the others would not be returned
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -479,8 +480,8 @@ class Endpoint:
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, including those that are committed meanwhile, and exclude
-        wrong ones from training. Call it before the sequences are returned.
+        """Verify the sequences of `live`, including those that are committed in the meantime.
+        Exclude wrong sequences from training. Call this before the sequences are returned.
         """
         while self.settings.verify != "off" and live.tree.unchecked():
             self._start_checks(live)
@@ -488,7 +489,7 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do the same as `settle`, but block the event loop."""
+        """Do the same as `settle`, but synchronously: the event loop is blocked."""
         for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
             live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
         live.exclude_wrong()
@@ -509,7 +510,7 @@ class Endpoint:
 
 
 def model_card(endpoint: Endpoint) -> dict[str, Any]:
-    """Return the served model as `/v1/models` lists it."""
+    """Return the entry for the served model in `/v1/models`."""
     length = endpoint.capabilities.context_length
     return {
         "id": endpoint.model,
@@ -521,9 +522,7 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:
-    """Return the id and the creation time of an answer. If an earlier process gave the answer,
-    return the values from there.
-    """
+    """Return the id and the creation time of an answer, from an earlier process if that gave it."""
     if pending.stored is not None:
         return pending.stored.id, pending.stored.created
     return prefix + uuid.uuid4().hex, int(time.time())

@@ -1,7 +1,8 @@
-"""Every refusal of the endpoint: OpenAI's error bodies with stable codes, classified in one place.
+"""Every refusal of the endpoint: OpenAI's error bodies with stable codes. All errors are classified
+here.
 
-`retry` becomes the header `x-should-retry`, which the OpenAI SDKs obey. So only requests that can
-succeed are retried.
+`retry` becomes the header `x-should-retry`, which the OpenAI SDKs follow. So clients retry only
+requests that can succeed.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ _TYPES = {
 
 
 class UnknownFieldError(ApiError):
-    """The body has a field that its dialect does not have, or that is never honored."""
+    """The body has a field that its dialect does not have, or that cannot be honored."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(400, "unsupported_parameter", message, param=param)
 
 
 def refused(param: str, message: str, *, code: str = "unsupported_parameter") -> ApiError:
-    """Return a 400 that names the field at fault."""
+    """Return a 400 error that names the field at fault."""
     return ApiError(400, code, message, param=param)
 
 
@@ -106,6 +107,6 @@ def _engine_error(error: EngineError) -> ApiError:
 
 
 def _param_in(message: str) -> str | None:
-    """Return the first parameter that a message names in quotation marks."""
+    """Return the first parameter name in quotation marks in `message`."""
     parts = message.split("'", 2)
     return parts[1] if len(parts) == 3 else None

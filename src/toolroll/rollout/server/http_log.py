@@ -1,4 +1,4 @@
-"""The log of the HTTP server: a malformed request is one line, not a traceback."""
+"""The log of the HTTP server: a malformed request is logged as one line, not as a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Log a malformed request as one line at INFO. Other records are unchanged."""
+    """Log a malformed request as one line at INFO. Leave other records unchanged."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         first = str(error.message).strip().partition("\n")[0]

@@ -1,8 +1,8 @@
-"""`Journal`: an append-only file of JSON lines for data that must survive a kill.
+"""`Journal`: an append-only file of JSON lines, for data that must survive a kill of the process.
 
-Invariants: the future of `append` is done once its lines are on the disk (fdatasync). Lines that
-arrive during a write share the next write (group commit), in the order of `append`. After a failure
-nothing more is written, and the file ends with the last line that was saved.
+Invariants: the future that `append` returns is done once its lines are on disk (fdatasync). Lines
+that arrive during a write share the next write (group commit), in the order of the `append` calls.
+After a failure nothing more is written, and the file ends with the last line that was saved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAVED = "All answers so far are kept; free some space, and start the server agai
 
 
 class Journal:
-    """The file `path`, created if there is none. Used on one event loop."""
+    """The file `path`, which is created if it does not exist. Use it on one event loop."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Journal:
         self._saved: list[asyncio.Future[None]] = []
         self._writer: asyncio.Task[None] | None = None
         self._keep: Callable[[], Keep] | None = None
-        # its own thread: an answer does not wait for other work in threads
+        # its own thread, so that an answer does not wait for other work in threads
         self._thread = ThreadPoolExecutor(1, "toolroll-journal")
         self._open()
 
@@ -75,7 +75,9 @@ class Journal:
         return saved
 
     def compact(self, keep: Callable[[], Keep]) -> None:
-        """Remove lines after the next write. `keep` is called then; it returns which lines stay."""
+        """Remove lines after the next write. `keep` is called at that time and returns the lines to
+        keep.
+        """
         self._keep = keep
         self._start()
 
@@ -85,7 +87,7 @@ class Journal:
             await asyncio.wait([self._writer])
 
     async def aclose(self) -> None:
-        """Write the remaining lines, and close the file."""
+        """Write the remaining lines and close the file."""
         await self.flush()
         self._closed = True
         self._thread.shutdown()
@@ -165,7 +167,9 @@ def _retrieved(saved: asyncio.Future[None]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of every complete line; a torn last line is left out."""
+    """Yield the number and the bytes of every complete line. An incomplete last line is left
+    out.
+    """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.endswith(b"\n"):

@@ -1,8 +1,8 @@
-"""Validate the messages of a request, and compare them with the messages that were served.
+"""Validate the messages of a request, and compare them with the served messages.
 
-Invariants: differences that client libraries cause on their own are ignored (the order of JSON keys
-in arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in parts).
-All other differences count. A field that chat templates ignore is refused by name.
+Invariants: differences that client libraries introduce on their own are ignored (the order of JSON
+keys in arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in
+parts). All other differences count. A field that chat templates ignore is refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROLES = {
     ),
 }
 _INERT = frozenset({"provider_specific_fields", "annotations"})
-"""Fields that client libraries add to messages, and that models never see."""
+"""Fields that client libraries add to messages and that models never see."""
 
 Digest = bytes
 START: Digest = b""
@@ -38,10 +38,11 @@ START: Digest = b""
 def read_messages(
     given: Sequence[Any], *, developer: bool = False, answer: bool = True
 ) -> list[Message]:
-    """Return `given` as plain messages: text parts joined, empty fields left out.
+    """Return `given` as plain messages. Text parts are joined, and empty fields are left out.
 
-    `developer`: the template supports the role `developer`; otherwise messages of this role become
-    system messages. `answer`: the request wants a reply to the messages. Raises `ApiError`.
+    `developer`: the template supports the role `developer`. Otherwise messages with this role
+    become system messages. `answer`: the request asks for a reply to the messages. Raises
+    `ApiError`.
     """
     if not given:
         raise refused("messages", "messages is empty", code="invalid_messages")
@@ -133,8 +134,8 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 def check_arguments(messages: Sequence[Message]) -> None:
-    """Raise `ApiError` if a call in `messages`, which were not served, has arguments as a text that
-    is nested too deep: most chat templates could not show it.
+    """Raise `ApiError` if a call in `messages`, which were not served, has its arguments as a text
+    that is nested too deep. Most chat templates could not render it.
     """
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         arguments = call["function"]["arguments"]
@@ -149,7 +150,7 @@ def check_arguments(messages: Sequence[Message]) -> None:
 class Echo:
     """A digest of each prefix of a conversation.
 
-    Two digests are equal if the messages differ only in what a client library may change.
+    Two digests are the same if the messages differ only in what a client library may change.
     """
 
     def __init__(self, digest: Digest = START) -> None:
@@ -158,7 +159,7 @@ class Echo:
         self._calls = 0
 
     def add(self, message: Message) -> Digest:
-        """Add the next message, and return the digest of all so far."""
+        """Add the next message. Return the digest of all messages so far."""
         form = orjson.dumps(self._form(message), option=orjson.OPT_SORT_KEYS)
         self.digest = blake2b(self.digest + form, digest_size=16).digest()
         return self.digest
@@ -184,7 +185,7 @@ class Echo:
 
 def canonical(arguments: Any) -> Any:
     """Return `arguments` as data for a comparison that ignores spacing, the order of keys and the
-    notation of numbers. Return a text itself if it is not JSON, or is nested too deep.
+    notation of numbers. If a text is not JSON, or is nested too deep, return the text itself.
     """
     found = arguments
     if isinstance(arguments, str):
@@ -198,8 +199,8 @@ def canonical(arguments: Any) -> Any:
 
 
 def _same_numbers(value: Any) -> Any:
-    """Return `value` with its numbers as JavaScript would return them: JavaScript writes 1.0 as 1,
-    and has no integers of more than 53 bits.
+    """Return `value` with its numbers as JavaScript would send them back. JavaScript writes 1.0 as
+    1, and its integers have at most 53 bits.
     """
     if isinstance(value, dict):
         return {key: _same_numbers(item) for key, item in value.items()}
@@ -221,13 +222,14 @@ def same_reasoning(given: Message, served: Message) -> bool:
 def with_served_ids(
     new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]
 ) -> list[Message]:
-    """Return the `new` messages with the served call ids instead of the client's own.
+    """Return the `new` messages with the served call ids in place of the client's own.
 
-    `given` and `served` are the start of the conversation, as the client repeats it and as served.
+    `given` and `served` are the start of the conversation, as the client repeats it and as it was
+    served.
     """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
-    # In reverse: the last call with an id counts, and is usually in the last message.
+    # In reverse: the last call with an id counts, and it is usually in the last message.
     for one, other in zip(reversed(given), reversed(served), strict=True):
         if not wanted:
             break
@@ -239,7 +241,7 @@ def with_served_ids(
             if call["id"] in wanted:
                 wanted.discard(call["id"])
                 ids[call["id"]] = own["id"]
-    # A message whose id does not change stays the same object, so the session stores it once.
+    # A message whose id does not change stays the same object, so that the session stores it once.
     changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
     return [
         {**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m

@@ -1,7 +1,7 @@
 """`Metrics`: the counters of an endpoint, in Prometheus' text format.
 
-Invariant: labels are from fixed sets (methods, routes, statuses, error codes), never from a
-client's input, so that their number is bounded.
+Invariant: labels come from fixed sets (methods, routes, statuses, error codes), never from a
+client's input. So the number of labels is bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 
 
 
 class Metrics:
-    """Counters of one endpoint, all zero."""
+    """Counters of one endpoint, which start at zero."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -26,9 +26,9 @@ class Metrics:
         self.cached_tokens = 0
         self.sampled_tokens = 0
         self.errors: Counter[str] = Counter()
-        """Refusals and failures by code."""
+        """Refusals and failures, by code."""
         self.requests: Counter[tuple[str, str, int]] = Counter()
-        """Requests by method, route and status."""
+        """Requests, by method, route and status."""
         self._buckets: dict[str, list[int]] = {}
         self._seconds: Counter[str] = Counter()
 
@@ -48,7 +48,7 @@ class Metrics:
         counts[next((at for at, top in enumerate(BUCKETS) if seconds <= top), len(BUCKETS))] += 1
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all counters, and `gauges`: help text and value by name."""
+        """Return all counters and `gauges`, which maps a name to its help text and value."""
         lines: list[str] = []
         for name, (words, value) in gauges.items():
             lines += _metric(name, "gauge", words, [("", value)])

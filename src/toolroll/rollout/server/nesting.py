@@ -1,5 +1,5 @@
-"""A limit on the nesting of JSON, so that whatever is accepted can also be written, inside of other
-objects: orjson reads 1024 levels, but writes only 254.
+"""A limit on the nesting of JSON. orjson reads 1024 levels but writes only 254, so the limit makes
+sure that accepted data can also be written inside other objects.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import Any
 import orjson
 
 DEEPEST = 200
-"""Maximum number of levels of a body."""
+"""The maximum number of levels of a body."""
 _SPARE = 54
 
 
 def too_deep(data: Any, *, around: int = 0) -> bool:
-    """Return True if `data`, inside of `around` other objects, has more than `DEEPEST` levels."""
+    """Return True if `data` has more than `DEEPEST` levels when it is inside `around` other
+    objects.
+    """
     for _ in range(_SPARE + around):
         data = [data]
     try:
@@ -26,8 +28,8 @@ def too_deep(data: Any, *, around: int = 0) -> bool:
 
 
 def too_deep_text(text: str) -> bool:
-    """Return True if `text` may be JSON, but is nested too deep for Python's reader, with which
-    chat templates get the arguments of calls.
+    """Return True if `text` may be JSON but is nested too deep for Python's reader, which reads the
+    arguments of calls for chat templates.
     """
     try:
         json.loads("[" * _SPARE + text + "]" * _SPARE)  # the reader's stack may be higher

@@ -1,6 +1,7 @@
-"""The OpenAPI document of a server, made from its routes, and an HTML page with the same content.
+"""The OpenAPI document of a server, generated from its routes, and an HTML page with the same
+content.
 
-Invariant: every route of the server is in both. `DETAILS` only adds descriptions.
+Invariant: both contain every route of the server. `DETAILS` only adds descriptions.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _MESSAGES_ERROR = {
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The document's text about a route."""
+    """The text about one route in the document."""
 
     summary: str
     body: type[BaseModel] | None = None
@@ -94,11 +95,11 @@ DETAILS: Mapping[tuple[str, str], Details] = {
     ),
     ("POST", "/v1/tokenize"): Details("The same as /tokenize.", TokenizeRequest),
 }
-"""Details by method and path; the path is without the prefix that names a session."""
+"""The details by method and path. The path is without the prefix that names a session."""
 
 
 def document(routes: Iterable[tuple[str, str]], *, keyed: bool) -> dict[str, Any]:
-    """Return the OpenAPI document of `routes`, pairs of a method and a path of aiohttp.
+    """Return the OpenAPI document for `routes`, which are pairs of a method and an aiohttp path.
 
     `keyed`: the server requires a key.
     """
@@ -146,7 +147,9 @@ def _operation(method: str, path: str, schemas: dict[str, Any], *, keyed: bool) 
 
 
 def _schema(body: type[BaseModel], schemas: dict[str, Any]) -> str:
-    """Add the schemas of `body` and of its parts to `schemas`, and return a reference to `body`."""
+    """Add the schema of `body` and the schemas of its parts to `schemas`. Return a reference to
+    `body`.
+    """
     made = body.model_json_schema(ref_template=_REF)
     schemas |= made.pop("$defs", {})
     schemas[body.__name__] = made
@@ -154,7 +157,7 @@ def _schema(body: type[BaseModel], schemas: dict[str, Any]) -> str:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Return the document `found` as an HTML page that loads nothing."""
+    """Return the document `found` as an HTML page that loads nothing else."""
     rows = "\n".join(
         f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
         f"<td>{escape(operation['summary'])}{_body_link(operation)}</td></tr>"

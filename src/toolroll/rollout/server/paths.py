@@ -1,7 +1,7 @@
-"""The paths of requests: the API that a path names, and what to use instead of an unserved path.
+"""The paths of requests: the API that a path names, and hints for paths that are not served.
 
-Invariant: the name of a session in a path never affects the result. Paths are still quoted, so such
-a name has no `/`.
+Invariant: a session name in a path never affects the result. Paths are still quoted, so such a name
+contains no `/`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ _SESSION = re.compile(r"/sessions/[^/]*")
 
 
 def api_of(path: str) -> str | None:
-    """Return the API that `path` names first. Return None if it names none."""
+    """Return the first API that `path` names. Return None if it names none."""
     _, rest = _split_session(path)
     return next((name for name in rest.split("/") if name in _APIS), None)
 
 
 def instead_of(path: str) -> str:
-    """Return the message for `path`, which is not served: what to use instead."""
+    """Return the error message for `path`, which is not served. The message says what to use
+    instead.
+    """
     session, rest = _split_session(path)
     for name in ("/chat/completions", "/completions", "/responses", "/models"):
         base, found, _ = rest.partition(name)
@@ -55,7 +57,7 @@ _INSTEAD = {
 
 
 def _split_session(path: str) -> tuple[str, str]:
-    """Return the start of `path` that names a session, empty if there is none, and the rest."""
+    """Split `path` into the part that names a session, which may be empty, and the rest."""
     found = _SESSION.match(path)
     end = found.end() if found is not None else 0
     return path[:end], path[end:]

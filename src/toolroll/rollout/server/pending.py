@@ -1,4 +1,4 @@
-"""Requests in flight, and recent answers, for retries and closed connections.
+"""Requests in flight and recent answers, for retries and closed connections.
 
 Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
 whether that is in flight or finished, so nothing is sampled twice. A retry after an error is a new
@@ -24,7 +24,7 @@ from toolroll.rollout.server.stored_answer import StoredAnswer
 T = TypeVar("T")
 
 _RETRY_WITHIN = 60.0
-"""Seconds after an error within which its client may send the request again."""
+"""The number of seconds after an error in which the client may send the request again."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -33,7 +33,7 @@ class PendingRequest(Generic[T]):
 
     Attributes:
         task: Returns the result.
-        waiting: The number of connections that wait for it.
+        waiting: The number of connections that wait for the result.
         delivered: True once it was returned to a client.
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
@@ -77,14 +77,16 @@ class PendingRequest(Generic[T]):
 
 
 class PendingRequests(Generic[T]):
-    """The requests of one session; `grace` in seconds."""
+    """The requests of one session. `grace` is in seconds."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._ended = False
         self._by_key: dict[bytes, list[PendingRequest[T]]] = {}
         self._errors: dict[bytes, list[float]] = {}
-        """When the retries are no longer expected that errors ask for."""
+        """For each request that got an error: the time after which its retry is no longer
+        expected.
+        """
 
     @property
     def in_flight(self) -> int:
@@ -92,13 +94,14 @@ class PendingRequests(Generic[T]):
         return sum(not request.task.done() for request in self.all())
 
     def all(self) -> list[PendingRequest[T]]:
-        """Return the requests in flight, and those whose answers are kept for a retry."""
+        """Return the requests in flight and the requests whose answers are kept for a retry."""
         return [request for requests in self._by_key.values() for request in requests]
 
     def start(
         self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
     ) -> PendingRequest[T]:
-        """Start a request and return it. `run` receives the request, to report progress to it.
+        """Start a request and return it. `run` gets the request, so that it can report progress to
+        it.
 
         Raise `ApiError` after `cancel`.
         """
@@ -121,12 +124,12 @@ class PendingRequests(Generic[T]):
         return request
 
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
-        """Return the request that attempt number `retry` of the request `key` joins.
+        """Return the request that the retry number `retry` of the request `key` joins.
 
-        That is a request that its client gave up on. If there is none, it is a request whose closed
-        connection was not noticed yet. An attempt that arrives out of order joins too: if there is
-        an answer, a retry never samples a second one. Return None if there is no such request, if
-        it failed, or if the retry follows an error.
+        It is the request that the client abandoned. If there is none, it is a request whose closed
+        connection has not been noticed yet. A retry that arrives out of order joins too: if there
+        is an answer, a retry never samples a second one. Return None if there is no such request,
+        if it failed, or if the retry follows an error.
         """
         alive = [request for request in self._by_key.get(key, ()) if not request.failed]
         request = min(
@@ -149,8 +152,8 @@ class PendingRequests(Generic[T]):
             request.expiry = None
 
     def leave(self, request: PendingRequest[T]) -> None:
-        """Count one connection less, after its answer or its end. When no connection is left, the
-        grace time starts.
+        """Count one connection fewer, because it got its answer or was closed. When no connection
+        is left, the grace time starts.
         """
         request.waiting -= 1
         if request.failed and not request.task.cancelled():
@@ -166,7 +169,7 @@ class PendingRequests(Generic[T]):
                 )
 
     def expect_retry(self, key: bytes) -> None:
-        """Expect that a client sends the request `key` again, because it gets an error."""
+        """Expect a retry of the request `key`, because its client gets an error."""
         now = asyncio.get_running_loop().time()
         for other, ends in list(self._errors.items()):
             if ends[-1] < now:
@@ -174,7 +177,7 @@ class PendingRequests(Generic[T]):
         self._errors.setdefault(key, []).append(now + _RETRY_WITHIN)
 
     def _follows_error(self, key: bytes) -> bool:
-        """Return True if a retry of `key` is expected after an error. It is not expected again."""
+        """Return True if a retry of `key` is expected after an error. Then stop expecting it."""
         now = asyncio.get_running_loop().time()
         ends = [end for end in self._errors.pop(key, ()) if end >= now]
         if len(ends) > 1:
@@ -182,7 +185,7 @@ class PendingRequests(Generic[T]):
         return bool(ends)
 
     def forget(self, request: PendingRequest[T]) -> None:
-        """Drop a finished request early: its client has the answer."""
+        """Drop a finished request early, because the client has the answer."""
         if request.waiting == 0 and request.delivered:
             if request.expiry is not None:
                 request.expiry.cancel()
@@ -200,7 +203,7 @@ class PendingRequests(Generic[T]):
             self._by_key.pop(request.key, None)
 
     def cancel(self) -> list[asyncio.Task[T]]:
-        """Cancel all requests, and accept no more, because the session is dropped. Return the tasks
+        """Cancel all requests and accept no more, because the session is dropped. Return the tasks
         of the cancelled requests.
         """
         self._ended = True
@@ -217,21 +220,21 @@ class PendingRequests(Generic[T]):
 
 
 def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return the key that all attempts of one request share. It ignores the order of JSON keys."""
+    """Return the key that a request and its retries share. It ignores the order of JSON keys."""
     text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     return blake2b(text, key=kind.encode(), digest_size=16).digest()
 
 
 def retry_number(header: str | None) -> int:
-    """Return the number of the retry from the SDK's header; 0 for the first attempt."""
+    """Return the number of the retry from the SDK's header. It is 0 for the first attempt."""
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Retrieve the exception of a request without waiting clients. Otherwise asyncio would log that
-    the exception was never retrieved.
+    """Retrieve the exception of a request for which no client waits. Otherwise asyncio would log
+    that the exception was never retrieved.
     """
     if not task.cancelled():
         task.exception()

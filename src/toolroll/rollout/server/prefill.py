@@ -1,9 +1,9 @@
-"""A last message of the assistant that the model continues (`continue_final_message`).
+"""A last assistant message that the model continues (`continue_final_message`).
 
-Invariants: the prompt is that of the earlier messages, then the ids of the last message's text. So
-the served prompt is a prefix of the trained sequence. The ids of that text are never trained. A
-text that cannot be encoded separately is refused: one that starts in the middle of the template's
-last token, or that contains a special token.
+Invariants: the prompt is the prompt of the earlier messages, followed by the ids of the last
+message's text. So the served prompt is a prefix of the trained sequence. The ids of that text are
+never trained. A text that cannot be encoded separately is refused: a text that starts in the middle
+of the template's last token, or that contains a special token.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.types import Message, Tool
 
 _SEAM = 8
-"""Number of tokens before a seam that are encoded again to check it."""
+"""The number of tokens before a seam that are encoded again to check the seam."""
 
 
 def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
     """Return the messages before the last one, and the text of the last one. Raise `ApiError` if
-    the last message is not a text of the assistant.
+    the last message is not text from the assistant.
     """
     place, last = f"messages[{len(messages) - 1}]", messages[-1]
     text = last.get("content")
@@ -71,7 +71,9 @@ def with_prefill(prompt: Prompt, text: str) -> Prompt:
 
 
 def check_continued(request: ChatRequest, use: ToolUse) -> None:
-    """Raise `ApiError` if `request` has an option that excludes a continued message."""
+    """Raise `ApiError` if `request` has an option that cannot be combined with a continued
+    message.
+    """
     if not request.continue_final_message:
         return
     if request.stream:
@@ -98,7 +100,9 @@ def _refused(why: str) -> ApiError:
 def sampled_part(
     served: Model, prompt: Prompt, reading: ParsedTurn, tools: Sequence[Tool] | None
 ) -> Message:
-    """Return the sampled part of the turn `reading`, which continues the prefill of `prompt`."""
+    """Return the part of the turn `reading` that was sampled. The turn continues the prefill of
+    `prompt`.
+    """
     message, prefill = reading.message, prompt.prefill
     content, reasoning = message.get("content") or "", message.get("reasoning_content")
     if content.startswith(prefill):

@@ -67,7 +67,7 @@ class Sampling(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """`include_obfuscation` pads events against traffic analysis: only false can be honored."""
+    """`include_obfuscation` pads events against traffic analysis. Only false can be honored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,7 +76,7 @@ class StreamOptions(BaseModel):
 
 
 class FunctionDefinition(BaseModel):
-    """A function of a tool. If `strict` is true, a grammar forces its arguments to follow the
+    """The function of a tool. If `strict` is true, a grammar forces its arguments to follow the
     schema (`tool_choice.strict_tag`).
     """
 
@@ -104,7 +104,7 @@ class NamedFunction(BaseModel):
 
 
 class NamedChoice(BaseModel):
-    """A named tool choice."""
+    """A tool choice that names a function."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -124,7 +124,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Text, any JSON object, or JSON that follows a schema."""
+    """An output format: text, any JSON object, or JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -156,7 +156,7 @@ class ChatRequest(Sampling):
 
     @property
     def token_limit(self) -> int | None:
-        """`max_completion_tokens`, else `max_tokens`. 0 is refused, not ignored."""
+        """Return `max_completion_tokens`, or else `max_tokens`. 0 is refused, not ignored."""
         return (
             self.max_completion_tokens
             if self.max_completion_tokens is not None
@@ -180,7 +180,9 @@ class CompletionRequest(Sampling):
 
 
 class TokenizeRequest(BaseModel):
-    """`POST /tokenize`: messages, encoded as they would be served, or plain text."""
+    """`POST /tokenize`. The input is messages, which are encoded as they would be served, or plain
+    text.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -193,7 +195,9 @@ class TokenizeRequest(BaseModel):
 
 
 class SessionRequest(BaseModel):
-    """`POST /sessions`. `sampling_params` (SGLang's names): defaults for the session's requests."""
+    """`POST /sessions`. `sampling_params` (with SGLang's names) are defaults for the session's
+    requests.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -211,7 +215,7 @@ class RewardRequest(BaseModel):
 
 
 def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
-    """Return `body` as a `kind`. Raises `ApiError` (400) that names the field at fault."""
+    """Return `body` as a `kind`. Raises `ApiError` (400), which names the field at fault."""
     if not isinstance(body, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
     left = {

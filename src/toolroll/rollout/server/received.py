@@ -1,7 +1,7 @@
-"""`Received`: the JSON body of a request, within the limits.
+"""`Received`: the JSON body of a request, within the size limits.
 
 Invariants: at most `max_body` bytes are kept, compressed or not. Decompression stops at that size.
-Bodies larger than `LARGE`, and all compressed bodies, are decoded in a thread, so that they do not
+Bodies larger than `LARGE` and all compressed bodies are decoded in a thread, so that they do not
 block other requests.
 """
 
@@ -25,24 +25,24 @@ from toolroll.rollout.server.nesting import DEEPEST, too_deep
 T = TypeVar("T")
 
 LARGE = 100_000
-"""Maximum number of bytes of JSON that are decoded on the event loop."""
+"""The maximum number of bytes of JSON that are decoded on the event loop."""
 LONG = LARGE // 4
-"""Maximum number of tokens that are parsed, or written as JSON, on the event loop."""
+"""The maximum number of tokens that are parsed, or written as JSON, on the event loop."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A body: a JSON object. `large`: its text is larger than `LARGE`."""
+    """A body, which is a JSON object. `large`: its text is larger than `LARGE`."""
 
     data: dict[str, Any]
     large: bool = False
 
 
 async def receive(request: web.Request, settings: EndpointSettings) -> Received:
-    """Return the body of `request`. Raise `ApiError` if it is too large, too slow, or not a JSON
-    object.
+    """Return the body of `request`. Raise `ApiError` if it is too large, arrives too slowly, or is
+    not a JSON object.
     """
     if request.content_type != "application/json":
         words = f"send Content-Type: application/json, not {request.content_type!r}"
@@ -60,13 +60,13 @@ async def receive(request: web.Request, settings: EndpointSettings) -> Received:
 
 
 async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
-    """Return `raw` decoded, in a thread if it may be large. Raise `ApiError` as `decode` does."""
+    """Decode `raw`, in a thread if it may be large. Raise `ApiError` like `decode`."""
     call = partial(decode, raw, compressed=compressed, settings=settings)
     return await call_of_size(call, large=compressed or len(raw) > LARGE)
 
 
 def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Received:
-    """Return `raw` decoded."""
+    """Decode `raw`."""
     text = _decompressed(raw, settings.max_body) if compressed else raw
     try:
         data = orjson.loads(text)
@@ -99,7 +99,7 @@ async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
 
 
 def _decompressed(raw: bytes, limit: int) -> bytes:
-    """Return `raw` decompressed, without producing more than `limit` bytes."""
+    """Decompress `raw`, without producing more than `limit` bytes."""
     made = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
         text = made.decompress(raw, limit + 1)
@@ -122,7 +122,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _check_texts(data: Any, limit: int) -> None:
-    """Refuse the first text of `data` that is longer than `limit` bytes, and name its location.
+    """Refuse `data` if it contains a text longer than `limit` bytes. The error names the first one.
 
     Only the path to the current item is stored, because a body may contain millions of items.
     """
@@ -143,7 +143,7 @@ def _check_texts(data: Any, limit: int) -> None:
 
 
 def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield each item of `data`, and each name of an object, with the step that leads to it."""
+    """Yield each item of `data` and each name in an object, with the step that leads to it."""
     if isinstance(data, dict):
         for name, value in data.items():
             yield f".{name[:200]}", name

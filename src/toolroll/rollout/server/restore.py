@@ -1,4 +1,4 @@
-"""`restore`: rebuild the unfinished sessions of a journal.
+"""`restore`: rebuild the unfinished sessions from a journal.
 
 Invariants: a session gets the same nodes with the same ids and logprobs, or the journal is refused.
 Lines of finished sessions have no effect, wherever they are. An answer that no later request
@@ -41,14 +41,14 @@ class Restored:
     sessions: dict[Key, LiveSession] = field(default_factory=dict)
     samples: Counter[str] = field(default_factory=Counter)
     stale: int = 0
-    """Bytes that belong to finished sessions."""
+    """The number of bytes that belong to finished sessions."""
 
 
 def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[Key]) -> Restored:
     """Return the unfinished sessions in the journal `path`. `make` returns an empty session with a
-    log. `done` are the sessions in the episode file.
+    log. `done` are the keys of the sessions in the episode file.
 
-    Raise `UsageError` with the line's number if a line cannot be read or contradicts earlier ones.
+    Raise `UsageError` with the line number if a line cannot be read or contradicts earlier lines.
     """
     found, builders, ended = Restored(), dict[Key, _Builder](), set(done)
     for number, line in read_lines(path):
@@ -83,7 +83,7 @@ class _Builder:
         self._templates = templates
         self._turns: dict[int, TurnNode] = {}
         self._requests: dict[int, bytes] = {}
-        """The key of the request that sampled each node, by the node's index."""
+        """Maps a node's index to the key of the request that sampled it."""
         self._texts: list[bytes] = []
 
     @property
@@ -128,12 +128,14 @@ class _Builder:
             live.mismatches["preserved"] += 1
         first = data["first"] + len(nodes)
         live.answers[prompt.digest] = max(live.answers[prompt.digest], first)
-        if prompt.turn is not None:  # its client has the answer, since it continues it
+        if prompt.turn is not None:  # the client has the answer, because it continues it
             self._forget(prompt.turn.node)
         return nodes
 
     def _text_of(self, value: str | int) -> bytes:
-        """Return the text of `value`: `SessionLog` writes a text once, then only its number."""
+        """Return the text of `value`. `SessionLog` writes a text once, and later only its
+        number.
+        """
         if isinstance(value, int):
             return self._texts[value]
         self.log.texts[value.encode()] = len(self._texts)
@@ -194,7 +196,7 @@ class _Builder:
         self._requests |= {node.index: key for node in nodes}
 
     def _forget(self, node: Node) -> None:
-        """Drop the answer of which `node` is a choice."""
+        """Drop the answer that contains `node` as a choice."""
         key = self._requests.get(node.index)
         if key is not None:
             stored = self.log.answers.get(key, [])

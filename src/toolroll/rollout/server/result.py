@@ -1,4 +1,4 @@
-"""The result of one request: its prompt, its completions, and how they are parsed."""
+"""The result of one request: its prompt, its completions and their parsed turns."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from toolroll.rollout.types import Completion, IdArray, Message
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `text` is the text for the client. `reading` is the parsed turn, always the whole
-    turn; None for a text completion.
+    """One answer. `text` is the text for the client. `reading` is the parsed turn, which is always
+    the whole turn. It is None for a text completion.
 
     `shown`: the message for the client, if it differs from the message of `reading`. `pieces`: the
     reply as a stream would send it, in the order in which it was sampled; empty if the dialect does
@@ -36,10 +36,10 @@ class Choice:
 class CompletionResult:
     """The answers to a request.
 
-    `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the grammar constraint, if any.
-    `first`: the number of earlier answers to the prompt. `exact`: True if the body ends with the
-    ids of the prompt. `commit` is called once, when the answers are returned. `saved` is done once
-    they are on the disk. `render` returns the body without the ids of the prompt.
+    `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the grammar constraint, if
+    there was one. `first`: the number of earlier answers to the same prompt. `exact`: True if the
+    body ends with the prompt's ids. `commit` is called once, when the answers are returned. `saved`
+    is done once they are on disk. `render` returns the body without the prompt's ids.
     """
 
     id: str
@@ -59,7 +59,9 @@ class CompletionResult:
 
     @property
     def body(self) -> bytes:
-        """Return the answer as JSON. This text is kept for a retry: lists would be 10x as large."""
+        """Return the answer as JSON text. The text is kept for a retry, because lists would be 10x
+        as large.
+        """
         self.write()
         assert self._rest is not None
         if not self.exact:
@@ -69,7 +71,7 @@ class CompletionResult:
         )
 
     def write(self) -> None:
-        """Write the body, if it is not written yet."""
+        """Write the body if it is not written yet."""
         if self._rest is None:
             assert self.render is not None
             self._rest = orjson.dumps(self.render())
@@ -91,7 +93,7 @@ class CompletionResult:
 
 def joined_ids(*parts: IdArray | bytes) -> bytes:
     """Return the ids of all `parts` as JSON text without brackets. A part is an array of ids, or
-    already such a text.
+    such a text already.
     """
     texts = (part if isinstance(part, bytes) else ids_json(part) for part in parts)
     return b",".join(text for text in texts if text)

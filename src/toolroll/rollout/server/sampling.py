@@ -1,7 +1,7 @@
 """Map the sampling parameters of a request from OpenAI's names to SGLang's, or refuse them.
 
 Invariants: defaults come from the session, then from the endpoint. Requests share no objects. A
-constrained turn is marked as such, because its logprobs are those of the constrained distribution.
+constrained turn is marked as such, because its logprobs are from the constrained distribution.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from toolroll.rollout.server.sampling_defaults import sampling_defaults
 from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
 
 NO_LIMIT = 1 << 30
-"""The limit of a request that sets none. It is clamped to the room left in the context."""
+"""The limit for a request that sets none. It is reduced to the room that is left in the context."""
 
 _UNKNOWN_CONTEXT_LIMIT = 8192
 
@@ -55,7 +55,7 @@ def sampling_params(
     session_params: Mapping[str, Any],
     limit: int | None,
 ) -> dict[str, Any]:
-    """Return SGLang's sampling parameters for `request`, which requests at most `limit` tokens.
+    """Return SGLang's sampling parameters for `request`, which asks for at most `limit` tokens.
     Raises `ApiError`.
     """
     params = {**settings.sampling_params, **session_params}
@@ -174,7 +174,7 @@ def apply_tool_choice(
     routed: bool,
 ) -> ToolUse:
     """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into
-    `params`. Raise `ApiError` for what cannot be honored, and for two tools of one name.
+    `params`. Raise `ApiError` if one of them cannot be honored, or if two tools have the same name.
     """
     choice = request.tool_choice
     names = [tool["function"]["name"] for tool in tools]
@@ -255,7 +255,7 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
 
 
 def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
-    """Return the requested number of most likely tokens at each position."""
+    """Return how many of the most likely tokens the request asks for at each position."""
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
     if request.top_logprobs and not request.logprobs:

@@ -1,4 +1,4 @@
-"""`toolroll serve`: the endpoint in front of an engine, until it is interrupted."""
+"""`toolroll serve`: runs the endpoint in front of an engine until it is interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`session_episode`: a finished session as an episode."""
+"""`session_episode`: converts a finished session to an episode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolroll.rollout.types import Episode, InteractionResult, StopReason
 
 
 def session_episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:
-    """Return the session as an episode: all its sequences, with the conversation of its last chat
+    """Return the session as an episode: all its sequences, and the conversation of its last chat
     completion. Return None if the session has no answer.
 
     The reward is None unless the client gave one. The stop reason is `done`.

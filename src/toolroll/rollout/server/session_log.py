@@ -1,6 +1,6 @@
-"""`SessionLog`: writes a session to the journal, one line for each answer.
+"""`SessionLog`: writes a session to the journal, one line per answer.
 
-Invariants: `restore` rebuilds the same tree from the lines alone, with the same nodes. Ids and
+Invariants: from the lines alone, `restore` rebuilds the same tree with the same nodes. Ids and
 logprobs are written as the bytes of their arrays. Tools and other repeated texts are written once
 per session. Sampling parameters are written whenever they change.
 """
@@ -29,8 +29,8 @@ IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 
 
 class SessionLog:
-    """The lines of the session `session_id` in `journal`. `sample`: the number of earlier sessions
-    with this name.
+    """Writes the lines of the session `session_id` to `journal`. `sample`: the number of earlier
+    sessions with this name.
     """
 
     __slots__ = ("_journal", "answers", "ended", "params", "sample", "session_id", "size", "texts")
@@ -39,7 +39,7 @@ class SessionLog:
         self.session_id = session_id
         self.sample = sample
         self.size = 0
-        """The bytes of the session in the journal."""
+        """The number of bytes of the session in the journal."""
         self.ended = False
         self.answers: dict[bytes, list[StoredAnswer]] = {}
         """The answers of an earlier process, by the key of their request."""
@@ -65,7 +65,7 @@ class SessionLog:
         return self._append("session", sampling_params=dict(sampling_params), created=created)
 
     async def saved(self) -> None:
-        """Wait until all lines so far are on the disk."""
+        """Wait until all lines written so far are on disk."""
         await asyncio.shield(self._journal.append())
 
     def reward(self, reward: float, info: Mapping[str, Any]) -> asyncio.Future[None]:
@@ -87,8 +87,8 @@ class SessionLog:
         lineage: Mapping[str, str],
         kept: KeptResponse | None,
     ) -> asyncio.Future[None]:
-        """Write a reply that was committed as `nodes`. `kind`: its kind in the trace. `lineage`:
-        the client's labels. `kept`: the response that later requests can refer to by its id.
+        """Write a reply that was committed as `nodes`. `kind`: the reply's kind in the trace.
+        `lineage`: the client's labels. `kept`: the response that later requests can refer to by id.
         """
         turn = prompt.turn
         return self._append(
@@ -124,8 +124,8 @@ class SessionLog:
         request_key: bytes,
         nodes: Sequence[Node],
     ) -> asyncio.Future[None]:
-        """Write an answered text completion that was committed as `nodes`. Its prompt is the path
-        to `parent`, then `delta`.
+        """Write the answer to a text completion request, which was committed as `nodes`. The prompt
+        is the tokens from the root to `parent`, then `delta`.
         """
         return self._append(
             "text",
@@ -151,8 +151,8 @@ class SessionLog:
         }
 
     def _once(self, text: bytes) -> str | int:
-        """Return `text` if it is new, else its number. For texts that many answers share: tools,
-        and the part of a response that repeats its request.
+        """Return `text` if it is new, else its number. This is for texts that many answers share:
+        the tools, and the part of a response that repeats its request.
         """
         known = self.texts.get(text)
         if known is not None:
@@ -176,12 +176,12 @@ def session_of(line: bytes) -> tuple[str, int]:
 
 
 def packed(values: npt.NDArray[Any], kind: np.dtype[Any]) -> str:
-    """Return the bytes of an array, in base64."""
+    """Return the bytes of an array in base64."""
     return b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode()
 
 
 def unpacked(text: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the array from which `packed` made `text`."""
+    """Return the array that `packed` wrote as `text`."""
     return np.frombuffer(b64decode(text, validate=True), dtype=kind)
 
 
@@ -220,7 +220,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
 
 
 def completion_of(data: Mapping[str, Any]) -> Completion:
-    """Return the completion of one choice of a line."""
+    """Return the completion that a line has for one choice."""
     logprobs, experts = data["logprobs"], data["experts"]
     return Completion(
         output_ids=unpacked(data["ids"], IDS),
@@ -239,7 +239,7 @@ def completion_of(data: Mapping[str, Any]) -> Completion:
 
 
 def top_of(data: Mapping[str, Any]) -> list[list[tuple[float, int]]] | None:
-    """Return the likeliest tokens of one choice of a line."""
+    """Return the most likely tokens that a line has for one choice."""
     top = data["top"]
     if top is None:
         return None

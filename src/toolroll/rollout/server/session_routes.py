@@ -1,6 +1,6 @@
-"""The routes for a whole server: its sessions, their export, its metrics, and its documentation.
+"""The routes for a whole server: sessions, their export, metrics and documentation.
 
-Invariant: a route for all sessions needs the server's own key, not the key of one session.
+Invariant: a route that concerns all sessions requires the server's own key, not one session's key.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Only = Callable[[web.Request], str | None]
 
 
 class SessionRoutes:
-    """Handlers over `endpoint`. `only` returns the one session that a request's key opens, or None
-    if the key opens all sessions.
+    """Handlers that use `endpoint`. `only` returns the only session that a request's key opens, or
+    None if the key opens all sessions.
     """
 
     def __init__(self, endpoint: Endpoint, only: Only) -> None:
@@ -39,7 +39,7 @@ class SessionRoutes:
         ]
 
     def _all(self, request: web.Request) -> None:
-        """Refuse `request` if its key is that of one session."""
+        """Refuse `request` if its key opens only one session."""
         if self._only(request) is not None:
             raise ApiError(401, "invalid_api_key", f"{request.path} needs the server's own key")
 
@@ -65,7 +65,7 @@ class SessionRoutes:
         if live is None:
             samples = [sample for other, sample in store.finished if other == name]
             if not samples:
-                self._endpoint.sessions.find(name)  # refuses it
+                self._endpoint.sessions.find(name)  # refuses the request
             return _json(store.written(name, max(samples)))
         if live.pending.in_flight:
             words = f"the session has {live.pending.in_flight} requests in flight: wait for them"

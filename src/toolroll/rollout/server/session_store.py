@@ -1,4 +1,4 @@
-"""`SessionStore`: the sessions of `toolroll serve --out FOLDER` on disk.
+"""`SessionStore`: keeps the sessions of `toolroll serve --out FOLDER` on disk.
 
 Finished sessions are episodes in `episodes.jsonl`, like those of `toolroll run`. Unfinished ones
 are in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned.
@@ -40,14 +40,14 @@ ENV = "serve"
 """The environment's name in `run.json` and `episodes.jsonl`."""
 JOURNAL_NAME = "sessions.jsonl"
 _STALE = 8 * 2**20
-"""The journal is compacted once finished sessions take more than this number of bytes in it."""
+"""The journal is compacted once finished sessions take up more than this number of its bytes."""
 
 Key = tuple[str, int]
 
 
 class SessionStore:
     """Keeps the sessions of one endpoint in `folder`. `settings`: the settings that determine the
-    tokens of the sessions (`store_settings`).
+    sessions' tokens (`store_settings`).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SessionStore:
         self.folder = folder
         self.settings = settings
         self.finish_at_end = False
-        """True if `aclose` finishes the sessions. If False, the next process continues them."""
+        """If True, `aclose` finishes the sessions. If False, the next process continues them."""
         self.finished: dict[Key, int] = {}
         """The number of turns of each finished session."""
         self._directory = RunDirectory(folder, ENV, settings, sync="always", provenance=provenance)
@@ -93,9 +93,10 @@ class SessionStore:
         settle: Callable[[LiveSession], Awaitable[None]],
     ) -> None:
         """Lock the folder, and add its unfinished sessions to `sessions`. Do nothing if the store
-        is open already. `settle` verifies a session before it is written as an episode.
+        is already open. `settle` verifies a session before it is written as an episode.
 
-        Raise `UsageError` if another process uses the folder, or if the folder is of another model.
+        Raise `UsageError` if another process uses the folder, or if the folder belongs to another
+        model.
         """
         if self._journal is not None:
             return
@@ -142,7 +143,7 @@ class SessionStore:
     # --- sessions ---------------------------------------------------------------------------------
 
     def begin(self, live: LiveSession) -> None:
-        """Write to the journal that `live` exists, and give it a log there."""
+        """Write to the journal that `live` exists, and give `live` a log in the journal."""
         self.journal.check()
         sample = self._samples[live.id]
         self._samples[live.id] += 1
@@ -224,8 +225,8 @@ class SessionStore:
         return lambda line: session_of(line) in unfinished
 
     async def aclose(self, lives: Iterable[LiveSession]) -> None:
-        """Close the files. `lives`: the sessions, which get no more requests. With `finish_at_end`,
-        finish them first.
+        """Close the files. `lives`: the sessions, which get no more requests. If `finish_at_end` is
+        True, finish them first.
         """
         if self._journal is None or self._closed:
             return

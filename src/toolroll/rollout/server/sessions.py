@@ -1,4 +1,4 @@
-"""The sessions of an endpoint: create, find, limit and drop them.
+"""The sessions of an endpoint: creates, finds, limits and drops them.
 
 Invariants: an id is validated before it is used. The key of one session does not open others. A
 session that was not used for the idle time is dropped with its requests. A request without a
@@ -48,10 +48,11 @@ def check_id(session_id: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class LiveSession:
-    """One session: its tree, its requests in flight, its reward.
+    """One session: its tree, its requests in flight and its reward.
 
     `trace`: the sampled nodes in the order in which they were returned, each with the kind of its
-    request. `texts`: the nodes of text completions. `answers`: number of answers to each prompt.
+    request. `texts`: the nodes of text completions. `answers`: the number of answers to each
+    prompt.
     """
 
     session: Session
@@ -65,24 +66,24 @@ class LiveSession:
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
     checks: dict[TurnNode, asyncio.Task[None]] = field(default_factory=dict)
-    """The running verifications."""
+    """The verifications that are running."""
     responses: ResponseStore = field(default_factory=ResponseStore)
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
     log: SessionLog | None = None
-    """Writes the session to the disk. None if the session is kept in memory only."""
+    """Writes the session to disk. It is None if the session is kept in memory only."""
     added: bool = True
     """False until other requests can find the session."""
 
     @property
     def id(self) -> str:
-        """The id."""
+        """The session's id."""
         return self.session.session_id
 
     def start(
         self, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
-        """Start a request. A retry gets the answer of an earlier process, if there is one."""
+        """Start a request. If an earlier process answered it, a retry gets that answer."""
         pending = self.pending.start(key, choices, run)
         stored = self.log.answers.get(key) if self.log is not None and retry else None
         if stored:
@@ -90,8 +91,8 @@ class LiveSession:
         return pending
 
     def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
-        """Return the number of earlier answers to `prompt`, and add `choices` to the count. Return
-        the number of `stored` if that is the answer.
+        """Return the number of earlier answers to `prompt`, and add `choices` to the count. If
+        `stored` is the answer, return its number.
         """
         if stored is not None:
             return stored.first
@@ -100,7 +101,7 @@ class LiveSession:
         return first
 
     def as_served(self, prompt: Prompt, stored: StoredAnswer | None) -> Prompt:
-        """Return `prompt` with the ids from which `stored` was sampled, if there is a `stored`."""
+        """Return `prompt`. If `stored` is given, use the ids from which it was sampled."""
         if stored is None:
             return prompt
         return replace(prompt, input_ids=self.prompt_of(stored), repeated=None)
@@ -110,7 +111,9 @@ class LiveSession:
         return self.session.path_ids(stored.nodes[0].parent)
 
     def call_id_seeds(self, prompt_length: int, first: int, choices: int) -> list[str]:
-        """Return one seed of call ids for each new answer to a prompt with `first` earlier ones."""
+        """Return one seed of call ids for each new answer to a prompt that has `first` earlier
+        answers.
+        """
         return [
             f"{self.id}/{prompt_length}" + (f"/{nth}" if nth else "")
             for nth in range(first, first + choices)
@@ -122,7 +125,7 @@ class LiveSession:
             self.log.check()
 
     async def checked(self) -> None:
-        """Wait for the running checks. Cancelling the caller does not cancel them."""
+        """Wait for the running verifications. Cancelling the caller does not cancel them."""
         if self.checks:
             finished, _ = await asyncio.wait(self.checks.values())
             for task in finished:
@@ -133,23 +136,25 @@ class LiveSession:
                 task.result()
 
     def check_done(self, turn: TurnNode, kind: str | None) -> None:
-        """Record the result of the check of the sequence that ends with `turn`, once per turn."""
+        """Record the result of verifying the sequence that ends with `turn`. This is done once per
+        turn.
+        """
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
         turn.checked = True
 
     def exclude_wrong(self) -> None:
-        """Exclude the whole session from training if a check found a mismatch."""
+        """Exclude the whole session from training if a verification found a mismatch."""
         for kind in self.mismatches:
             if kind != "preserved":
                 self.session.exclude(f"verification: {kind}")
 
 
 class Store(Protocol):
-    """Where sessions are kept on disk (`SessionStore`)."""
+    """The place where sessions are kept on disk (`SessionStore`)."""
 
     def begin(self, live: LiveSession) -> None:
-        """Write that `live` exists. Raises `ApiError` if that is impossible."""
+        """Write that `live` exists. Raises `ApiError` if this is impossible."""
         ...
 
     async def finish(self, live: LiveSession) -> Any:
@@ -159,13 +164,13 @@ class Store(Protocol):
         ...
 
     def finish_later(self, live: LiveSession) -> None:
-        """Do the same in the background."""
+        """Do the same as `finish`, in the background."""
         ...
 
 
 class Sessions:
-    """All sessions of an endpoint, the least recently used one first. `store`: keeps them on disk;
-    None to keep them in memory only.
+    """All sessions of an endpoint, the least recently used first. `store` keeps them on disk; if it
+    is None, they are kept in memory only.
     """
 
     def __init__(self, settings: EndpointSettings, store: Store | None = None) -> None:
@@ -179,7 +184,7 @@ class Sessions:
         return len(self._sessions)
 
     def all(self) -> list[LiveSession]:
-        """Return the sessions, the least recently used one first."""
+        """Return the sessions, the least recently used first."""
         return list(self._sessions.values())
 
     def check_open(self) -> None:
@@ -259,11 +264,11 @@ class Sessions:
         return self._touched(live) if live is not None else self.empty(session_id)
 
     def current(self, live: LiveSession) -> LiveSession:
-        """Return `live`, or the session with its id that another request added before."""
+        """Return `live`, or the session with the same id that another request added first."""
         return live if live.added else self._sessions.get(live.id, live)
 
     def get(self, session_id: str) -> LiveSession | None:
-        """Return the session; None if there is none. This does not restart its idle time."""
+        """Return the session, or None if it does not exist. This does not restart its idle time."""
         return self._sessions.get(session_id)
 
     def find(self, session_id: str) -> LiveSession:
@@ -310,7 +315,7 @@ class Sessions:
 
     async def drop(self, session_id: str) -> Any:
         """Drop a session, and wait until its requests in flight are aborted. Return the store's
-        data about the session; None without a store.
+        data about the session, or None if there is no store.
         """
         live = self.find(session_id)
         del self._sessions[session_id]
@@ -320,7 +325,7 @@ class Sessions:
         return None
 
     def drop_idle(self) -> None:
-        """Drop the sessions that were not used for the idle time."""
+        """Drop the sessions that have not been used for the idle time."""
         limit = time.monotonic() - self._settings.idle
         for session_id, live in list(self._sessions.items()):
             if live.used > limit:
@@ -337,7 +342,7 @@ class Sessions:
 
 
 async def end(live: LiveSession) -> None:
-    """Abort the requests of `live` that are in flight, and wait for their end."""
+    """Abort the requests of `live` that are in flight, and wait until they end."""
     tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()

@@ -1,4 +1,4 @@
-"""`StoredAnswer`: an answer of an earlier process, for the retry of its request."""
+"""`StoredAnswer`: an answer from an earlier process, for a retry of its request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TopLogprobs = Sequence[Sequence[tuple[float, int]]]
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """The answer `id`, whose choices are `nodes`.
+    """The answer with the id `id`. Its choices are `nodes`.
 
-    `first`: the number of earlier answers to the prompt. `top`: the likeliest tokens of each
-    choice, if they were requested.
+    `first`: the number of earlier answers to the prompt. `top`: the most likely tokens of each
+    choice, if the request asked for them.
     """
 
     id: str
@@ -29,7 +29,7 @@ class StoredAnswer:
 
     @property
     def completions(self) -> list[Completion]:
-        """The completions that the engine sampled, one for each node."""
+        """The completions that the engine sampled, one per node."""
         found = []
         for node, top in zip(self.nodes, self.top, strict=True):
             completion = node.completion

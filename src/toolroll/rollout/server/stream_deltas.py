@@ -1,5 +1,5 @@
-"""One choice of a streamed answer. Sampled ids are decoded to text, and the parser's own stream
-converts the text to the reply's pieces.
+"""One choice of a streamed answer. Sampled ids are decoded to text, and the parser's stream
+converts the text to the deltas of the reply.
 
 Invariants: sent text is never taken back. Incomplete characters, possible stop strings and possible
 stop tokens are held back until they are certain, and the parser holds back possible markers. The
@@ -22,14 +22,15 @@ from toolroll.rollout.server.result import Choice
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
 
 Piece = tuple[str, list[Span]]
-"""New text, and the spans of the tokens that start in this text, in positions of the text."""
+"""New text, and the spans of the tokens that start in it. Spans are positions in the text."""
 
 
 class TextStream:
-    """The text of a growing list of ids, in pieces. Later ids never change an earlier piece.
+    """Decodes a growing list of ids to pieces of text. Later ids never change an earlier piece.
 
-    The last token is held back if it may be a stop token: if it is one of `stop_token_ids`, or any
-    special token, because the engine may have further stop tokens.
+    The last token is held back if it may be a stop token. It may be one if it is in
+    `stop_token_ids`, or if it is any special token, because the engine may have further stop
+    tokens.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class TextStream:
         return self._take(self._certain())
 
     def finish(self, ids: Sequence[int], text: str) -> Piece:
-        """Return the rest of `text`, the finished text. `ids` are all ids but the stop token.
+        """Return the rest of `text`, the finished text. `ids` are all ids except the stop token.
 
         Raises `ApiError` if `text` does not start with the text that was returned before.
         """
@@ -76,8 +77,8 @@ class TextStream:
         )
 
     def _certain(self) -> int:
-        """Return the length of the held text before a stop string, or before a possible start of
-        one.
+        """Return the length of the held text before a stop string, or before what may be the start
+        of one.
         """
         found = [at for stop in self._stop_strings if (at := self._held.find(stop)) >= 0]
         if found:
@@ -104,7 +105,7 @@ class TextStream:
 class ChoiceStream:
     """The deltas of one choice. `seed` is the seed of its call ids, as in the finished answer.
 
-    A call is one piece, with its id. It is returned as soon as the parser is certain of it.
+    A call is one delta, with its id. It is returned as soon as the parser is certain of it.
     """
 
     def __init__(self, text: TextStream, reply: ReplyStream, seed: str) -> None:
@@ -152,7 +153,7 @@ def choice_stream(
 
 
 def stream_error(what: str) -> ApiError:
-    """Return the error of a stream whose deltas contradict the finished answer."""
+    """Return the error for a stream whose deltas contradict the finished answer."""
     return ApiError(
         500,
         "stream_mismatch",

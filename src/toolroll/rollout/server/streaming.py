@@ -1,7 +1,7 @@
-"""Write the answers to a pending request as the events of its dialect.
+"""Write the answers to a pending request as events of its dialect.
 
-Invariants: before the last event of an answer is sent, the answer is committed, and saved if there
-is a store. A failure after the first event is sent as an event.
+Invariants: before the last event of an answer is sent, the answer is committed and, if there is a
+store, saved. A failure after the first event is sent as an event.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from toolroll.rollout.server.stream_deltas import TextStream, choice_stream
 
 
 async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) -> None:
-    """Wait until a stream has an event to send. Raise an error that occurs before the first token:
-    it becomes an HTTP error, which SDKs can retry.
+    """Wait until a stream has an event to send. Raise any error that occurs before the first token,
+    so that it becomes an HTTP error, which SDKs can retry.
     """
     while not pending.task.done() and not any(pending.progress):
         await pending.changed.wait()
@@ -72,7 +72,7 @@ async def reply_events(
     pending: PendingRequest[CompletionResult],
     writer: ReplyWriter,
 ) -> AsyncIterator[Event]:
-    """Yield the events of a reply. Raises the error of the request."""
+    """Yield the events of a reply. Raises the request's error."""
     request, context = parsed.request, pending.stream_context
     assert isinstance(context, StreamContext)
     choices = [
@@ -156,7 +156,7 @@ async def text_events(
 
 
 async def _followed(pending: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
-    """Yield the ids sampled so far whenever there are more, until the request is done."""
+    """Yield the ids sampled so far each time that there are more, until the request is done."""
     while True:
         changed = pending.changed
         yield pending.progress

@@ -1,4 +1,4 @@
-"""`TemplateCache`: the served chat template with a request's switches (`chat_template_kwargs`,
+"""`TemplateCache`: the served chat template with the switches of a request (`chat_template_kwargs`,
 `reasoning_effort`).
 """
 
@@ -32,7 +32,7 @@ _RESERVED = frozenset(
     }
 )
 _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
-"""Names of chat templates' switches for the reasoning effort. The last two are booleans."""
+"""The names that chat templates use for the reasoning effort. The last two are booleans."""
 
 
 class TemplateCache:
@@ -45,7 +45,7 @@ class TemplateCache:
         """`get` is also called in threads."""
 
     def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
-        """Return `switches` plus the switch for `effort` (OpenAI's `reasoning_effort`)."""
+        """Return `switches` with the switch for `effort` (OpenAI's `reasoning_effort`) added."""
         if effort is None:
             return switches
         name = self.effort_switch
@@ -64,7 +64,7 @@ class TemplateCache:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The names that the template reads but does not set. Its switches are among them."""
+        """The names that the template reads but does not set. They include its switches."""
         renderer = self._template.renderer
         environment = compile_template(renderer.source, renderer.now).environment
         return frozenset(meta.find_undeclared_variables(environment.parse(renderer.source)))
@@ -81,7 +81,7 @@ class TemplateCache:
 
     @cached_property
     def system_anywhere(self) -> bool:
-        """True if the template shows each system message at its own place in the conversation."""
+        """True if the template renders each system message at its own place in the conversation."""
         marks = ("Pq1zP", "Pq2zP", "Pq3zP", "Pq4zP")
         roles = ("system", "system", "user", "system")
         messages: list[Message] = [
@@ -116,11 +116,11 @@ class TemplateCache:
             return made
 
     def switches_of(self, template: ChatTemplate) -> dict[str, Any]:
-        """Return the switches with which `get` returned `template`."""
+        """Return the switches that `get` added to `template`."""
         return self._own(template.renderer.kwargs)
 
     def _own(self, switches: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `switches` that differ from those of the served template."""
+        """Return the `switches` that differ from the served template's."""
         given = self._template.renderer.kwargs
         return {
             name: value

@@ -1,9 +1,9 @@
 """Grammars in the model's own wire format, for forced tool calls and for `strict` tools.
 
-A call is forced by EBNF, because every router forwards `ebnf` (routers drop `structural_tag`). The
-grammar allows any arguments; the parser checks them against the tool's schema. For `strict` tools,
-a structural tag forces the arguments to follow the schema. Only some wire formats have a grammar: a
-request that forces calls in another format is refused.
+A call is forced with EBNF, because every router forwards `ebnf` (routers drop `structural_tag`).
+The grammar allows any arguments; the parser checks them against the tool's schema. For `strict`
+tools, a structural tag forces the arguments to follow the schema. Only some wire formats have a
+grammar. A request that forces calls in another format is refused.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def _marked_up(
     argument: tuple[str, str, str],
     tail: str,
 ) -> str:
-    """Return EBNF of calls whose arguments are between tags.
+    """Return the EBNF of calls whose arguments are between tags.
 
-    `head`: the texts around the name of the function. `argument`: the texts around a key and its
-    value. `tail`: the text at the end.
+    `head`: the texts around the function's name. `argument`: the texts around a key and its value.
+    `tail`: the text at the end.
     """
     root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     before, between, after = (_literal(text) for text in argument)
@@ -93,12 +93,12 @@ _GRAMMARS: dict[str, Callable[..., str]] = {
     "glm45": _glm45,
 }
 CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</tool_call>"}
-"""The end of a call by format. It is used as a stop string if only one call is allowed."""
+"""The end of a call, by format. It is used as a stop string if only one call is allowed."""
 
 
 def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
-    """Return EBNF of one call, or `several`, of the tools `names`, in the format of `parser`.
-    Raises `ApiError`.
+    """Return the EBNF of one call of the tools `names` (or of `several` calls) in the format of
+    `parser`. Raises `ApiError`.
     """
     make = _GRAMMARS.get(parser)
     if make is None:
@@ -112,7 +112,8 @@ def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
 def strict_tag(
     parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, forced: bool, several: bool
 ) -> str:
-    """Return a structural tag that forces calls of strict tools in `tools` to follow their schema.
+    """Return a structural tag that forces the calls of strict tools in `tools` to follow their
+    schema.
 
     `forced`: the reply consists of one call, or of `several`. `place` names the first strict tool,
     for the error message if the format is not supported.
@@ -145,12 +146,13 @@ def check_called(
     completion: Completion,
     template: ChatTemplate,
 ) -> None:
-    """Refuse a reply that ended by itself if it has no call of one of the tools `forced`, or if a
-    call of one of the tools `strict` violates its schema.
+    """Refuse a reply that ended by itself if it has no call of the tools `forced`, or if a call of
+    the tools `strict` violates its schema.
 
     Such a reply shows that the engine did not follow the grammar (an engine without a grammar
-    backend ignores grammars), so the turn must not be marked as constrained. A reply that was cut
-    by length or by a stop string of the client is accepted, because it may end before its call.
+    backend ignores grammars), so the turn must not be marked as constrained. A reply that was
+    truncated by its length or by a stop string of the client is accepted, because it may end before
+    its call.
     """
     matched = completion.matched
     cut = isinstance(matched, str) or (

@@ -26,8 +26,8 @@ from toolroll.rollout.types import IdArray, Message
 
 @dataclass(slots=True, eq=False)
 class TurnNode:
-    """One served turn: the messages that its prompt added, the reply and its node, and the tools
-    and the template of the prompt.
+    """One served turn: the messages that its prompt added, the reply and its node, and the prompt's
+    tools and template.
     """
 
     parent: TurnNode | None
@@ -39,29 +39,31 @@ class TurnNode:
     tools_key: bytes
     template: ChatTemplate
     continues: bool = False
-    """True if its tokens directly follow those of `parent`."""
+    """True if its tokens directly follow the tokens of `parent`."""
     preserved: bool = False
     """True if its prompt keeps tokens that the template would have rewritten."""
     dropped: IdArray | None = None
-    """Ids that were cut off the start of its prompt, and so were not served."""
+    """The ids that were truncated from the start of its prompt, so they were not served."""
     prefill: str = ""
     prefill_size: int = 0
-    """The start of the reply that was given to the model: its text, and its number of tokens, which
-    are before `node`.
+    """The start of the reply, which was given to the model: its text and its number of tokens.
+    These tokens are before `node`.
     """
     checked: bool = False
-    """True if the sequence that ends here was verified."""
+    """True if the sequence that ends with this turn was verified."""
     source: ReferenceType[PendingRequest[CompletionResult]] | None = None
     """A weak reference to the request that produced this turn, while it is cached for a retry."""
 
     def answered(self) -> PendingRequest[CompletionResult] | None:
-        """Return the request that produced this turn, if still cached. Cleared on first read."""
+        """Return the request that produced this turn if it is still cached. Only the first call
+        returns it.
+        """
         source, self.source = self.source, None
         return source() if source is not None else None
 
     def ids_with(self, delta: IdArray, session: Session) -> IdArray:
-        """Return the ids up to and including the reply, then `delta`. Reuse the prompt of the
-        cached request if there is one, to avoid walking the tree.
+        """Return the ids up to and including the reply, then `delta`. If there is a cached request,
+        reuse its prompt, to avoid walking the tree.
         """
         # read it once: another request may clear it while this one is planned in a thread
         source = self.source
@@ -83,8 +85,8 @@ class TurnNode:
         return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
     def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
-        """Return True if the first `length` messages of `given`, which repeat the conversation up
-        to this turn, keep or omit its reasoning. Return False if they change it.
+        """Return True if the first `length` messages of `given` keep or omit the reasoning of this
+        turn's conversation, which they repeat. Return False if they change it.
         """
         turn: TurnNode | None = self
         while turn is not None:
@@ -103,7 +105,7 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
     messages = last.messages()
     at = len(messages)
     spans: list[TurnSpan] = []
-    # A first prompt that was cut is checked together with the ids that it lost.
+    # A first prompt that was truncated is verified together with the ids that it lost.
     dropped = chain[-1].dropped
     ids = session.path_ids(last.node)
     shift = 0 if dropped is None else len(dropped)
@@ -126,7 +128,7 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """The first `length` messages of a request, which repeat the conversation up to `turn`.
-    `served` are these messages as they were served.
+    `served` are the same messages as they were served.
     """
 
     turn: TurnNode

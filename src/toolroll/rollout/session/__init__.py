@@ -1,4 +1,4 @@
-"""The token tree of one session, and its single writer."""
+"""The token tree of one session, and the only class that writes to it."""
 
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session

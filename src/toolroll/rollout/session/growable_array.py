@@ -1,6 +1,6 @@
 """`GrowableArray`: a one-dimensional array that grows.
 
-Invariant: a value never changes once it is appended, so a view of the array needs no copy.
+Invariant: a value never changes after it is appended, so a view of the array does not need a copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GrowableArray:
         self._length = stop
 
     def view(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
-        """Return a read-only view of [start, stop). Default: of all values."""
+        """Return a read-only view of [start, stop), by default of all values."""
         view = self._data[start : self._length if stop is None else stop]
         view.flags.writeable = False
         return view

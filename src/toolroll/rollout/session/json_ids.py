@@ -1,7 +1,7 @@
 """`JsonIds`: the ids of a growing prompt as JSON text.
 
-It also keeps the number of ids and the highest id, which the engine client checks before it sends
-a request.
+It also keeps the number of ids and the highest id. The engine client checks both before it sends a
+request.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class JsonIds:
         self._length = 0
         self._json = bytearray()
         self.highest = 0
-        """The highest id, read as an unsigned 32-bit number; 0 if empty. A negative id is higher
-        than every valid one, so one comparison finds both kinds of invalid ids.
+        """The highest id, read as an unsigned 32-bit number, or 0 if there are no ids. Read in this
+        way, a negative id is higher than every valid id, so one comparison finds both kinds of
+        invalid ids.
         """
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""`Node`: one step of a session, with the observed or sampled tokens that it added."""
+"""`Node`: one step of a session, and the observed or sampled tokens that it added."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from toolroll.rollout.types import Completion, IdArray, LogprobArray
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A reference to the node `index` of `tree`. References to the same node are equal."""
+    """A reference to the node `index` of `tree`. References to the same node compare equal."""
 
     tree: TokenTree
     index: int
 
     @property
     def parent(self) -> Node | None:
-        """The node before this one; None for a root."""
+        """The node before this one, or None if this node is a root."""
         parent = self.tree.parent(self.index)
         return None if parent == NONE else Node(self.tree, parent)
 
@@ -45,7 +45,7 @@ class Node:
 
     @property
     def logprobs(self) -> LogprobArray | None:
-        """The logprobs of the node's tokens; None if the tokens were observed, or if no logprobs
+        """The logprobs of the node's tokens. None if the tokens were observed, or if no logprobs
         were requested.
         """
         return self.tree.logprobs_of(self.index)
@@ -59,22 +59,22 @@ class Node:
 
     @property
     def sampling_params(self) -> Mapping[str, Any]:
-        """The parameters of the node's request; empty if the tokens were observed."""
+        """The sampling parameters of the node's request. Empty if the tokens were observed."""
         return self.tree.sampling_params(self.index)
 
     @property
     def excluded(self) -> str | None:
-        """The reason why this sampled node is not trained; None if it is."""
+        """The reason why this sampled node is not trained. None if it is trained."""
         return self.tree.excluded.get(self.index)
 
     @property
     def fork_reason(self) -> str | None:
-        """The reason why a new path starts here; else None."""
+        """The reason why a new path starts here. None if no path starts here."""
         return self.tree.fork_reasons.get(self.index)
 
     @property
     def completion(self) -> Completion | None:
-        """The completion without its `text`; None if the tokens were observed."""
+        """The completion without its `text`. None if the tokens were observed."""
         return self.tree.completion(self.index)
 
     def path(self) -> list[Node]:

@@ -21,7 +21,7 @@ class SessionPath:
     Invariant: `observe` and `sample` only append, so the prompt of turn n+1 starts with the prompt
     and the tokens of turn n (I1 in the README). Only `fork` switches to another path.
 
-    The ids and their JSON text are extended as the path grows, not rebuilt for each request.
+    The ids and their JSON text grow with the path. They are not rebuilt for each request.
 
     Example:
         path = SessionPath(Session("episode-1"))
@@ -40,24 +40,27 @@ class SessionPath:
         self._json = JsonIds()
 
     def observe(self, ids: Sequence[int] | IdArray) -> Node:
-        """Append tokens that the environment or the template wrote: mask 0. Return their node."""
+        """Append tokens that the environment or the template wrote, with mask 0. Return their
+        node.
+        """
         return self._append(self.session.observe(ids, after=self.head))
 
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
-        """Append what the engine sampled from exactly `input_ids`: mask 1, with its logprobs.
+        """Append what the engine sampled from exactly `input_ids`, with mask 1 and its logprobs.
 
-        Raise `TokenError` if the completion's ids and logprobs differ in number, or if there is no
-        prompt yet.
+        Raise `TokenError` if the completion has different numbers of ids and logprobs, or if there
+        is no prompt yet.
         """
         if self.head is None:
             raise TokenError("a session cannot start with a completion: observe its prompt first")
         return self._append(self.session.sample(completion, sampling_params, after=self.head))
 
     def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
-        """Switch to a new path whose prompt is `input_ids`. `reason` is stored with its first node.
+        """Switch to a new path whose prompt is `input_ids`. `reason` is stored with the new path's
+        first node.
 
-        The new path shares the leading nodes of the old one whose tokens all match `input_ids`.
-        Turns sampled in shared nodes are trained in the old path only.
+        The new path shares the leading nodes of the old path whose tokens all match `input_ids`.
+        Turns that were sampled in shared nodes are trained in the old path only.
         """
         ids = checked_ids(input_ids)
         shared = self.session.shared_prefix(ids, self.head)
@@ -86,14 +89,14 @@ class SessionPath:
 
     @property
     def input_ids(self) -> IdArray:
-        """The ids of the path, which are the next request's prompt: a read-only int32 view. Later
-        tokens do not change it.
+        """The ids of the path, which are the next request's prompt. This is a read-only int32 view.
+        Later tokens do not change it.
         """
         return self._ids.view(0, len(self._json))
 
     @property
     def highest_id(self) -> int:
-        """The highest id of the path, read as an unsigned number; 0 if the path is empty."""
+        """The highest id of the path, read as an unsigned number, or 0 if the path is empty."""
         return self._json.highest
 
     @property

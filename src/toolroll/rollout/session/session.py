@@ -1,4 +1,5 @@
-"""`Session`: the tokens of one session, and the only writer of ids, loss mask and logprobs.
+"""`Session`: the tokens of one session. It is the only class that writes ids, loss masks and
+logprobs.
 
 Invariants:
 
@@ -30,10 +31,10 @@ CONTEXT = "context"
 
 class Session:
     """The tokens of one episode, as a tree. `session_id` is the routing key: all requests of a
-    session go to one worker and its prefix cache.
+    session go to the same worker and use its prefix cache.
 
-    Methods raise `TokenError`, without writing anything, for invalid token ids or for a node of
-    another session.
+    Methods raise `TokenError`, without writing anything, if token ids are invalid or if a node
+    belongs to another session.
 
     Example:
         session = Session("episode-1")
@@ -56,7 +57,7 @@ class Session:
     def observe(
         self, ids: Sequence[int] | IdArray, *, after: Node | None, reason: str | None = None
     ) -> Node:
-        """Add tokens that the environment or the template wrote: mask 0.
+        """Add tokens that the environment or the template wrote, with mask 0.
 
         Args:
             ids: The tokens. If the same tokens were already observed after the same node, their
@@ -76,9 +77,10 @@ class Session:
     def sample(
         self, completion: Completion, sampling_params: Mapping[str, Any], *, after: Node
     ) -> Node:
-        """Add what the engine sampled from exactly the path to `after`: mask 1, with its logprobs.
+        """Add what the engine sampled from exactly the tokens from the root to `after`, with mask 1
+        and its logprobs.
 
-        Raise `TokenError` if the completion's ids and logprobs differ in number.
+        Raise `TokenError` if the completion has different numbers of ids and logprobs.
         """
         ids, parent = _checked_ids_of(completion), self._index(after)
         params = self._shared(sampling_params)
@@ -86,12 +88,12 @@ class Session:
 
     def label(self, node: Node, lineage: Mapping[str, str]) -> None:
         """Attach a client's labels `lineage` to a sampled node. They become the `lineage` of the
-        trajectory that ends with it.
+        trajectory that ends with this node.
         """
         self._tree.lineages[self._index(node)] = lineage
 
     def exclude(self, reason: str, nodes: Sequence[Node] | None = None) -> None:
-        """Exclude sampled nodes (default: all) from training, with the reason. Their tokens stay in
+        """Exclude sampled nodes (default: all) from training, for `reason`. Their tokens stay in
         the tree.
         """
         for index in range(len(self._tree)) if nodes is None else map(self._index, nodes):
@@ -99,15 +101,15 @@ class Session:
                 self._tree.excluded.setdefault(index, reason)
 
     def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a copy of `sampling_params`. Reuse the last copy if they are equal, as they are
-        for nearly every turn.
+        """Return a copy of `sampling_params`. If they equal the last ones, which is so for nearly
+        every turn, reuse the last copy.
         """
         if self._params != sampling_params:
             self._params = dict(sampling_params)
         return self._params
 
     def _index(self, node: Node | None) -> int:
-        """Return the index of `node` in the tree; `NONE` for None."""
+        """Return the index of `node` in the tree, or `NONE` if `node` is None."""
         if node is None:
             return NONE
         if node.tree is not self._tree:
@@ -132,7 +134,7 @@ class Session:
         return len(self._tree.ids)
 
     def node(self, index: int) -> Node:
-        """Return the node number `index`. Raise `TokenError` if there is none."""
+        """Return the node with the number `index`. Raise `TokenError` if it does not exist."""
         if not 0 <= index < len(self._tree):
             raise TokenError(f"there is no node {index} in the session {self.session_id!r}")
         return Node(self._tree, index)
@@ -142,8 +144,8 @@ class Session:
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
     def shared_prefix(self, ids: IdArray, end: Node | None) -> Node | None:
-        """Return the last node on the path to `end` whose tokens, and all tokens before it, match
-        `ids`; None if no whole node matches.
+        """Return the last node on the path to `end` for which its tokens and all tokens before it
+        match `ids`. Return None if no whole node matches.
         """
         tree, shared = self._tree, NONE
         for index in tree.path(self._index(end)):
@@ -155,9 +157,9 @@ class Session:
         return None if shared == NONE else Node(tree, shared)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Return every path from a root to a leaf, in the order in which they were started.
+        """Return every path from a root to a leaf, in the order in which the paths were started.
 
-        Tokens after the last sampled one are left out, because nothing was sampled from them. A
+        Tokens after the last sampled token are left out, because nothing was sampled from them. A
         path without sampled tokens is returned only if the session has no other path.
         """
         tree = self._tree
@@ -201,10 +203,10 @@ def _checked_ids_of(completion: Completion) -> IdArray:
 
 
 def _maximal(paths: list[list[int]]) -> list[list[int]]:
-    """Return `paths` without duplicates and without prefixes of other paths.
+    """Return `paths` without duplicates, and without paths that are prefixes of others.
 
-    `_trimmed` makes duplicates: two paths that differed only in a prompt that was never answered
-    are equal after it.
+    `_trimmed` makes duplicates: if two paths differ only in a prompt that was never answered, they
+    are identical after trimming.
     """
     inner = {index for path in paths for index in path[:-1]}
     kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
@@ -218,7 +220,7 @@ def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
 
 
 def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajectory:
-    """Return `path` as a trajectory. Sampled nodes that are in `trained` are context; the others
+    """Return `path` as a trajectory. Sampled nodes that are in `trained` are context. The others
     are added to `trained`.
     """
     length = tree.stop(path[-1])

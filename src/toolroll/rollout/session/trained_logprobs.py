@@ -1,4 +1,6 @@
-"""`check_trained_logprobs`: a trainer gets no token with loss whose logprob is unknown."""
+"""`check_trained_logprobs`: makes sure that no trainer gets a token with loss and an unknown
+logprob.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from toolroll.rollout.errors import TokenError
 def check_trained_logprobs(logprobs: npt.NDArray[np.floating[Any]], mask: npt.NDArray[Any]) -> None:
     """Raise `TokenError` if a token with mask 1 has no logprob (NaN).
 
-    `logprobs` and `mask` cover the same tokens, both [n]. A filler instead of the logprob would
+    `logprobs` and `mask` cover the same tokens, both [n]. A filler in place of the logprob would
     give the token a wrong importance ratio, and nobody would notice.
     """
     missing = np.flatnonzero(np.isnan(logprobs) & (mask != 0))

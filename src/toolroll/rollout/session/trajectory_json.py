@@ -1,7 +1,7 @@
 """The JSON form of a trajectory, for `episodes.jsonl`, the endpoint's `/trajectories` and exports.
 docs/trajectory-format.md describes each field.
 
-Invariants: `from_json(to_json(x))` equals `x`, except for `spans`, which are not stored; the
+Invariants: `from_json(to_json(x))` equals `x`, except for `spans`, which are not stored. The
 logprob of a token that was not sampled is null.
 """
 
@@ -24,7 +24,7 @@ Masked = Annotated[int, Field(strict=True, ge=0, le=1)]
 
 
 class TurnRecord(BaseModel):
-    """One sampled span [start, stop); positions count from the start of the sequence."""
+    """One sampled span [start, stop). Positions count from the start of the sequence."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -61,8 +61,8 @@ class TrajectoryRecord(BaseModel):
 def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
     """Return the trajectory in the form of `TrajectoryRecord`, as plain data.
 
-    If `arrays` is set, the lists are numpy arrays for orjson, which writes them faster: NaN as
-    null, and each logprob with the fewest digits that give the same float32.
+    If `arrays` is True, the lists are numpy arrays for orjson, which writes them faster. It writes
+    NaN as null, and each logprob with the fewest digits that give the same float32.
     """
     of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
     experts, lineage = trajectory.routed_experts, trajectory.lineage
@@ -79,7 +79,7 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
-    """Return the trajectory whose JSON form is `data`: the inverse of `to_json`.
+    """Return the trajectory from its JSON form `data`. This is the inverse of `to_json`.
 
     Raise `pydantic.ValidationError` if `data` is not a valid `TrajectoryRecord`.
     """
@@ -99,7 +99,7 @@ def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
 
 
 def _plain(values: Any) -> list[Any]:
-    """Return nested lists, with None for NaN."""
+    """Return nested lists in which None replaces NaN."""
     plain: list[Any] = values.tolist()
     return [None if value != value else value for value in plain]
 

@@ -1,11 +1,11 @@
-"""`TokenTree`: the tokens of a session, each stored once, with the completions that sampled them.
+"""`TokenTree`: the tokens of a session, each stored once, and the completions that they come from.
 
-Invariants: nodes are added (after any existing node) and never removed; a node stores only the
+Invariants: nodes are added (after any existing node) and never removed. A node stores only the
 tokens that it adds to its parent's path.
 
 A live session is a few arrays instead of many objects, because each pass of the garbage collector
-visits every container object. So a node is a row of integers, and the other fields of a completion
-are one flat tuple of numbers and strings, which the collector stops tracking.
+visits every container object. So a node is a row of integers. The other fields of a completion are
+one flat tuple of numbers and strings, which the collector stops tracking.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _WIDTH = 7
 
 
 class TokenTree:
-    """An empty tree. Nodes are numbered from 0 in the order in which they are added.
+    """A tree that is empty at first. Nodes are numbered from 0 in the order in which they are
+    added.
 
     `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons`, `lineages` and
-    `routed_experts` map the number of a node to its value; most nodes have none.
+    `routed_experts` map a node's number to its value. Most nodes have no value.
     """
 
     __slots__ = (
@@ -63,15 +64,15 @@ class TokenTree:
     # --- writing ----------------------------------------------------------------------------------
 
     def add(self, parent: int, ids: IdArray) -> int:
-        """Add observed tokens after `parent` (`NONE`: a root), and return the node."""
+        """Add observed tokens after `parent` (`NONE`: as a root). Return the node."""
         return self._add(parent, ids, NONE, NONE)
 
     def add_sampled(
         self, parent: int, ids: IdArray, completion: Completion, sampling_params: Mapping[str, Any]
     ) -> int:
-        """Add the tokens of `completion` after `parent`, and return the node.
+        """Add the tokens of `completion` after `parent`. Return the node.
 
-        The completion's `text` is not stored. `sampling_params` are not copied: the caller must
+        The completion's `text` is not stored. `sampling_params` are not copied, so the caller must
         not change them.
         """
         answer, logprobs = len(self._answers), NONE
@@ -82,7 +83,7 @@ class TokenTree:
         self._params.append(sampling_params)
         node = self._add(parent, ids, answer, logprobs)
         if completion.routed_experts is not None:
-            # the experts of a later turn include those of earlier turns
+            # the experts of a later turn include the earlier turns' experts
             for before in self.upwards(parent):
                 self.routed_experts.pop(before, None)
             self.routed_experts[node] = completion.routed_experts
@@ -109,7 +110,7 @@ class TokenTree:
     # --- reading ----------------------------------------------------------------------------------
 
     def parent(self, node: int) -> int:
-        """Return the node that `node` follows; `NONE` for a root."""
+        """Return the node that `node` follows, or `NONE` if `node` is a root."""
         return self._rows[node * _WIDTH + _PARENT]
 
     def start(self, node: int) -> int:
@@ -132,7 +133,9 @@ class TokenTree:
         return self.ids.view(first, first + self._rows[at + _LENGTH])
 
     def logprobs_of(self, node: int) -> LogprobArray | None:
-        """Return the logprobs of the node's tokens as a read-only view; None if there are none."""
+        """Return the logprobs of the node's tokens as a read-only view, or None if there are
+        none.
+        """
         at = node * _WIDTH
         first = self._rows[at + _LOGPROBS]
         return (
@@ -150,12 +153,14 @@ class TokenTree:
         return self.completed(node) and self._rows[node * _WIDTH + _LENGTH] > 0
 
     def sampling_params(self, node: int) -> Mapping[str, Any]:
-        """Return the parameters of the node's request; empty if its tokens were observed."""
+        """Return the sampling parameters of the node's request. They are empty if its tokens were
+        observed.
+        """
         at = self._rows[node * _WIDTH + _ANSWER]
         return {} if at == NONE else self._params[at]
 
     def completion(self, node: int) -> Completion | None:
-        """Return the node's completion without `text`; None if its tokens were observed."""
+        """Return the node's completion without `text`, or None if its tokens were observed."""
         at = self._rows[node * _WIDTH + _ANSWER]
         if at == NONE:
             return None
@@ -177,7 +182,9 @@ class TokenTree:
         )
 
     def turn(self, node: int, *, excluded: str | None) -> Turn:
-        """Return a sampled node as a `Turn`, with the given reason if it is `excluded`."""
+        """Return a sampled node as a `Turn`. If the turn is not trained, `excluded` is the
+        reason.
+        """
         start, at = self.start(node), self._rows[node * _WIDTH + _ANSWER]
         finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
             at
@@ -196,13 +203,13 @@ class TokenTree:
         )
 
     def upwards(self, node: int) -> Iterator[int]:
-        """Yield the nodes from `node` to its root; nothing for `NONE`."""
+        """Yield the nodes from `node` to its root. Yield nothing for `NONE`."""
         while node != NONE:
             yield node
             node = self.parent(node)
 
     def path(self, node: int) -> list[int]:
-        """Return the nodes from the root to `node`; empty for `NONE`."""
+        """Return the nodes from the root to `node`. Return an empty list for `NONE`."""
         return list(self.upwards(node))[::-1]
 
     def ids_along(self, path: list[int]) -> IdArray:
@@ -240,7 +247,9 @@ def _packed(completion: Completion) -> tuple[Any, ...]:
 
 
 def _versions(spans: Sequence[Any], shift: int) -> tuple[WeightVersion, ...]:
-    """Return the weight versions that `_packed` stored as atoms, moved by `shift` tokens."""
+    """Return the weight versions that `_packed` stored as a flat tuple, with their positions moved
+    by `shift` tokens.
+    """
     return tuple(
         WeightVersion(spans[at], spans[at + 1] + shift, spans[at + 2] + shift)
         for at in range(0, len(spans), 3)

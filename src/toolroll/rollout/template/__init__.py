@@ -1,5 +1,5 @@
-"""Exact first prompts and exact deltas for any Hugging Face chat template, and `certify`, which
-reports how a template behaves.
+"""Exact first prompts and exact deltas for any Hugging Face chat template. `certify` reports how a
+template behaves.
 """
 
 from toolroll.rollout.template.certify import ProbeResult, TemplateReport, certify

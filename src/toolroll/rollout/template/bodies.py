@@ -1,8 +1,8 @@
 """Find the parts of a render that spell a control token but are ordinary text, because they come
 from a message or a tool (I6 in the README).
 
-The conversation is rendered twice: as it is, and with each such text in a message or a tool
-replaced by a marker. What the markers replaced is ordinary text. If the two renders differ in
+The conversation is rendered twice: as it is, and with a marker in place of each such text in a
+message or a tool. The text that a marker replaced is ordinary text. If the two renders differ in
 anything else, the spans are unknown, and the conversation is refused.
 """
 
@@ -23,8 +23,8 @@ from toolroll.rollout.template.encode import Encoder, Span
 from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
-"""Ten letters that represent the digits of a marker. They have no case, and no template changes,
-escapes or strips them.
+"""Ten letters that represent the digits of a marker. They have no upper or lower case, and no
+template changes, escapes or strips them.
 """
 
 
@@ -35,15 +35,15 @@ def _written(number: int) -> str:
 _OPEN, _CLOSE = "子" + _written(secrets.randbelow(10**12)) + "丑", "寅"
 _MARKER = re.compile(f"{_OPEN}([{_LETTERS}]+){_CLOSE}")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
-"""The tags that transformers adds to Jinja; they mark text and do not change it."""
+"""The tags that transformers adds to Jinja. They mark text and do not change it."""
 
 
 class BodyMasker:
-    """Replaces control-token text in messages and tools by markers, and finds where it is in a
+    """Replaces control-token text in messages and tools with markers, and finds this text in a
     render.
 
-    In assistant messages only special tokens are replaced, except those that the template itself
-    searches for: Qwen3's template splits the reasoning from the content at `</think>`.
+    In assistant messages, only special tokens are replaced. Special tokens for which the template
+    itself searches are not: Qwen3's template splits the reasoning from the content at `</think>`.
     """
 
     def __init__(self, encoder: Encoder, source: str) -> None:
@@ -65,14 +65,17 @@ class BodyMasker:
             bodies = orjson.dumps([messages, tools], option=orjson.OPT_NON_STR_KEYS).decode()
         except TypeError:  # not JSON, but a template may still render it
             return bool(tokens)
-        # Messages and tokens are escaped in the same way, so a token with a quote is found too.
+        # Messages and tokens are escaped in the same way, so that a token with a quote is found
+        # too.
         bodies = bodies.casefold()
         return any(orjson.dumps(token)[1:-1].decode().casefold() in bodies for token in tokens)
 
     def mask(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> tuple[list[Message], list[Tool], list[str]]:
-        """Return copies of `messages` and `tools` with markers, and the replaced texts."""
+        """Return copies of `messages` and `tools` that contain markers, and the texts that were
+        replaced.
+        """
         originals: list[str] = []
 
         def marker(match: re.Match[str]) -> str:
@@ -104,7 +107,7 @@ class BodyMasker:
         return masked, walk(list(tools or ()), self._pattern), originals
 
     def _refuse_split(self, content: Any, pattern: re.Pattern[str]) -> None:
-        """Raise `TemplateError` if the parts of a content, once joined, spell a control token."""
+        """Raise `TemplateError` if the joined parts of a content spell a control token."""
         if not isinstance(content, list):
             return
         texts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
@@ -120,7 +123,8 @@ class BodyMasker:
             )
 
     def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
-        """Return the spans of the render `text` that the markers in the render `masked` replaced.
+        """Return the spans of `text` that were replaced by the markers in `masked`. Both are
+        renders.
 
         Raises `TemplateError` if the two renders differ in anything else.
         """
@@ -141,12 +145,12 @@ class BodyMasker:
         )
 
     def _end_of_form(self, original: str, following: str, text: str, at: int) -> int | None:
-        """Return where the rendered form of `original` that starts at `at` ends, or None if
-        unknown.
+        """Return the end of the rendered form of `original` that starts at `at`. Return None if the
+        end is unknown.
 
-        The template may have changed the case or escaped HTML. A text that it changed in another
-        way is accepted only if the result contains no control token, because then the exact span
-        does not matter.
+        The template may have changed the text's case or escaped HTML. If it changed the text in
+        another way, the text is accepted only if the result contains no control token. In this case
+        the exact span does not matter.
         """
         forms = (original, original.upper(), original.lower(), html.escape(original))
         for form in forms:
@@ -164,7 +168,7 @@ def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
 
 
 def _looked_for(source: str) -> Iterator[str]:
-    """Yield the strings that a template compares texts with, or passes to a method, a filter or a
+    """Yield the strings that a template compares with texts, or passes to a method, a filter or a
     test.
     """
     try:

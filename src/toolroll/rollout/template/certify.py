@@ -1,10 +1,10 @@
-"""Check how a chat template renders tool-calling conversations: `certify` returns a
+"""Check how a chat template renders tool-calling conversations. `certify` returns a
 `TemplateReport`.
 
-Each probe is a small conversation whose assistant turn is treated as sampled, with exactly the text
-that the template shows for it. Then prompt + sampled + delta must be the ids of the whole
+Each probe is a small conversation. Its assistant turn is treated as sampled, with exactly the text
+that the template renders for it. Then prompt + sampled + delta must be the ids of the whole
 conversation's render, token for token. Any other outcome is reported: the template rewrites history
-(then the session forks, or preserves history on request), or it refuses the conversation. One more
+(the session then forks, or preserves history on request), or it refuses the conversation. One more
 conversation has twelve calls in a row. `Verifier` checks it like an episode.
 """
 
@@ -42,7 +42,7 @@ from toolroll.rollout.types import Message, Tool
 Outcome = Literal["append", "fork", "refuse", "wrong"]
 
 CORE = ("tool", "cycles", "tool_control_text", "twelve_calls")
-"""The probes that must append for tool calling to be exact in one sequence."""
+"""The probes that must append, so that tool calling is exact in one sequence."""
 
 
 _THEN: Mapping[Outcome, str] = {
@@ -57,10 +57,10 @@ _THEN: Mapping[Outcome, str] = {
 class ProbeResult:
     """The outcome of one probe.
 
-    - `append`: the ids are exactly those of the whole render.
+    - `append`: the ids are exactly the whole render's ids.
     - `fork`: the template rewrites what was served.
     - `refuse`: the template raises an error.
-    - `wrong`: the ids differ from those of the whole render. Please report this as a bug.
+    - `wrong`: the ids differ from the whole render's ids. Please report this as a bug.
 
     `what` describes the probe. `detail` gives the reason for any outcome except `append`.
     `preserved` is set for a fork: True if history="preserve" can continue the sequence instead.
@@ -78,7 +78,7 @@ class TemplateReport:
     """The findings of `certify`.
 
     - `fingerprint`: a hash of the template, its switches and the tokenizer.
-    - `stop_tokens`: the text of each token that ends a turn -> its id.
+    - `stop_tokens`: maps the text of each token that ends a turn to its id.
     - `arguments`: the form in which the template takes a call's arguments ("dict" or "text"), or
       "not shown".
     - `dated`: True if the prompt depends on the date.
@@ -94,11 +94,13 @@ class TemplateReport:
     tools_change: str
     probes: tuple[ProbeResult, ...]
     tokenizer: str = ""
-    """How the tokenizer's encoding differs from this library's; empty if it does not."""
+    """How the tokenizer's encoding differs from this library's. It is empty if they do not
+    differ.
+    """
 
     @property
     def exact(self) -> bool:
-        """True if every core probe is appended, so that tool results are exact in any number of
+        """True if every core probe appends, so that tool results are exact after any number of
         calls.
         """
         return not self.tokenizer and all(
@@ -106,8 +108,8 @@ class TemplateReport:
         )
 
     def remarks(self) -> list[str]:
-        """Return warnings for users of this template: one line for each reason why a probe is not
-        appended.
+        """Return warnings for users of this template: one line for each reason why a probe does not
+        append.
         """
         found: dict[tuple[Outcome, str], list[str]] = {}
         for probe in self.probes:
@@ -136,8 +138,8 @@ class TemplateReport:
 
 
 def certify(template: ChatTemplate) -> TemplateReport:
-    """Return the report on `template`. Takes about a second; each pair of template and tokenizer is
-    probed once per process.
+    """Return the report on `template`. This takes about a second. Each pair of template and
+    tokenizer is probed once per process.
     """
     return _certified(_Subject(fingerprint(template), template))
 
@@ -219,8 +221,9 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
         return result("fork", error.reason, preserved=_preserved(template, probe, tools))
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
-    # The start of the turn may be split into other tokens than in the whole render, because the
-    # prompt ended there. So only the text is compared up to the delta, and then the ids.
+    # The start of the turn may be split into tokens differently in the whole render, because the
+    # prompt ended there. So only the text is compared up to the delta. From there on, the ids are
+    # compared.
     if whole[-len(delta) :] != delta or not _reads_as(
         template, [*stream, *said], whole[: -len(delta)]
     ):
@@ -231,7 +234,7 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
 
 
 def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
-    """Play twelve calls in a row, with different names, arguments, ids and results, and check the
+    """Play twelve calls in a row, with different names, arguments, ids and results. Check the
     sequence with `Verifier`.
     """
     messages: list[Message] = list(BASE)
@@ -281,8 +284,8 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
 
 
 def _tokenizer(template: ChatTemplate) -> str:
-    """Return how the tokenizer's encoding of a text with control tokens differs from that of
-    `Encoder`; empty if it does not.
+    """Compare how the tokenizer and `Encoder` encode a text with control tokens. Return the
+    difference, or an empty text if there is none.
     """
     marks = [template.encoder.decode([index]) for index in template.stop_token_ids] or [""]
     text = "".join(body + marks[at % len(marks)] for at, body in enumerate(BODIES))
@@ -304,7 +307,7 @@ def _encoded(
 
 def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> bool:
     """Return True if history="preserve" can continue the sequence: for at least one stop token, the
-    text to append does not depend on the text of the turn.
+    text to append does not depend on the turn's text.
     """
     for stop in (None,) if probe.cut else template.stop_texts:
         try:
@@ -320,10 +323,10 @@ def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | Non
 def _sampled_text(
     template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None
 ) -> tuple[str, str]:
-    """Return the text of the sampled turn, stop token included, and its finish reason.
+    """Return the text of the sampled turn, including its stop token, and its finish reason.
 
-    A turn with reasoning is taken as the template shows it at the end of a conversation, other
-    turns as it shows them once messages follow.
+    A turn with reasoning is taken as the template renders it at the end of a conversation. Other
+    turns are taken as the template renders them once messages follow.
     """
     render = template.renderer.render
     served = render(probe.messages[:-1], tools, generate=True)
@@ -355,7 +358,7 @@ def _sampled_text(
 
 def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int]) -> bool:
     """Return True if the ids `kept` and `shown` have the same text. Their last tokens may be
-    different turn closes: gpt-oss samples `<|return|>`, and its history shows `<|end|>`.
+    different turn closes: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
     """
     decode = template.encoder.decode
     return decode(kept) == decode(shown) or (

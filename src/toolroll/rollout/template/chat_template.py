@@ -1,12 +1,12 @@
 """`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
 
-Invariants (I5 and I6 are those of the README):
+Invariants (I5 and I6 refer to the README):
 
 - A delta is the text that the template itself appends. `DeltaRenderer` derives it from renders of
   the conversation.
 - If the template rewrites history, `HistoryRewrittenError` is raised, unless the caller asked to
   preserve history (I5).
-- Text of tools and users never becomes a control token (I6).
+- Text from tools and users never becomes a control token (I6).
 - Renders are never predicted or cached. `encode` caches only a pure function.
 """
 
@@ -51,8 +51,7 @@ class ChatTemplate:
             "preserve" keeps the served tokens and appends the new messages, if their text can be
             determined.
         now: The time that a template gets from `strftime_now`. Default: the time of construction.
-        stop_token_ids: Tokens that end a turn, in addition to those of the tokenizer and the
-            template.
+        stop_token_ids: Tokens that end a turn, in addition to the tokenizer's and the template's.
         head_hook: Rewrites the head of each render: system text and tools.
         encoder: An `Encoder` of the same tokenizer, to share its cache. Default: a new one.
 
@@ -90,16 +89,16 @@ class ChatTemplate:
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
     def reformulated(self, hook: HeadHook) -> ChatTemplate:
-        """Return `with_head(hook)`, cached by `hook`. Pass a module-level function: each bound
-        method would add an entry to the cache.
+        """Return `with_head(hook)`, cached by `hook`. Pass a module-level function, because each
+        bound method would add an entry to the cache.
         """
         if hook not in self._variants:
             self._variants[hook] = self.with_head(hook)
         return self._variants[hook]
 
     def with_head(self, hook: HeadHook) -> ChatTemplate:
-        """Return the same template with `hook` applied to the head of each render: system text
-        and tools.
+        """Return the same template, with `hook` applied to the head of each render: system text and
+        tools.
         """
         return self._variant(self.renderer.kwargs, hook)
 
@@ -121,8 +120,8 @@ class ChatTemplate:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end an assistant turn: those given at construction, those of the tokenizer,
-        and those that close a turn in the template.
+        """The ids that end an assistant turn: those given at construction, the tokenizer's, and
+        those that close a turn in the template.
         """
         return tuple(self._stop_texts)
 
@@ -146,9 +145,7 @@ class ChatTemplate:
 
     @cached_property
     def verifier(self) -> Verifier:
-        """A `Verifier`, which checks finished sequences with only `transformers` and the
-        tokenizer.
-        """
+        """A `Verifier`. It checks finished sequences with only `transformers` and the tokenizer."""
         renderer = self.renderer
         return Verifier(
             self.tokenizer,
@@ -225,7 +222,7 @@ class ChatTemplate:
         finish_reason: str = "stop",
         stop_token_ids: Sequence[int] = (),
     ) -> SampledText:
-        """Return the text of sampled ids, and the stop token at its end, if there is one.
+        """Return the text of sampled ids, and the stop token at its end if there is one.
 
         `stop_token_ids` are stop tokens of this request, in addition to the template's.
         """

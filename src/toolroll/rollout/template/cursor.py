@@ -1,6 +1,6 @@
 """`Cursor`: a conversation that waits for the model's next turn, and the exact ids of its prompt.
 
-Invariants: a cursor never changes; its text is what `Renderer.render` returns for the same messages
+Invariants: a cursor never changes. Its text is what `Renderer.render` returns for the same messages
 and tools. It holds only the prepared messages, the head, and the text of its own prompt.
 """
 
@@ -52,7 +52,7 @@ class TemplateParts:
         """
         if not self.bodies.spells(text[start:], messages, tools):
             return []
-        # All messages are masked, earlier ones too: a template may repeat their text.
+        # All messages are masked, including earlier ones, because a template may repeat their text.
         masked, masked_tools, originals = self.bodies.mask(messages, tools)
         if not originals:
             return []
@@ -67,8 +67,8 @@ class Cursor:
 
     Create a cursor with `ChatTemplate.start`; `after` returns the next one.
 
-    `preserved` describes what the template would have rewritten of the tokens before this prompt,
-    if history="preserve" kept them; else it is None.
+    If history="preserve" kept tokens before this prompt that the template would have rewritten,
+    `preserved` describes the rewrite. Otherwise it is None.
 
     Example::
 
@@ -97,7 +97,7 @@ class Cursor:
 
     @cached_property
     def text(self) -> str:
-        """The render of the conversation, generation prompt included.
+        """The render of the conversation, including the generation prompt.
 
         Raises `TemplateError` if the template refuses the conversation.
         """

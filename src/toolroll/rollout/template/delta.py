@@ -4,14 +4,14 @@ The template is a black box. There are two cases:
 
 1. The whole render starts with the text that was served and sampled, apart from white space within
    the turn. Then the rest of the render is the text to append.
-2. It does not: the turn was cut, its message renders differently, or history is rewritten. Then a
-   sentinel is inserted at the last rendered position of the assistant turn. The text to append is
-   what follows the sentinel in the render with the new messages, without the part of the turn's end
-   that the model sampled itself. Two more comparisons show whether the template rewrites history:
-   the whole conversation must still start with the prompt that was served, and the assistant turn
-   must be the same with and without the new messages.
+2. It does not: the turn was truncated, its message renders differently, or history is rewritten.
+   Then a sentinel is inserted at the last rendered position of the assistant turn. The text to
+   append is what follows the sentinel in the render with the new messages, without the part of the
+   turn's end that the model sampled itself. Two more comparisons show whether the template rewrites
+   history: the whole conversation must still start with the prompt that was served, and the
+   assistant turn must be the same with and without the new messages.
 
-Invariants (I3 and I5 are those of the README):
+Invariants (I3 and I5 refer to the README):
 
 - Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
 - Sampled text is compared with a render only if the renders themselves disagree. So a difference
@@ -44,11 +44,11 @@ _PROMPT_REWRITTEN = "the prompt that was served is no longer rendered as it was"
 
 @dataclass(frozen=True, slots=True)
 class SampledText:
-    """The text of an assistant turn as sampled, stop token included.
+    """The text of a sampled assistant turn, including its stop token.
 
-    `stop` is the text of the stop token, None for a cut turn. `stops` are the texts of tokens that
-    may end a turn in addition to the template's. `last_id` is the last sampled id, None if nothing
-    was sampled.
+    `stop` is the stop token's text, or None for a truncated turn. `stops` are the texts of tokens
+    that may end a turn in addition to the template's. `last_id` is the last sampled id, or None if
+    nothing was sampled.
     """
 
     text: str
@@ -67,7 +67,7 @@ class RenderedDelta:
     """The render of the conversation with the new messages and the generation prompt.
 
     The text from `cut` on is appended. `rewritten` is None if the resulting sequence is exactly
-    what the template renders; else it describes what the template rewrites.
+    what the template renders. Otherwise it describes what the template rewrites.
     """
 
     whole: str
@@ -82,9 +82,9 @@ class RenderedDelta:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The text after the sentinel: `after` with the new messages, `alone` without them.
+    """The text after the sentinel: `after` if the new messages follow, `alone` if they do not.
 
-    `close_at` is where the turn close starts, in `after` and in `alone`. `resume_at` is where the
+    `close_at` is where the turn close starts, in both `after` and `alone`. `resume_at` is where the
     text to append starts in `after` if the model sampled the stop token.
     """
 
@@ -161,8 +161,8 @@ class DeltaRenderer:
     def _end_of_turn(
         self, turn: Message, sampled: SampledText, served: str, whole: str
     ) -> int | None:
-        """Return where the sampled turn ends in `whole`, or None if the sentinel is needed to find
-        out.
+        """Return where the sampled turn ends in `whole`. Return None if the sentinel is needed to
+        find the end.
 
         The end is known if `whole` starts with the served text and the turn. White space within the
         turn may differ if the stop token is the same.
@@ -194,7 +194,7 @@ class DeltaRenderer:
         head: Head,
         sampled: SampledText,
     ) -> _Tail:
-        """Render with the sentinel and find where the assistant turn ends."""
+        """Render with the sentinel, and find where the assistant turn ends."""
         if any(
             stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])
         ):
@@ -252,7 +252,7 @@ class DeltaRenderer:
         if turn.get("tool_calls"):
             probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
         elif turn.get("reasoning_content") and not turn.get("content"):
-            # cut in its reasoning: Seed-OSS does not close a turn without content
+            # truncated in its reasoning: Seed-OSS does not close a turn without content
             probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + SENTINEL})
         for probe in probes:
             probed = (*messages[:-1], probe)
@@ -269,8 +269,8 @@ class DeltaRenderer:
         )
 
     def _close_in_history(self, after: str, close_at: int, own: str, sampled: str | None) -> str:
-        """Return the turn close as it is when messages follow: gpt-oss writes `<|end|>` if
-        `<|return|>` was sampled.
+        """Return the turn close that the template renders if messages follow: gpt-oss writes
+        `<|end|>` if `<|return|>` was sampled.
         """
         known: list[str] = [own, *([sampled] if sampled else ()), *self._other_closes]
         for close in known:
@@ -280,7 +280,7 @@ class DeltaRenderer:
 
     @cached_property
     def _other_closes(self) -> tuple[str, ...]:
-        """The control token that follows a text turn in history, regardless of how the turn ended.
+        """The control token that follows a text turn in history, however the turn ended.
 
         Turns with calls are not used: Gemma puts tool results into the turn, so the next token may
         start a result.
@@ -313,10 +313,10 @@ class DeltaRenderer:
         kept: str,
         tail: _Tail,
     ) -> str | None:
-        """Return a description of what the template rewrites in the served and sampled text, or
-        None if it rewrites nothing.
+        """Describe what the template rewrites in the served and sampled text. Return None if it
+        rewrites nothing.
 
-        `kept` is the render of the whole conversation without the text to append.
+        `kept` is the whole conversation's render without the text to append.
         """
         if not kept.startswith(served):
             return _PROMPT_REWRITTEN
@@ -370,20 +370,20 @@ def _probe_content(turn: Message) -> Message:
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
     """Return where the text to append starts after a turn without a stop token.
 
-    Such a turn was cut by length, a stop string or an abort. The text starts after the part of the
-    turn's end that the model already wrote, so the turn close is appended with mask 0. The result
-    is negative if the cut is before the sentinel. This happens in reasoning, because the template
-    closes the reasoning before the content.
+    Such a turn was truncated by its length, a stop string or an abort. The text starts after the
+    part of the turn's end that the model already wrote, so the turn close is appended with mask 0.
+    The result is negative if the turn was truncated before the sentinel. This happens in reasoning,
+    because the template closes the reasoning before the content.
     """
     if whole.startswith(served + sampled):
         rest = len(whole) - len(served) - len(sampled)
-        # The text before the sentinel of a call is the call itself: a cut call is never completed
-        # with text that the model did not sample.
+        # The text before the sentinel of a call is the call itself. A truncated call is never
+        # completed with text that the model did not sample.
         if len(tail.after) - tail.close_at <= rest and (
             rest <= len(tail.after) or not turn.get("tool_calls")
         ):
             return len(tail.after) - rest
-    # Cohere closes the text with a marker of its own, before the marker that closes the turn
+    # Cohere closes the text with its own marker, before the marker that closes the turn
     unwritten = tail.close_at if turn.get("tool_calls") else 0
     return next(
         (n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten
@@ -397,12 +397,12 @@ def _shown_again(turn: Message, rest: str) -> bool:
 
 
 def _reads_like_history(text: str, alone: str, then: str) -> bool:
-    """Return True if the sampled `text` agrees with the turn as history shows it.
+    """Return True if the sampled `text` agrees with the turn as it is rendered in history.
 
-    `alone` is the turn at the end of a conversation, `then` the turn in history. `text` must agree
-    with `then` up to the last position where `alone` and `then` differ. (An empty `<think>` that
-    the template adds only at the end of a conversation was not sampled. After that position, a
-    malformed call may render differently than it was sampled.)
+    `alone` is the turn at the end of a conversation, and `then` is the turn in history. `text` must
+    agree with `then` up to the last position where `alone` and `then` differ. (An empty `<think>`
+    that the template adds only at the end of a conversation was not sampled. After that position, a
+    malformed call may render differently from how it was sampled.)
     """
     begin = _common(alone, then)
     after = _common(alone[begin:][::-1], then[begin:][::-1])

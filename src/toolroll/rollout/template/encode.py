@@ -1,15 +1,16 @@
 """Encode text to ids, with control tokens only where the template wrote them (I6 in the README).
 
-A *control token* is any added token of the tokenizer that is not only white space: `<|im_end|>`,
-but also the non-special `</tool_response>`. The same characters inside a message body are ordinary
-text.
+A *control token* is any added token of the tokenizer that contains more than white space:
+`<|im_end|>`, but also the non-special `</tool_response>`. The same characters inside a message body
+are ordinary text.
 
-A `tokenizers` pipeline first splits a text at added tokens, then normalizes, splits and encodes
-each piece separately. `Encoder` does the same: it splits at the real control tokens, and encodes
-each piece with a tokenizer that has the same model and the same steps but no control tokens. The
-encoding of a piece depends on what precedes it: a control token (then it is encoded after an anchor
-token), ordinary text, or nothing. So a vocabulary that marks the start of a text (`▁`) marks only
-that, and a token that strips the white space next to it (`rstrip`) strips it here too.
+A `tokenizers` pipeline first splits a text at added tokens. Then it normalizes, splits and encodes
+each piece separately. `Encoder` does the same: it splits the text at the real control tokens, and
+encodes each piece with a tokenizer that has the same model and the same steps but no control
+tokens. The encoding of a piece depends on what precedes it: a control token, ordinary text or
+nothing. After a control token, the piece is encoded after an anchor token. So a vocabulary that
+marks the start of a text (`▁`) marks nothing else, and a token that strips the white space next to
+it (`rstrip`) strips it here too.
 
 Pieces are cached by the complete input of a pure function: the piece and what precedes it.
 `Encoder(tokenizer)` refuses tokenizers that work differently.
@@ -50,32 +51,32 @@ _RIGHT_SPACE = re.compile(_SPACE + r"\Z")
 """
 
 _PROBE = 'Is it so?  Yes:\n\n{"x": [1, 2]}\tDone.'
-"""A tokenizer must decode this text unchanged."""
+"""A text that the tokenizer must decode unchanged."""
 
 _UNKNOWN = "\U0010fffd"
-"""A character that is in no vocabulary."""
+"""A character that no vocabulary contains."""
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 _CACHED = 4 << 20
-"""Maximum size of the cache in characters; a full cache is cleared."""
+"""The maximum size of the cache in characters. A full cache is cleared."""
 _LONGEST = 1 << 16
-"""Maximum length of a cached piece in characters."""
+"""The maximum length of a cached piece in characters."""
 _WINDOW = 64
-"""Number of ids that `TextDecoder` decodes at once."""
+"""The number of ids that `TextDecoder` decodes at once."""
 
 _TINY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _HARMLESS = frozenset({"NFC"})
-"""Normalizers with which tokens that match normalized text are accepted. Each text is then checked
-(`_check_normalized`).
+"""The normalizers for which tokens that match normalized text are accepted. With them, each text is
+checked (`_check_normalized`).
 """
 
 
 class Encoder:
     """Encodes rendered text with `tokenizer`, a fast tokenizer of `transformers`.
 
-    It uses the added tokens that the tokenizer has at construction. Truncation and padding of the
-    tokenizer have no effect.
+    It uses the added tokens that the tokenizer has at construction. The tokenizer's truncation and
+    padding have no effect.
 
     Raises `TemplateError` for a tokenizer whose text cannot be encoded piece by piece.
 
@@ -101,12 +102,12 @@ class Encoder:
         flags = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
         is_control = {text: bool(text.strip(" \t\r\n▁Ġ")) for text in added}
         self.control: dict[str, int] = {text: added[text] for text in added if is_control[text]}
-        """Text of each control token -> its id."""
+        """Maps the text of each control token to its id."""
         self.control_ids = frozenset(self.control.values())
         self.special = frozenset(
             text for text in self.control if text in flags and flags[text].special
         )
-        """Texts of the control tokens that are special, so that no message should contain them."""
+        """The texts of special control tokens. No message should contain them."""
         ordered = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
@@ -134,8 +135,8 @@ class Encoder:
     ) -> list[int]:
         """Return the ids of `text`. No BOS is added.
 
-        Control-token characters inside `bodies` are ordinary text. `previous` is the id that
-        precedes `text` in its sequence, None if `text` begins it.
+        Control-token characters inside `bodies` are ordinary text. `previous` is the id before
+        `text` in its sequence, or None if the sequence begins with `text`.
 
         Raises `TemplateError` if ordinary text would become a control token.
         """
@@ -159,7 +160,7 @@ class Encoder:
         return ids
 
     def _controls(self, text: str, bodies: Sequence[Span]) -> list[re.Match[str]]:
-        """Return the control tokens of `text` that are in none of `bodies`."""
+        """Return the control tokens of `text` that are outside `bodies`."""
         found = list(self.pattern.finditer(text))
         if not bodies:
             return found
@@ -199,7 +200,7 @@ class Encoder:
 
     @cached_property
     def _never(self) -> frozenset[int]:
-        """The ids that ordinary text must not get: those of control tokens, except the ids for
+        """The ids that ordinary text must not get: the ids of control tokens, except the ids for
         unknown characters and for single bytes.
         """
         unknown = self._plain.encode(_UNKNOWN, add_special_tokens=False).ids
@@ -215,8 +216,8 @@ class Encoder:
 
     @cached_property
     def _unprefixed(self) -> Tokenizer:
-        """`_plain` without the mark (`▁`) that it adds at the start of a text, for text that
-        continues other text.
+        """`_plain` for text that continues other text. It adds no mark (`▁`) at the start of a
+        text.
         """
         parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}
         states = {name: component_state(part) for name, part in parts.items()}
@@ -238,7 +239,7 @@ class Encoder:
 
     @cached_property
     def _renumbered(self) -> dict[int, int]:
-        """Maps the ids that `_plain` gives to added tokens of white space to the ids of
+        """Maps the ids that `_plain` gives to added white-space tokens to the ids of
         `tokenizer`.
         """
         own = self.tokenizer.get_added_vocab()
@@ -257,7 +258,7 @@ class Encoder:
             )
 
     def ending_id(self, text: str) -> int | None:
-        """Return the argument `previous` of `encode` for text that follows `text`."""
+        """Return the argument `previous` of `encode` for a text that follows `text`."""
         if not text:
             return None
         ending = (index for mark, index in self.control.items() if text.endswith(mark))
@@ -266,11 +267,11 @@ class Encoder:
     # --- decoding ---------------------------------------------------------------------------------
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`, control tokens included, without clean-up."""
+        """Return the text of `ids`, including control tokens, without clean-up."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if self._joins:
             text = "".join(self._texts_of(plain))
-            if "\ufffd" not in text:  # else an id holds part of a character
+            if "\ufffd" not in text:  # otherwise an id holds part of a character
                 return text
         return self._decode(plain)
 
@@ -283,7 +284,7 @@ class Encoder:
         return bool(component_state(self._fast.decoder).get("type") == "ByteLevel")
 
     def text_of(self, token_id: int) -> str:
-        """Return the text of one id by itself (cached)."""
+        """Return the text of one id by itself. The text is cached."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._decode([token_id])
@@ -309,8 +310,8 @@ class Encoder:
     def offsets(self, ids: Sequence[int], text: str) -> list[Span]:
         """Return the span of each id's text in `text`, which is `decode(ids)`.
 
-        An id that is only part of a character has the span of the characters that it completes. The
-        span may be empty.
+        If an id is only part of a character, its span contains the characters that it completes,
+        and may be empty.
         """
         ends = self._ends(ids, text)
         if ends is None:
@@ -318,16 +319,18 @@ class Encoder:
         return list(zip([0, *ends], ends, strict=False))
 
     def _ends(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """Return where the text of each id ends in `text`, or None if this needs decoding."""
+        """Return where the text of each id ends in `text`. Return None if decoding is needed to
+        find out.
+        """
         texts = self._texts_of(ids)
-        # Equal lengths are not enough: a decoder that strips spaces and joins bytes may do both, so
-        # that the lengths happen to agree.
+        # It is not enough that the lengths agree: a decoder that strips spaces and joins bytes may
+        # change a length in both ways, so that the lengths agree by chance.
         if "\ufffd" in text or "".join(texts) != text:
             return None
         return list(accumulate(map(len, texts)))
 
     def window_offsets(self, ids: Sequence[int], text: str) -> list[Span]:
-        """Return `offsets(ids, text)`, by decoding each prefix of `ids` if needed. The cost is then
+        """Return `offsets(ids, text)`. If needed, decode each prefix of `ids`. The cost is then
         quadratic, so pass few ids.
         """
         ends = self._ends(ids, text)
@@ -347,9 +350,10 @@ class TextDecoder:
         self._size = 0  # length in characters of all text that was returned
 
     def feed(self, ids: Sequence[int], *, last: bool = False) -> tuple[str, list[Span]]:
-        """Add `ids`. Return the new text, and the spans of its ids in the text so far.
+        """Add `ids`. Return the new text, and the spans of its ids in all text so far.
 
-        Text that further ids may change is returned later, unless these are the `last` ids.
+        Text that further ids may change is returned later. If these are the `last` ids, all text is
+        returned.
         """
         text: list[str] = []
         spans: list[Span] = []
@@ -380,8 +384,8 @@ def as_ids(ids: Sequence[int]) -> IdArray:
 
 
 def component_state(component: Any) -> dict[str, Any]:
-    """Return the JSON data of a component of a `tokenizers` pipeline: {} for None, and {"type":
-    "Custom"} for a component written in Python.
+    """Return the JSON data of a component of a `tokenizers` pipeline. It is {} for None, and
+    {"type": "Custom"} for a component that is written in Python.
     """
     if component is None:
         return {}
@@ -398,7 +402,9 @@ _EMPTY: dict[str, Any] = {
 
 
 def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a component's JSON data without the mark that it adds at the start of a text."""
+    """Return a component's JSON data, without the mark that the component adds at the start of a
+    text.
+    """
     for name in ("normalizers", "pretokenizers"):
         if name in state:
             kept = [_without_prefix(part) for part in state[name] if part.get("type") != "Prepend"]
@@ -410,7 +416,7 @@ def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stripped(piece: str, *, left: bool, right: bool) -> str:
-    """Return `piece` without the white space that the adjacent control tokens strip."""
+    """Return `piece` without the white space that its adjacent control tokens strip."""
     if left:
         piece = piece[_LEFT_SPACE.match(piece).end() :]  # type: ignore[union-attr]
     if right:
@@ -421,9 +427,9 @@ def _stripped(piece: str, *, left: bool, right: bool) -> str:
 def _refuse_flags(
     control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool
 ) -> bool:
-    """Raise `TemplateError` for control tokens that do not match wherever their text occurs.
+    """Raise `TemplateError` if there are control tokens that do not match everywhere in a text.
 
-    Return True if some tokens match normalized text, so that each text must be checked.
+    Return True if some tokens match normalized text. Then each text must be checked.
     """
     types = _types(component_state(fast.normalizer))
     checked = False

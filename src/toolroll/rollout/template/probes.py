@@ -16,8 +16,8 @@ class Probe:
     """A conversation, and the messages to append to it.
 
     The last of `messages` is the assistant turn, which is treated as sampled. `what` describes the
-    probe in reports. `tools`: True if the conversation has tools. `cut`: True if the turn was cut
-    by length, without a stop token.
+    probe in reports. `tools`: the conversation has tools. `cut`: the turn was truncated by its
+    length, so it has no stop token.
     """
 
     name: str
@@ -32,7 +32,7 @@ CONTROL = "\0control\0"
 """Placeholder in a probe for the text of one of the template's control tokens."""
 
 HALF = "It is half"
-"""The complete text of a cut turn."""
+"""The complete text of a truncated turn."""
 
 
 def _tool(name: str, properties: Mapping[str, Any]) -> Tool:
@@ -54,8 +54,8 @@ _AGAIN: Message = {"role": "user", "content": "And y?"}
 
 
 def _calling(*keys: str, first: int = 0, **more: Any) -> Message:
-    """Return an assistant turn that calls `look` once for each of `keys`. Without keys, it calls
-    `list_all`, which has no arguments.
+    """Return an assistant turn that calls `look` once for each of `keys`. Without keys, the turn
+    calls `list_all`, which takes no arguments.
 
     `first`: the number in the id of the first call. `more`: other fields of the message.
     """
@@ -138,8 +138,8 @@ _BATTERY = (
 
 
 def probes(*, opens_reasoning: bool) -> list[Probe]:
-    """Return the probes. If the generation prompt opens the reasoning (`opens_reasoning`), every
-    assistant turn of a probe has reasoning.
+    """Return the probes. If `opens_reasoning` is True, the generation prompt opens the reasoning,
+    so every assistant turn of a probe has reasoning.
     """
     if not opens_reasoning:
         return list(_BATTERY)
@@ -165,7 +165,7 @@ BODIES = (
 
 
 def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Message]]:
-    """Yield `count` assistant turns with one call each, and the result of the call. Names,
+    """Yield `count` assistant turns, each with one call, and the result of each call. Names,
     arguments, ids and texts differ from turn to turn.
     """
     names = ("look", "list_all", "python")
@@ -180,7 +180,7 @@ def _thinking(message: Message) -> Message:
 
 
 def with_control(messages: tuple[Message, ...], control: str) -> tuple[Message, ...]:
-    """Return `messages` with `CONTROL` replaced by the text of the control token `control`."""
+    """Return `messages` with `CONTROL` replaced by `control`, the text of a control token."""
     return tuple(
         {**message, "content": message["content"].replace(CONTROL, control)} for message in messages
     )

@@ -1,7 +1,7 @@
-"""`ReferenceRender`: conversations as `transformers` renders them, for `Verifier`.
+"""`ReferenceRender`: renders conversations as `transformers` does, for `Verifier`.
 
-This module shares no code with `Renderer`. It calls `tokenizer.apply_chat_template` directly, and
-finds out with its own probe conversations which input forms a template accepts.
+This module shares no code with `Renderer`. It calls `tokenizer.apply_chat_template` directly. It
+uses its own probe conversations to find out which input forms a template accepts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ RENDER_ERRORS = (
 
 
 class ReferenceRender:
-    """Renders with `tokenizer`'s chat template, or with `chat_template`, and the switches
-    `kwargs`.
+    """Renders with the switches `kwargs` and with `chat_template`, or with the tokenizer's own chat
+    template.
     """
 
     def __init__(
@@ -87,10 +87,11 @@ class ReferenceRender:
 
     @cached_property
     def _takes_objects(self) -> bool:
-        """True if the template takes tool arguments as objects, False if it takes JSON text (as
-        DeepSeek-V3's does).
+        """True if the template takes tool arguments as objects. False if it takes JSON text, like
+        DeepSeek-V3's template.
         """
-        # DeepSeek-V3 hides calls next to text; some templates hide them without tools.
+        # DeepSeek-V3 does not render calls next to text. Some templates do not render calls without
+        # tools.
         for content, tools in itertools.product(("", None), (None, [_TOOL])):
             call = {**_calling({"x": "qxa"}), "content": content}
             try:
@@ -101,7 +102,7 @@ class ReferenceRender:
         return False
 
     def _takes_parts(self, role: str) -> bool:
-        """True if the template shows the texts of a content that is a list of parts."""
+        """True if the template renders the texts of a content that is a list of parts."""
         if role not in self._shows_parts:
             parts = [{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]
             message = {"role": role, "content": parts}
@@ -123,7 +124,7 @@ class ReferenceRender:
 
 
 def readable(value: Any) -> Any:
-    """Return JSON data without lone surrogates, which tokenizers reject."""
+    """Return JSON data without lone surrogates, because tokenizers reject them."""
     if isinstance(value, str):
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, Mapping):

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- The text equals that of `tokenizer.apply_chat_template(tokenize=False)` of the installed
+- The text is the same as from `tokenizer.apply_chat_template(tokenize=False)` in the installed
     `transformers`. The code of `transformers` prepares the messages, the tools and the variables;
     only the compilation of the template is replaced (`caches/sandbox.py`).
 - Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
@@ -46,7 +46,7 @@ _RENDER_ERRORS = (
 """Exceptions that a template or its sandbox may raise for messages that it refuses."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _FIRST, _SECOND = "Pq1zP", "Pq2zP"
-"""Sentinels of ASCII letters and digits, which no template strips, escapes or splits."""
+"""Sentinels made of ASCII letters and digits, which no template strips, escapes or splits."""
 _USER: Message = {"role": "user", "content": "x"}
 _TOOL: Tool = {
     "type": "function",
@@ -63,7 +63,8 @@ _TOOL: Tool = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The part that all renders of one conversation share: its leading system messages and tools.
+    """The part that all renders of one conversation share: its leading system messages and its
+    tools.
 
     `text` is the render of both, and `rewritten` is the same text after `head_hook`. Without a
     hook, both are empty.
@@ -75,10 +76,10 @@ class Head:
 
 
 class Renderer:
-    """Renders conversations with `tokenizer`'s chat template, or with `chat_template` instead.
+    """Renders conversations with `chat_template`, or with the tokenizer's own chat template.
 
     `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that
-    `strftime_now` returns in the template (default: the time of construction); a tokenizer that
+    `strftime_now` returns in the template (default: the time of construction). A tokenizer that
     overrides `apply_chat_template` reads the clock itself. `head_hook` rewrites the head of each
     render, which is the leading system messages and the tools. It never sees the text of a user or
     a tool.
@@ -107,13 +108,15 @@ class Renderer:
         self._apply = _applier(tokenizer, self.now)
         self._takes_parts: dict[str, bool] = {}
         self.argument_form: ArgumentForm | None = self._find_argument_form()
-        """The form in which the template takes a call's arguments; None if it does not show
+        """The form in which the template takes a call's arguments, or None if it does not render
         them.
         """
 
     @property
     def source(self) -> str:
-        """The Jinja text of the template, or of its variant for tools if there are several."""
+        """The Jinja text of the template. If the template has several variants, this is the one for
+        tools.
+        """
         return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
 
     def render(
@@ -128,8 +131,8 @@ class Renderer:
         return self.render_prepared(prepared, self.head(prepared, tools), generate=generate)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` with contents and arguments in the form that the template accepts, and
-        without surrogates.
+        """Return `messages` without surrogates, with contents and arguments in the form that the
+        template accepts.
 
         Messages that are already prepared are returned unchanged.
         """
@@ -152,7 +155,7 @@ class Renderer:
         return Head(tools, text, self.head_hook(text))
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
-        """Return the text of messages from `prepare`. `head` is that of their conversation."""
+        """Return the text of messages from `prepare`. `head` is their conversation's head."""
         text = self._render(list(prepared), head.tools, generate=generate)
         own_head = text.startswith(head.text)
         return head.rewritten + text[len(head.text) :] if own_head else text
@@ -186,8 +189,8 @@ class Renderer:
         return text if all(part in text for part in texts) else None
 
     def _find_argument_form(self) -> ArgumentForm | None:
-        """Return the form of a call's arguments that the template shows: "dict" if it shows both
-        forms, None if it shows neither.
+        """Return the form in which the template renders a call's arguments. It is "dict" if the
+        template renders both forms, and None if it renders neither.
         """
         for talk, tools in itertools.product(_calls_in_context(), ([_TOOL], None)):
             for form in ("dict", "text"):
@@ -236,8 +239,8 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
     """Return `tokenizer.apply_chat_template`, with templates compiled by `compile_template`.
 
     This is `transformers`' own code with one global name rebound. If the tokenizer overrides the
-    method, or this version of `transformers` compiles templates elsewhere, return the tokenizer's
-    method unchanged: it is correct, but slower, and reads the clock on each call.
+    method, or if this version of `transformers` compiles templates elsewhere, return the
+    tokenizer's method unchanged. It is correct, but it is slower and reads the clock on each call.
     """
     from transformers import PreTrainedTokenizerBase
     from transformers.utils import chat_template_utils
@@ -255,8 +258,8 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
 
 
 def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
-    """Return a copy of `function` in which the global `name` is `value`, or None if it does not use
-    that name. The original does not change: other threads use it.
+    """Return a copy of `function` in which the global `name` is `value`. Return None if `function`
+    does not use that name. The original is not changed, because other threads use it.
     """
     if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
         return None
@@ -272,7 +275,9 @@ def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
 
 
 def _with_arguments(message: Message, form: ArgumentForm) -> Message:
-    """Return `message` with the arguments of its calls in `form`; unreadable ones become `{}`."""
+    """Return `message` with the arguments of its calls in `form`. Unreadable arguments become
+    `{}`.
+    """
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -292,7 +297,7 @@ def _with_arguments(message: Message, form: ArgumentForm) -> Message:
 def read_arguments(arguments: Any) -> dict[str, Any]:
     """Return tool arguments as an object, decoded from JSON text if needed.
 
-    Return `{}` for anything else: malformed calls are kept in the history.
+    Return `{}` for anything else, because malformed calls are kept in the history.
     """
     if isinstance(arguments, str):
         try:
@@ -303,9 +308,9 @@ def read_arguments(arguments: Any) -> dict[str, Any]:
 
 
 def plain_content(message: Message) -> Message:
-    """Return `message` with the text parts of its content joined to one string.
+    """Return `message` with its content's text parts joined into one string.
 
-    Raises `TemplateError` for a part of another type.
+    Raises `TemplateError` for a part that is not text.
     """
     content = message.get("content")
     if content is None or isinstance(content, str):
@@ -316,7 +321,7 @@ def plain_content(message: Message) -> Message:
 def _text_parts(content: Any) -> list[dict[str, Any]]:
     """Return the parts of a message's content. Parts of the Responses API become text parts.
 
-    Raises `TemplateError` with the field's name for anything but text parts.
+    Raises `TemplateError`, with the field's name, if a part is not text.
     """
     if not isinstance(content, list):
         raise TemplateError(
@@ -354,13 +359,13 @@ def _result(content: Any = "x") -> Message:
 
 
 def _calls_in_context() -> list[list[Message]]:
-    """Return conversations with a call. A template that shows calls accepts at least one of the
-    conversations.
+    """Return conversations with a call. A template that renders calls accepts at least one of
+    them.
     """
     call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
     return [
         [_USER, call, _result()],
-        [_USER, _call({"x": _FIRST}, None), _result()],  # DeepSeek-V3 hides calls next to text
+        [_USER, _call({"x": _FIRST}, None), _result()],  # DeepSeek-V3: no calls next to text
         [_USER, call],
         [system, _USER, call, _result(), {"role": "assistant", "content": "x"}, _USER],
     ]

@@ -1,7 +1,7 @@
 """`ShownConversation`: the prompts of one conversation as `transformers` renders them.
 
-Each message is prepared once, and each prompt is rendered once: the prompt after one turn is also
-the prompt before the next one.
+Each message is prepared once and each prompt is rendered once, because the prompt after one turn is
+also the prompt before the next turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolroll.rollout.types import Message, Tool
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A render or a part of one: as it is (`text`), and in its neutral form (`neutral`, see
+    """A render, or a part of one: as it is (`text`) and in its neutral form (`neutral`, see
     `ShownConversation`).
     """
 
@@ -28,15 +28,18 @@ class Shown:
 
 
 class NeutralTextError(Exception):
-    """Control-token text in a message changes the rest of the render: there is no neutral form."""
+    """There is no neutral form: the control-token text in a message changes the rest of the
+    render.
+    """
 
 
 class ShownConversation:
-    """Renders the prompts of a conversation: the first messages of `messages`, with `tools`.
+    """Renders the prompts of a conversation. Each prompt is the first messages of `messages`, with
+    `tools`.
 
     `control` matches the text of control tokens. In the neutral form of a render, such text in a
-    message or a tool is replaced by other text of the same length: by other letters, or by other
-    punctuation if other letters change the rest of the render.
+    message or a tool is replaced with text of the same length: different letters, or different
+    punctuation if different letters change the rest of the render.
     """
 
     def __init__(
@@ -70,7 +73,9 @@ class ShownConversation:
         return self._reference.render(self._messages[:stop], self._tools or None, generate=False)
 
     def generation_prompt(self, stop: int) -> str:
-        """Return the generation prompt after the first `stop` messages; empty if there is none."""
+        """Return the generation prompt after the first `stop` messages. It is empty if there is
+        none.
+        """
         if self._generation_prompt is None:
             text, without = self.prompt(stop).text, self.without_prompt(stop)
             self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
@@ -97,7 +102,7 @@ class ShownConversation:
         raise NeutralTextError("control-token text changes the render")
 
     def _neutral(self, other: _Other) -> tuple[list[Message], list[Tool]]:
-        """Return messages and tools in one neutral form."""
+        """Return the messages and the tools in one neutral form."""
         if other not in self._forms:
             self._forms[other] = (
                 self._changed(self._messages, other),
@@ -118,17 +123,19 @@ class ShownConversation:
 
 
 _Other = Callable[[str], str]
-"""Returns a text of the same length that spells no control token."""
+"""Returns a text of the same length that does not spell a control token."""
 
 
 def _other_letters(text: str) -> str:
-    """Replace letters by other letters, so that the template's filters treat both texts alike."""
+    """Replace letters with different letters, so that the template's filters treat both texts
+    alike.
+    """
     turned = codecs.encode(text, "rot13")
     return turned if turned != text else _UNKNOWN * len(text)
 
 
 def _other_marks(text: str) -> str:
-    """Replace the punctuation, and keep the letters."""
+    """Replace the punctuation and keep the letters."""
     turned = "".join(char if char.isalnum() else _MARK for char in text)
     return turned if turned != text else _UNKNOWN * len(text)
 

@@ -1,5 +1,5 @@
-"""Find the tokens that end an assistant turn: those that the generation config and the tokenizer
-name, and those that close a turn in the template.
+"""Find the tokens that end an assistant turn: those named by the generation config and the
+tokenizer, and those that close a turn in the template.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class _Closing:
         """Return the control tokens that close a turn.
 
         A turn without calls is closed by the last control token after its text. A turn with calls
-        may be closed by another token (Gemma 4, gpt-oss). If no control token follows the text (in
-        GLM's template the next role's marker is the stop token), return the first control token of
-        the user message or tool result that follows.
+        may be closed by another token (Gemma 4, gpt-oss). If no control token follows the text,
+        return the first control token of the user message or tool result that follows. (In GLM's
+        template the next role's marker is the stop token.)
         """
         alone = self._after_sentinel(_BASE)
         if alone is None:
@@ -89,8 +89,8 @@ class _Closing:
         return found | self._marker_after_call()
 
     def _closing_calls(self) -> set[str]:
-        """Return the last control token after a turn with calls, if it occurs exactly once
-        regardless of the number of calls (so it is not part of a call).
+        """Return the last control token after a turn with calls if it occurs exactly once, whatever
+        the number of calls. (Then it is not part of a call.)
         """
         one, two = self._after_sentinel(_calling(1)), self._after_sentinel(_calling(2), first=True)
         closing = self._encoder.pattern.findall(one or "")
@@ -99,8 +99,8 @@ class _Closing:
         )
 
     def _marker_after_call(self) -> set[str]:
-        """Return the role marker that starts a tool result, if it is also what ends the turn before
-        it.
+        """Return the role marker that starts a tool result, if this marker also ends the turn
+        before it.
         """
         alone, then = (
             self._after_sentinel(_calling(1)),
@@ -112,8 +112,8 @@ class _Closing:
         return {match.group()} if match else set()
 
     def _after_sentinel(self, messages: list[Message], *, first: bool = False) -> str | None:
-        """Return the text after the last (or `first`) sentinel, or None if the template refuses the
-        messages or omits the sentinel.
+        """Return the text after the last sentinel (or after the `first`). Return None if the
+        template refuses the messages or omits the sentinel.
         """
         try:
             text = self._renderer.render(messages, self._tools, generate=False)

@@ -1,15 +1,15 @@
-"""Recorded conversations as tokens: the render of the whole conversation, with a loss mask on the
-text of the assistant.
+"""Convert recorded conversations to tokens: the render of the whole conversation, with a loss mask
+on the assistant's text.
 
-This is for SFT and for replaying transcripts. The engine sampled nothing here, so the trajectory
-has `source="transcript"`, and RL adapters refuse it.
+This is for SFT and for replaying transcripts. The engine sampled nothing, so the trajectory has
+`source="transcript"`, and RL adapters refuse it.
 
 Invariants:
 
 - The tokens decode to the render of the whole conversation.
-- A trained span starts after the generation prompt and ends with the stop token, like a turn that
-  was served and sampled.
-- A turn that the template renders differently once messages follow is context (mask 0), and
+- A trained span starts after the generation prompt and ends with the stop token, like a served and
+  sampled turn.
+- If the template renders a turn differently once messages follow, the turn is context (mask 0), and
   `Turn.excluded` gives the reason.
 """
 
@@ -30,7 +30,7 @@ from toolroll.rollout.types import Message, MessageSpan, Tool, Trajectory, Turn
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Characters [start, stop) of the render, which show the messages `first` to `last`."""
+    """The characters [start, stop) of the render, which contain the messages `first` to `last`."""
 
     start: int
     stop: int
@@ -43,8 +43,8 @@ class _Piece:
 def tokenize_conversation(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None
 ) -> Trajectory:
-    """Return the tokens of a recorded conversation, with loss mask 1 on the assistant's text and
-    stop tokens.
+    """Return the tokens of a recorded conversation. The assistant's text and stop tokens have loss
+    mask 1.
 
     `Trajectory.spans` gives the token span of each assistant message. The messages between two
     assistant messages, and the generation prompt, share one span.
@@ -146,7 +146,7 @@ def _before_last(messages: Sequence[Message]) -> int:
 
 
 def _within(bodies: Sequence[Span], piece: _Piece) -> list[Span]:
-    """Return the spans that lie in `piece`, relative to its start."""
+    """Return the spans that are inside `piece`, relative to its start."""
     return [
         (start - piece.start, stop - piece.start)
         for start, stop in bodies
@@ -155,8 +155,8 @@ def _within(bodies: Sequence[Span], piece: _Piece) -> list[Span]:
 
 
 def _sampled_text_end(template: ChatTemplate, text: str, begin: int) -> int:
-    """Return where the sampled text of the last turn ends in `text`: after its stop token, or at
-    the end if the template does not close turns.
+    """Return where the last turn's sampled text ends in `text`: after its stop token, or at the end
+    if the template does not close turns.
     """
     return max(
         (at + len(stop) for stop in template.stop_texts if (at := text.rfind(stop)) >= begin),
@@ -167,7 +167,7 @@ def _sampled_text_end(template: ChatTemplate, text: str, begin: int) -> int:
 def _pieces(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str
 ) -> list[_Piece]:
-    """Cut the whole render at the start and the end of each assistant turn."""
+    """Split the whole render at the start and the end of each assistant turn."""
     pieces: list[_Piece] = []
     at = first = 0
     unplaced: str | None = None
@@ -206,14 +206,14 @@ def _pieces(
 
 
 def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
-    """Return the text of a stop token in the middle of a turn, or None."""
+    """Return the text of a stop token in the middle of a turn, or None if there is none."""
     ended = next((stop for stop in template.stop_texts if said.endswith(stop)), "")
     return next((mark for mark in template.stop_texts if mark in said.removesuffix(ended)), None)
 
 
 def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
     """Return `stop`, or the start of the turn close that ends at `stop` if models do not sample
-    that close: gpt-oss samples `<|return|>`, and its history shows `<|end|>`.
+    that close: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
     """
     if text.endswith(template.stop_texts, 0, stop):
         return stop
@@ -234,8 +234,8 @@ def _begin(
     tools: Sequence[Tool] | None,
     text: str,
 ) -> int | None:
-    """Return where turn `index` starts in `text`, after its generation prompt, or None if the whole
-    render does not show that prompt.
+    """Return where turn `index` starts in `text`, after its generation prompt. Return None if the
+    whole render does not contain that prompt.
     """
     served = template.renderer.render(messages[:index], tools, generate=True)
     if text.startswith(served):
@@ -263,8 +263,8 @@ def _end(
     text: str,
     begin: int,
 ) -> int | None:
-    """Return where turn `index` ends in `text`, stop token included, or None if the template moves
-    its end.
+    """Return where turn `index` ends in `text`, including its stop token. Return None if the
+    template moves its end.
     """
     if index == len(messages) - 1:
         return _sampled_text_end(template, text, begin)
@@ -279,8 +279,8 @@ def _end(
 def _text_after(
     template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None
 ) -> str | None:
-    """Return the text after turn `index`, with the generation prompt at its end, or None if
-    unknown.
+    """Return the text after turn `index`, with the generation prompt at its end. Return None if it
+    is unknown.
     """
     for stop in template.stop_texts:
         try:

@@ -1,21 +1,21 @@
 """`Verifier`: checks a finished sequence with `transformers` and the tokenizer alone.
 
-This module shares no code with the code that made the sequence: `tokenizer.apply_chat_template`
+This module shares no code with the code that made the sequence. `tokenizer.apply_chat_template`
 renders the conversation, and the tokenizer itself encodes it. Three things are checked:
 
-1. The tokens of the first prompt are those of its render.
+1. The tokens of the first prompt are the tokens of its render.
 2. The render continues with exactly the text of each delta, directly after the sampled turn. One
-   render of the whole conversation is enough for each turn that the template shows as it was
-   sampled, or with other text between the same control tokens (for example, other JSON spacing).
-   For the other turns (the template shows another turn close, or the tokenizer normalizes text),
-   the prompts before and after the turn are also rendered, and compared token by token from the
-   turn's close on.
-3. The tokens of each delta are those of that text. If a message contains the text of a control
+   render of the whole conversation is enough for a turn that the template renders as it was
+   sampled, or with different text between the same control tokens (for example, different JSON
+   spacing). For all other turns (the template renders a different turn close, or the tokenizer
+   normalizes text), the prompts before and after the turn are also rendered. They are compared
+   token by token, starting at the turn's close.
+3. The tokens of each delta are the tokens of that text. If a message contains the text of a control
    token, the conversation is also rendered with that text replaced by other text of the same
-   length. The control tokens of the sequence must agree with those of this render. So must the
-   other tokens, except in the pieces between control tokens that contain such text.
+   length. The control tokens of the sequence must agree with this render's. The other tokens must
+   agree too, except in pieces between control tokens that contain such text.
 
-How the template shows a sampled turn is not checked: its tokens are those of the engine.
+How the template renders a sampled turn is not checked, because the turn's tokens are the engine's.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConver
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _SAMPLE = 3
-"""Number of turns of a sequence that are checked if the template rewrites its history. Each costs
-one render.
+"""The number of turns that are checked in a sequence whose template rewrites history. Each of them
+costs one render.
 """
 _PROMPTS = 128
-"""Number of encoded first prompts to cache: all samples of a task share one."""
+"""The number of encoded first prompts to cache. All samples of a task share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class TurnSpan:
     """The position of a sampled turn in the sequence ([start, stop) in tokens), and the index of
     its message.
 
-    `stopped`: True if the turn ended with a stop token, False if it was cut (even if its last token
-    is a stop token). `prefill`: the text that the model was given to continue. Its tokens are
+    `stopped`: True if the turn ended with a stop token, False if it was truncated (even if its last
+    token is a stop token). `prefill`: the text that the model was given to continue. Its tokens are
     [start, sampled_from).
     """
 
@@ -64,10 +64,10 @@ class TurnSpan:
 class ServedSequence:
     """One sequence as it was served and sampled, up to its last sampled turn.
 
-    `turns` are the sampled turns, oldest first; the tokens before the first turn are the prompt.
-    `messages` and `tools` are those of the conversation. `forked`: True if the prompt contains
-    tokens of earlier turns. `preserved`: True if the template rewrites part of the sequence, and
-    history="preserve" kept it.
+    `turns` are the sampled turns, oldest first. The tokens before the first turn are the prompt.
+    `messages` and `tools` are the conversation's. `forked`: the prompt contains tokens of earlier
+    turns. `preserved`: the template rewrites part of the sequence, and history="preserve" kept this
+    part.
     """
 
     input_ids: IdArray
@@ -81,7 +81,7 @@ class ServedSequence:
 class Verifier:
     """Checks sequences that were served with one chat template. Thread-safe.
 
-    `now` is the time with which the template was rendered. `head_hook` rewrites the head of each
+    `now` is the time that was used to render the template. `head_hook` rewrites the head of each
     prompt: the leading system messages and the tools.
 
     Example::
@@ -122,8 +122,8 @@ class Verifier:
         self._control = {index: text for index, text in texts.items() if index not in text_too}
 
     def check(self, served: ServedSequence) -> str | None:
-        """Return None if the sequence is correct, else the kind of the first difference. The kinds
-        are listed in docs/tokens.md, "Checking it".
+        """Return None if the sequence is correct. Otherwise return the kind of the first
+        difference. The kinds are listed in docs/tokens.md, "Checking it".
         """
         if not served.turns:
             return None
@@ -182,14 +182,14 @@ class Verifier:
             if served.forked or self._same(ids, neutral, shown):
                 return
             raise _Mismatch("prompt: tokens")
-        # In the prompt of a fork, control-token text of the assistant is ordinary text too.
+        # In the prompt of a fork, control-token text from the assistant is ordinary text too.
         others = talk.prompt(first, assistant=True).neutral
         if self._controls(ids) != self._controls(self._encode(self._hooked(others, talk))):
             raise _Mismatch("prompt: control tokens")
 
     def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
         """Check that the text that the model continued is the turn's prefill, and that it contains
-        no other control tokens than the prefill.
+        the same control tokens as the prefill and no others.
         """
         if not turn.prefill:
             return
@@ -231,7 +231,8 @@ class Verifier:
         return len(after.text)
 
     def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], at: int) -> int | None:
-        """Return where the turn that starts at `at` ends in the render, or None if uncertain.
+        """Return where the turn that starts at `at` ends in the render. Return None if this is
+        uncertain.
 
         The end is certain under three conditions: the generation prompt ends at `at`, the template
         closes turns in history with the stop token that the model sampled, and the text up to the
@@ -253,7 +254,7 @@ class Verifier:
         return None
 
     def _is_encoded(self, sampled: list[int], delta: list[int], shown: Shown) -> bool:
-        """Return True if `delta` are the ids of the text `shown`, which follows the turn."""
+        """Return True if `delta` is the ids of the text `shown`, which follows the turn."""
         last = sampled[-1] if sampled else -1
         if last not in self._control:  # text follows text: the tokenizer may merge them
             return self._same(delta, self._encode(shown.neutral), shown, text_first=True)
@@ -263,11 +264,11 @@ class Verifier:
     def _check_after_stop(
         self, sampled: list[int], delta: list[int], shown: Shown, turn: list[int]
     ) -> None:
-        """Compare tokens from the turn's close on.
+        """Compare tokens, starting at the turn's close.
 
-        `shown`: the render from the prompt of the turn to the next prompt. `turn`: the ids of the
-        turn as the template shows it at the end of a conversation; they identify the turn's own
-        close in `shown`.
+        `shown`: the render from the turn's prompt to the next prompt. `turn`: the ids of the turn
+        as the template renders it at the end of a conversation. They identify the turn's own close
+        in `shown`.
         """
         expected = self._encode(shown.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
@@ -307,7 +308,7 @@ class Verifier:
     # --- a sequence whose history was preserved ---------------------------------------------------
 
     def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
-        """Check a sequence whose template rewrites history. A few of its deltas are checked: each
+        """Check a sequence whose template rewrites history. A few of its deltas are checked. Each
         must be the end of the prompt that was rendered when the delta was appended.
         """
         self._check_prompt(served, talk)
@@ -343,7 +344,7 @@ class Verifier:
 
     @cached_property
     def _closes(self) -> tuple[int, ...]:
-        """The control token that follows a turn without calls in history, or nothing."""
+        """The control token that follows a turn without calls in history, if there is one."""
         user, turn = (
             {"role": role, "content": content}
             for role, content in (("user", "x"), ("assistant", "qxa"))
@@ -359,7 +360,7 @@ class Verifier:
     def _same(
         self, given: list[int], expected: list[int], shown: Shown, *, text_first: bool = False
     ) -> bool:
-        """Return True if `given` are the ids of the end of `shown`, whose neutral form ends with
+        """Return True if `given` is the ids at the end of `shown`, whose neutral form ends with
         `expected`.
 
         `text_first`: the ids before the first control token continue ordinary text, so only their
@@ -431,7 +432,7 @@ class Verifier:
         return [index for index in ids if index in self._control]
 
     def _hooked(self, text: str, talk: ShownConversation) -> str:
-        """Return a rendered prompt with its head rewritten by `head_hook`."""
+        """Return a rendered prompt whose head was rewritten by `head_hook`."""
         if self._head_hook is None:
             return text
         try:
@@ -443,8 +444,8 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What the check of each delta of a sequence needs. `whole` is the prompt before the last
-    turn: the texts of all deltas are looked up in this render.
+    """What the check of each delta needs. `whole` is the prompt before the last turn: the texts of
+    all deltas are looked up in this render.
     """
 
     served: ServedSequence

@@ -1,5 +1,5 @@
-"""An embedded engine with SGLang's `/generate` endpoint, scripted or with a small language model,
-and a small tokenizer.
+"""An embedded engine with SGLang's `/generate` endpoint, and a small tokenizer. The engine's
+replies are scripted, or sampled by a small language model.
 """
 
 from toolroll.rollout.model.embedded_tokenizer import (

@@ -1,4 +1,6 @@
-"""The embedded engine's control endpoints: aborts, pauses, weights, cache, health, `/tokenize`."""
+"""The embedded engine's control endpoints: aborts, pauses, weights, cache, health and
+`/tokenize`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from toolroll.rollout.testing.wire import RefusedError, invalid, json_response, 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VERSION = "0.5.23"
-"""The version of SGLang whose wire format the embedded engine has."""
+"""The version of SGLang whose wire format the embedded engine uses."""
 
 
 class _Control:
@@ -21,7 +23,7 @@ class _Control:
         self._engine = engine
 
     async def abort_request(self, request: web.Request) -> web.StreamResponse:
-        """Abort requests. The response is always an empty 200, even for unknown rids."""
+        """Abort requests. The response is always an empty 200, even if a rid is unknown."""
         body = await read_json(request)
         rid = body.get("rid")
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
@@ -44,7 +46,7 @@ class _Control:
         )
 
     async def update_weights_from_disk(self, request: web.Request) -> web.StreamResponse:
-        """Load weights. Unlike SGLang, this does not wait for the running requests: they continue
+        """Load weights. Unlike SGLang, this does not wait for the running requests. They continue
         with the new weights.
         """
         body = await read_json(request)
@@ -85,7 +87,7 @@ class _Control:
         return web.Response(status=200 if self._engine.healthy else 503)
 
     async def workers(self, request: web.Request) -> web.StreamResponse:
-        """Return this engine as the only worker, like a router: trainers request the list."""
+        """Return this engine as the only worker, as a router would. Trainers request this list."""
         url = f"{request.scheme}://{request.host}"
         worker = {"id": "embedded", "url": url, "worker_type": "regular", "is_healthy": True}
         return json_response({"workers": [worker], "total": 1})
@@ -141,7 +143,7 @@ class _Control:
 
 
 def control_routes(engine: EngineCore) -> list[web.RouteDef]:
-    """Return the routes except `/generate`."""
+    """Return all routes except `/generate`."""
     control = _Control(engine)
     gets = {
         "/health": control.health,

@@ -1,7 +1,8 @@
-"""`EngineCore`: the embedded engine without HTTP, with queue, cache, weights, log and answers.
+"""`EngineCore`: the embedded engine without HTTP. It has the queue, the cache, the weights, the log
+and the answers.
 
-Invariants: each request is in `log` once, with the status of its answer. The rid of a request is in
-use until the request is answered. Only started requests count as running.
+Invariants: each request is in `log` once, with the status of its answer. A request's rid is in use
+until the request is answered. Only requests that have started count as running.
 """
 
 from __future__ import annotations
@@ -88,13 +89,13 @@ class EngineCore:
 
     @property
     def model_name(self) -> str:
-        """The name that the tokenizer was loaded from."""
+        """The name that was used to load the tokenizer."""
         name = None if isinstance(self.tokenizer, Tokenizer) else self.tokenizer.name_or_path
         return str(name or "embedded")
 
     @property
     def context_length(self) -> int:
-        """The limit of prompt and answer together, in tokens."""
+        """The limit of the prompt and the answer together, in tokens."""
         return self.limits.context_length
 
     # --- controls for tests -----------------------------------------------------------------------
@@ -116,16 +117,16 @@ class EngineCore:
                 generation.switch(version)
 
     def abort(self, rid: str | None = None, *, every: bool = False) -> None:
-        """Abort all requests whose rid starts with `rid`, or all requests if `every` is True, like
-        `/abort_request`.
+        """Abort all requests whose rid starts with `rid`, or all requests if `every` is True, as
+        `/abort_request` does.
         """
         for name, generation in self._running.items():
             if every or (rid and name.startswith(rid)):
                 generation.request_abort(paused=self._paused is not None)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling until `resume`. The mode "abort" ends running requests, and "retract" frees
-        their cache.
+        """Stop sampling until `resume`. The mode "abort" ends the running requests, and the mode
+        "retract" frees their cache.
         """
         self._paused = mode
         self._source.pause(mode)
@@ -152,10 +153,11 @@ class EngineCore:
         return True
 
     async def update_weights(self, folder: str, version: str | None = None) -> None:
-        """Sample the next token with the weights in `folder`, like `/update_weights_from_disk`.
+        """Sample from the next token on with the weights in `folder`, as
+        `/update_weights_from_disk` does.
 
         All cached prefixes are dropped, and the running requests are computed again. Raise
-        `ModelFolderError` if the weights do not fit.
+        `ModelFolderError` if the weights do not fit the model.
         """
 
         def updated() -> None:
@@ -169,7 +171,7 @@ class EngineCore:
     async def answer(
         self, request: EngineRequest, http: web.Request, send: Send | None = None
     ) -> Any:
-        """Return the body of the answer to one request, and pass each part of it to `send`.
+        """Return the body of the answer to one request. Pass each part of it to `send`.
 
         Raise `RefusedError` or `FaultedError`.
         """
@@ -297,7 +299,7 @@ class EngineCore:
             generation.abort()
 
     def notify(self) -> None:
-        """Check the conditions of `until` again."""
+        """Check the conditions that `until` waits for again."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

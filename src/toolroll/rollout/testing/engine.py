@@ -1,11 +1,11 @@
-"""`EmbeddedEngine`: an HTTP server with the token-level `/generate` of SGLang 0.5.23.
+"""`EmbeddedEngine`: an HTTP server with the token-level `/generate` endpoint of SGLang 0.5.23.
 
-A public test double. A policy decides the text, or a small language model samples it. Everything
-else is as in SGLang: the stop token is in `output_ids` and not in `text`, stop strings trim the
-text and not the ids, aborts are 200s with a partial output, and errors have SGLang's own bodies.
-Invariants: the engine shares no code with our templates and sessions. Each logprob is
-`reference_logprob(prefix, id)`, or the language model's. `log` has every request with its answer,
-and is the tests' oracle.
+This is a public test double. A policy decides the text, or a small language model samples it.
+Everything else is as in SGLang: the stop token is in `output_ids` but not in `text`, stop strings
+trim the text but not the ids, aborted requests return a 200 with a partial output, and errors have
+SGLang's own bodies. Invariants: the engine shares no code with this library's templates and
+sessions. Each logprob is `reference_logprob(prefix, id)`, or the language model's. `log` contains
+every request with its answer. Tests use it as the oracle.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ class EmbeddedEngine(EngineCore):
 
     Args:
         tokenizer: A fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
-        policy: Returns the reply to each request; or a `LanguageModel` (see `load_engine`), which
-            has no `latency`, `token_latency`, `split` and `continue_aborted`.
+        policy: A function that returns the reply to each request, or a `LanguageModel` (see
+            `load_engine`). A `LanguageModel` cannot be combined with `latency`, `token_latency`,
+            `split` or `continue_aborted`.
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
         latency: Seconds per request.
         token_latency: Seconds per token, in addition.
-        split: "random" samples other token splits of the same text. They depend only on `seed`,
-            routing key and call.
+        split: "random" samples different token splits of the same text. They depend only on `seed`,
+            the routing key and the call.
         vocab_size: Default: the tokenizer's.
-        max_total_tokens, max_running, max_queued: Like the similarly named flags of the server;
-            None means no limit.
-        continue_aborted: Answer a prompt that continues an aborted answer with the rest of that
-            answer, without a call of the policy.
+        max_total_tokens, max_running, max_queued: The same as the server's flags with similar
+            names. None means no limit.
+        continue_aborted: If a prompt continues an aborted answer, reply with the rest of that
+            answer, without calling the policy.
         keep_log: If False, `log` stays empty, for long benchmarks.
 
     Attributes:
-        killed: Number of requests that would have crashed a real engine (an id outside the
-            vocabulary).
-        held: Number of requests that wait at the `hold` of their reply.
+        killed: The number of requests that would have crashed a real engine, because an id is
+            outside the vocabulary.
+        held: The number of requests that wait at the `hold` of their reply.
         healthy: The answer of `/health`. Tests can set it.
     """
 
@@ -100,7 +101,7 @@ class EmbeddedEngine(EngineCore):
             await self._source.aclose()
 
     async def kill(self) -> None:
-        """Stop like a killed process: connections break, and the port becomes free."""
+        """Stop like a process that is killed: connections break, and the port becomes free."""
         runner, self._runner = self._runner, None
         if runner is None or runner.server is None:
             return
@@ -146,7 +147,9 @@ class EmbeddedEngine(EngineCore):
     async def _stream(
         self, request: web.Request, engine_request: EngineRequest
     ) -> web.StreamResponse:
-        """Send cumulative answers as server-sent events, then `[DONE]`. Errors are events too."""
+        """Send cumulative answers as server-sent events, then `[DONE]`. Errors are sent as events
+        too.
+        """
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 
         async def send(data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Faults of the embedded engine, and functions that corrupt an answer."""
+"""Faults that the embedded engine can inject, and functions that corrupt an answer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Fault:
         drop: Close the connection without an answer.
         hang: Delay the answer by these seconds.
         garble: Changes the JSON of the answer.
-        abort_after: Abort the request after this number of tokens.
-        weight_version: The version of the weights after `switch_after` tokens.
+        abort_after: Abort the request after this many tokens.
+        weight_version: The version that the weights have after `switch_after` tokens.
     """
 
     status: int | None = None
@@ -41,7 +41,9 @@ FaultPlan = Callable[[PolicyRequest], "Fault | None"]
 
 
 class FaultedError(Exception):
-    """An injected fault replaces the answer by `response`; None if the connection was dropped."""
+    """An injected fault replaced the answer with `response`, or with None if the connection was
+    dropped.
+    """
 
     def __init__(self, response: web.Response | None) -> None:
         super().__init__("injected fault")
@@ -49,14 +51,14 @@ class FaultedError(Exception):
 
 
 def fault_at(faults: Mapping[int, Fault]) -> FaultPlan:
-    """Return a plan that injects `faults[index]` into request number `index` (from 0, counting all
-    requests).
+    """Return a plan that injects `faults[index]` into the request with the number `index`. All
+    requests are counted, from 0.
     """
     return lambda request: faults.get(request.index)
 
 
 async def inject(http: web.Request, fault: Fault) -> None:
-    """Inject `fault` before the answer. Raises `FaultedError` if it replaces the answer."""
+    """Inject `fault` before the answer. Raises `FaultedError` if the fault replaces the answer."""
     if fault.hang is not None:
         await asyncio.sleep(fault.hang)
     if fault.drop:
@@ -76,7 +78,7 @@ def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def shift_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    """Shift the logprobs by one, so that each id is paired with those of the next id:
+    """Shift the logprobs by one, so that each id is paired with the next id's logprobs:
     `Fault(garble=shift_logprobs)`.
     """
     items = answer["meta_info"]["output_token_logprobs"]
@@ -85,6 +87,6 @@ def shift_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_ids(answer: dict[str, Any]) -> dict[str, Any]:
-    """Remove `output_ids`, as in answers of old engines: `Fault(garble=drop_ids)`."""
+    """Remove `output_ids`, as in the answers of old engines: `Fault(garble=drop_ids)`."""
     del answer["output_ids"]
     return answer

@@ -1,8 +1,8 @@
-"""`Generation`: the progress of one answer: its sampled tokens, their weights, and its state
-(paused, held or aborted).
+"""`Generation`: the progress of one answer, which is its sampled tokens, their weights, and its
+state (paused, held or aborted).
 
 Invariants: an answer without latency needs no clock and no task. A paused answer makes no progress.
-After `abort` nothing advances, and `sampled()` returns the final number of tokens.
+After `abort` nothing changes, and `sampled()` returns the final number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class GenerationAborted(Exception):
 
 
 class Generation:
-    """The progress of one answer. Times are in seconds of the event loop's clock."""
+    """The progress of one answer. Times are in seconds on the event loop's clock."""
 
     def __init__(self) -> None:
         self.started = False
@@ -39,8 +39,8 @@ class Generation:
     # --- time -------------------------------------------------------------------------------------
 
     def begin(self, length: int, latency: float, per_token: float) -> None:
-        """Start sampling `length` tokens. After `latency`, sample one token each `per_token`
-        seconds. If `per_token` is 0, sample all tokens evenly within `latency`.
+        """Start sampling `length` tokens. After `latency`, sample one token every `per_token`
+        seconds. If `per_token` is 0, sample all tokens within `latency`, at even intervals.
         """
         self._length, self._latency, self._per_token = length, latency, per_token
         self._elapsed = 0.0
@@ -92,7 +92,7 @@ class Generation:
         return min(limit, max(self._reached, by_time))
 
     async def hold_at(self, tokens: int) -> None:
-        """Wait until `tokens` are sampled, and stay there until `release`.
+        """Wait until `tokens` tokens are sampled, and stay there until `release` is called.
 
         Raise `GenerationAborted`.
         """
@@ -118,7 +118,7 @@ class Generation:
         self._wake.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition()` is True, which is checked after `wake` and `reach`.
+        """Wait until `condition()` is True. The condition is checked after `wake` and `reach`.
 
         Raise `GenerationAborted`.
         """
@@ -137,8 +137,8 @@ class Generation:
             self._wake.set()
 
     def request_abort(self, *, paused: bool) -> None:
-        """Handle `/abort_request`. Like SGLang, ignore the abort of a paused request, and all later
-        aborts of this request.
+        """Handle `/abort_request`. Like SGLang, ignore the abort of a paused request, and ignore
+        all later aborts of this request.
         """
         if self._abort_sent:
             return
@@ -167,11 +167,11 @@ class Generation:
     # --- weights ----------------------------------------------------------------------------------
 
     def switch(self, version: str) -> None:
-        """Sample with `version` from this token on."""
+        """Sample with the weights `version` from this token on."""
         self._versions.append((version, self.sampled()))
 
     def spans(self, length: int) -> list[dict[str, Any]]:
-        """Return SGLang's `weight_versions` over `length` tokens."""
+        """Return SGLang's `weight_versions` for `length` tokens."""
         ends = [at for _, at in self._versions[1:]] + [length]
         spans: list[dict[str, Any]] = []
         for (version, start), end in zip(self._versions, ends, strict=True):

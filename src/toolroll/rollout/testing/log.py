@@ -1,4 +1,4 @@
-"""The request log of the embedded engine, which is the tests' oracle of prompts and answers."""
+"""The embedded engine's request log, which tests use as the oracle for prompts and answers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy.typing as npt
 
 @dataclass(slots=True)
 class LoggedRequest:
-    """One request and its answer, as sampled (before a fault's `garble`).
+    """One request and its answer as it was sampled, before a fault's `garble` changes it.
 
     Attributes:
         input_ids: The received ids, int32.
-        output_ids: The sampled ids, including the stop token. `logprobs` has one value for each.
-        status: The HTTP status; 0 if there is no answer (yet).
-        arrival: Position in the order of arrival, from 0.
-        finished: Position in the order of completion, from 0; None while it runs.
+        output_ids: The sampled ids, including the stop token. `logprobs` has one value per id.
+        status: The HTTP status, or 0 if there is no answer (yet).
+        arrival: The position in the order of arrival, from 0.
+        finished: The position in the order of completion, from 0. None while the request runs.
         matched: The stop string or stop id.
         weight_versions: SGLang's spans.
-        headers: The headers, with names in lower case.
+        headers: The request's headers, with names in lower case.
         aborted: True after an abort, a pause, a fault, or if the client disconnected.
         faulted: True if a fault was injected.
-        call: The `PolicyRequest.call` of the request; None if the policy was not called.
+        call: The request's `PolicyRequest.call`, or None if the policy was not called.
     """
 
     rid: str

@@ -1,8 +1,7 @@
-"""The logprobs of the embedded engine: hashes of all ids up to the token, which tests can
-recompute.
+"""The embedded engine's logprobs: hashes of all ids up to the token, which tests can compute again.
 
 Invariant: a logprob depends only on the whole prefix and the token's id. So a test detects a
-logprob that was recorded for the wrong token, or a prompt that differs from the served one in a
+logprob that was recorded for the wrong token, and a prompt that differs from the served prompt in a
 single id.
 """
 
@@ -19,15 +18,17 @@ _SPREAD = 8.0
 
 
 def reference_logprob(prefix_ids: Sequence[int] | npt.NDArray[Any], token_id: int) -> float:
-    """Return the logprob of `token_id` after `prefix_ids` in nats, a float32 in (-8.01, 0)."""
+    """Return the logprob of `token_id` after `prefix_ids` in nats. It is a float32 in (-8.01,
+    0).
+    """
     return reference_logprobs(prefix_ids, (token_id,))[0]
 
 
 def reference_logprobs(
     prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int]
 ) -> list[float]:
-    """Return the logprobs of `ids` after `prefix_ids`. O(prefix + ids), because the hash is
-    incremental.
+    """Return the logprobs of `ids` after `prefix_ids`. This takes O(prefix + ids), because the hash
+    is incremental.
     """
     state = _state(prefix_ids)
     values = []
@@ -40,8 +41,8 @@ def reference_logprobs(
 def top_logprobs(
     prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int], most: int
 ) -> list[list[tuple[float, int]]]:
-    """Return for each of `ids` the `most` likeliest (logprob, id) at its position. Candidates are
-    the id itself and the `most` ids below it, each with its `reference_logprob`.
+    """For each of `ids`, return the `most` most likely (logprob, id) at its position. Candidates
+    are the id itself and the `most` ids below it, each with its `reference_logprob`.
     """
     state = _state(prefix_ids)
     found = []
@@ -59,8 +60,8 @@ def top_logprobs(
 def top_input_logprobs(
     prompt: npt.NDArray[np.int32], start: int, most: int
 ) -> list[list[tuple[float, int]]]:
-    """Return `most` (logprob, id) for each prompt position after `start`, the likeliest first:
-    those of the prompt's id and the next higher ids.
+    """Return `most` (logprob, id) for each prompt position after `start`, the most likely first.
+    They are for the prompt's own id and the next higher ids.
     """
     found = []
     for at in range(start + 1, len(prompt)):

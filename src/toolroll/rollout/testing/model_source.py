@@ -20,7 +20,9 @@ _KEPT_TOKENS = 131072
 
 
 class ModelSource:
-    """Samples `model`. `seed`, routing key and call determine an answer without `sampling_seed`."""
+    """Samples from `model`. If a request has no `sampling_seed`, `seed`, the routing key and the
+    call determine its answer.
+    """
 
     def __init__(self, model: LanguageModel, sampler: Sampler, seed: int) -> None:
         self._model = model
@@ -33,7 +35,7 @@ class ModelSource:
         check_sampling(request.params)
 
     def pause(self, mode: PauseMode) -> None:
-        """Sample nothing until `resume`."""
+        """Stop sampling until `resume`."""
         self._scheduler.pause(retract=mode == "retract")
 
     def resume(self) -> None:
@@ -45,7 +47,7 @@ class ModelSource:
         self._scheduler.flush()
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
-        """Load the weights in `folder`. Tokens are sampled while they load."""
+        """Load the weights in `folder`. Sampling continues while they load."""
         model = await asyncio.to_thread(self._model.updated, folder)
         await self._scheduler.replace(model.network, updated)
 
@@ -84,7 +86,7 @@ class ModelSource:
 
 
 class _SampledAnswer:
-    """The answer to `turn`, while its tokens are sampled."""
+    """The answer to `turn` while its tokens are sampled."""
 
     sequence: Sequence
 
@@ -106,7 +108,9 @@ class _SampledAnswer:
         return self.finish is not None
 
     async def wait(self, report: Report | None) -> None:
-        """Wait for the end, and report parts until then. Raise `GenerationAborted`."""
+        """Wait until the answer ends, and report parts of it until then. Raise
+        `GenerationAborted`.
+        """
         generation, sequence, sent = self._turn.generation, self.sequence, 0
         while report is not None:
             sent += self._turn.stream_interval

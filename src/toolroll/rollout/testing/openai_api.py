@@ -1,5 +1,5 @@
 """The embedded engine's `/v1/chat/completions`. It supports only what a user simulator needs: one
-answer, no streaming, no tools.
+answer, no streaming and no tools.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SAMPLING = ("temperature", "top_p", "stop", "frequency_penalty", "presence_pena
 
 
 async def chat_completions(engine: EngineCore, request: web.Request) -> web.StreamResponse:
-    """Return one chat completion. The tokenizer's chat template renders the prompt, and the policy
-    returns the answer.
+    """Answer one chat completion request. The tokenizer's chat template renders the prompt, and the
+    policy returns the answer.
     """
     try:
         body = await read_json(request)

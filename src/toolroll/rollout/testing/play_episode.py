@@ -1,4 +1,4 @@
-"""`play_episode`: play a whole episode of an environment against the embedded engine, for tests of
+"""`play_episode`: plays a whole episode of an environment on the embedded engine, for tests of
 environments.
 """
 
@@ -24,11 +24,12 @@ async def play_episode(
     options: EnvironmentOptions | None = None,
     max_num_steps: int = 30,
 ) -> InteractionResult:
-    """Play `task` with all parts of a real run: HTTP, tokens, chat template, parser, environment.
+    """Play `task` with all parts of a real run: HTTP, tokens, chat template, parser and
+    environment.
 
-    The model's turns are `replies`, then a farewell. A reply contains calls as
-    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Default: the task's reference
-    actions. Raise `ValueError` if there are none.
+    The model's turns are `replies`, followed by a farewell. In a reply, a call is written as
+    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. By default, `replies` are the task's
+    reference actions. Raise `ValueError` if the task has none.
     """
     lines = (
         {session_id(factory.name, task.id, 0): list(replies)}

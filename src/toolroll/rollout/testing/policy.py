@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class PolicyRequest:
-    """One request, the argument of a policy.
+    """One request. It is the argument of a policy.
 
-    `input_ids`: the prompt. `call`: the number of earlier requests with this routing key that the
-    policy answered. Failed requests do not count, so a retry has the same number. `index`: the
-    number of all earlier requests, including refused ones.
+    `input_ids`: the prompt. `call`: how many earlier requests with this routing key the policy has
+    answered. Failed requests do not count, so a retry has the same number. `index`: the number of
+    all earlier requests, including refused ones.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -40,10 +40,10 @@ class PolicyRequest:
 class Reply:
     """One reply of a policy.
 
-    `output_ids` sets exact ids instead of `text`; no stop token is added. If `stop` is False, the
-    text gets no stop token, and ends as if it were cut by length. `hold` pauses the answer after
-    `hold_after` tokens until the event is set. So without a clock, a test can abort the request, or
-    change the weights, at exactly that token.
+    `output_ids` sets exact ids instead of `text`, and no stop token is added. If `stop` is False,
+    the text gets no stop token and ends as if it were truncated by its length. `hold` pauses the
+    answer after `hold_after` tokens until the event is set. So a test can abort the request or
+    change the weights at exactly that token, without a clock.
     """
 
     text: str = ""
@@ -57,7 +57,9 @@ Policy = Callable[[PolicyRequest], "str | Reply | Awaitable[str | Reply]"]
 
 
 def script(replies: Mapping[str, Sequence[str]], default: str = "I am done.") -> Policy:
-    """Return a policy that replies `replies[routing_key][call]`, or `default` if there is none."""
+    """Return a policy that replies `replies[routing_key][call]`, or `default` if there is no such
+    reply.
+    """
 
     def say(request: PolicyRequest) -> str:
         lines = replies.get(request.routing_key, ())

@@ -1,7 +1,8 @@
-"""A radix tree of the sequences that the embedded engine has computed, for `cached_tokens`.
+"""A radix tree of the sequences that the embedded engine has computed. It determines
+`cached_tokens`.
 
-Invariants: `match` returns the length of the longest common prefix with any inserted sequence.
-Tokens at the start of several sequences are stored once.
+Invariants: `match` returns the length of the longest prefix that is shared with an inserted
+sequence. Tokens at the start of several sequences are stored once.
 """
 
 from __future__ import annotations
@@ -66,6 +67,6 @@ class PrefixCache:
 
 
 def common_length(a: _Ids, b: _Ids) -> int:
-    """Return the number of ids at the start that are equal."""
+    """Return the length of the longest common prefix."""
     differs = a[: len(b)] != b[: len(a)]
     return int(differs.argmax()) if differs.any() else len(differs)

@@ -1,9 +1,10 @@
-"""A policy that plays the reference actions of an environment, with a seeded rate of mistakes, for
+"""A policy that plays an environment's reference actions and makes mistakes at a seeded rate, for
 the engine of the demo.
 
-The policy has no weights. It knows the solution of each task and writes it like a model
+The policy has no weights. It knows the solution of each task and writes it as a model would
 (`<tool_call>` JSON), so that everything except the engine runs as in a real rollout. Mistakes make
-the rewards differ: a wrong argument, a malformed call (corrected in the next turn), an early stop.
+the rewards differ: a wrong argument, a malformed call (corrected in the next turn), or an early
+stop.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FAREWELL = "I am afraid that I cannot help you any further. Goodbye."
 
 
 def write_action(action: Action) -> str:
-    """Return the action as a model with the Hermes format writes it."""
+    """Return the action as a model that uses the Hermes format writes it."""
     calls = [
         "<tool_call>"
         + json.dumps({"name": call.name, "arguments": call.arguments})
@@ -39,9 +40,10 @@ def play_references(
     mistakes: float = 0.0,
     seed: int = 0,
 ) -> dict[str, list[str]]:
-    """Return the replies of each episode of `tasks`, by session id.
+    """Return the replies for each episode of `tasks`, by session id.
 
-    These are the reference actions, with one mistake in an episode with probability `mistakes`.
+    The replies are the reference actions. With the probability `mistakes`, an episode contains one
+    mistake.
     """
     lines: dict[str, list[str]] = {}
     for task in tasks:
@@ -57,7 +59,7 @@ def play_references(
 
 
 def reference_policy(lines: Mapping[str, Sequence[str]]) -> Policy:
-    """Return a policy that replies the `lines` of each session, and then a farewell."""
+    """Return a policy that replies with the `lines` of each session, and then with a farewell."""
     return script(lines, default=_FAREWELL)
 
 
@@ -79,7 +81,7 @@ def _spoil(texts: Sequence[str], actions: Sequence[Action], rng: random.Random) 
 
 
 def _wrong(arguments: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return `arguments` with one value replaced by another of the same type. If there are no
+    """Return `arguments` with one value replaced with another of the same type. If there are no
     arguments, add one.
     """
     changed = dict(arguments)

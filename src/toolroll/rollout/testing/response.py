@@ -1,7 +1,6 @@
-"""Answers of SGLang's `/generate`: the bodies of 0.5.23, field for field.
+"""Answers of SGLang's `/generate`: the bodies of version 0.5.23, field for field.
 
-Invariant: the log entry and the body are written by the same function, from the same ids and
-logprobs.
+Invariant: the same function writes the log entry and the body, from the same ids and logprobs.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def answer_body(
     *,
     version: str,
 ) -> dict[str, Any]:
-    """Return the body of `answer`, and write its values into `entry`."""
+    """Return the body of `answer`. Write its values into `entry`."""
     ids, finish = answer.ids, answer.finish
     spans = generation.spans(len(ids))
     entry.output_ids, entry.logprobs, entry.weight_versions = ids, answer.logprobs, spans
@@ -55,8 +54,8 @@ def answer_body(
 
 
 def _logprobs(request: EngineRequest, entry: LoggedRequest, answer: Answer) -> dict[str, Any]:
-    """Return the fields of the logprobs. Positions are lists `[logprob, id, null]`. The first
-    requested position of the prompt has no logprob.
+    """Return the logprob fields. Positions are lists `[logprob, id, null]`. The first requested
+    position of the prompt has no logprob.
     """
     start, inputs = request.logprob_start_len, [None, *answer.input_logprobs]
     # an aborted request may not have the logprobs of its whole prompt
@@ -81,8 +80,8 @@ def _top_entries(top: TopLogprobs) -> list[list[Any]]:
 
 
 def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:
-    """Return the answer to a request that was aborted before it ran. Such an answer has no
-    prompt_tokens and no cached_tokens.
+    """Return the answer to a request that was aborted before it ran. Such an answer has neither
+    `prompt_tokens` nor `cached_tokens`.
     """
     meta: dict[str, Any] = {
         "id": request.rid,

@@ -1,8 +1,8 @@
-"""`Sampler`: convert a policy's reply to sampled ids, and sampled ids to text.
+"""`Sampler`: converts a policy's reply to sampled ids, and sampled ids to text.
 
-Invariants: `output_ids` keep the stop token; `text` does not, unless `no_stop_trim` is set. A stop
-string cuts the text, never the ids. At each token, stops are checked in SGLang's order: strings,
-tokens, length.
+Invariants: `output_ids` keep the stop token. `text` does not, unless `no_stop_trim` is set. A stop
+string truncates the text, never the ids. At each token, stops are checked in SGLang's order:
+strings, tokens, length.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SampledReply:
 
 
 class Sampler:
-    """`tokenizer`: a fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`, for which
-    `stop_token_ids` is required.
+    """`tokenizer`: a fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`. The latter
+    requires `stop_token_ids`.
     """
 
     def __init__(
@@ -77,7 +77,9 @@ class Sampler:
         return [*ids, self.stop_id] if reply.stop else ids
 
     def stop_at(self, reply_ids: list[int], params: Mapping[str, Any], limit: int) -> SampledReply:
-        """Return the answer from `reply_ids`, cut at the first stop, with the reason for it."""
+        """Return the answer from `reply_ids`, truncated at the first stop, and the reason for the
+        stop.
+        """
         rules = StopRules(self, params)
         whole = self.decode(reply_ids[:limit]) if rules.strings else ""
         if not any(string in whole for string in rules.strings):
@@ -91,12 +93,12 @@ class Sampler:
         return SampledReply(ids, reply_ids, finish, rules.text(ids, finish))
 
     def text(self, ids: Sequence[int], params: Mapping[str, Any]) -> str:
-        """Return the text of `ids` according to `params`."""
+        """Return the text of `ids` as `params` requires."""
         return self.decode(ids, skip_special_tokens=params.get("skip_special_tokens", True))
 
 
 class StopRules:
-    """The stops of one request, and how they cut its text."""
+    """The stops of one request. They determine where its text is truncated."""
 
     def __init__(self, sampler: Sampler, params: Mapping[str, Any]) -> None:
         given = params.get("stop") or ()
@@ -125,7 +127,7 @@ class StopRules:
         if isinstance(matched, int):
             return self._sampler.text(ids[:-1] if trimmed else ids, self._params)
         text = self._sampler.text(ids, self._params)
-        # the match can be in control tokens that are not shown
+        # the match may be in control tokens that are not in the text
         if matched is None or (at := text.find(matched)) < 0:
             return text
         return text[:at] if trimmed else text[: at + len(matched)]

@@ -1,7 +1,7 @@
-"""`ScriptedSource`: answers of a policy, with logprobs that tests can recompute.
+"""`ScriptedSource`: a policy's answers, with logprobs that tests can compute again.
 
 Invariants: each logprob is `reference_logprob(prefix, id)`. All tokens of an answer are known
-before it is played, so that tests can stop it at any of them.
+before it is played, so that tests can stop it at any token.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Latency = float | Callable[[PolicyRequest], float]
 
 
 class Host(Protocol):
-    """What a scripted answer changes in its engine."""
+    """The parts of its engine that a scripted answer changes."""
 
     held: int
 
     def notify(self) -> None:
-        """Check the conditions of `until` again."""
+        """Check the conditions that `until` waits for again."""
 
     def set_weight_version(self, version: str) -> None:
         """Sample the next token of every request with `version`."""
@@ -42,7 +42,7 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class Script:
-    """The parameters of `EmbeddedEngine` with the same names."""
+    """The parameters of `EmbeddedEngine` that have the same names."""
 
     policy: Policy
     latency: Latency = 0.0
@@ -62,24 +62,24 @@ class ScriptedSource:
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
 
     def check(self, request: EngineRequest) -> None:
-        """Accept all parameters: those that the policy does not follow have no effect."""
+        """Accept all parameters. Those that the policy does not follow have no effect."""
 
     def pause(self, mode: PauseMode) -> None:
-        """The answers stop by themselves."""
+        """Do nothing, because the answers stop by themselves."""
 
     def resume(self) -> None:
-        """The answers continue by themselves."""
+        """Do nothing, because the answers continue by themselves."""
 
     def flush(self) -> None:
         """Drop the cached prefixes."""
         self._caches.clear()
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
-        """Refuse."""
+        """Refuse the update."""
         raise ModelFolderError("this engine plays a script, and has no weights")
 
     async def aclose(self) -> None:
-        """Nothing is running."""
+        """Do nothing, because nothing is running."""
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""
@@ -151,9 +151,7 @@ class ScriptedSource:
     async def _play_in_parts(
         self, turn: Turn, sampled: SampledReply, reply: Reply, report: Report
     ) -> None:
-        """Send parts of the answer as they are sampled. Stop where an abort may cut off the
-        rest.
-        """
+        """Send parts of the answer as they are sampled. Stop where an abort may remove the rest."""
         stops = [turn.fault.abort_after, reply.hold_after if reply.hold is not None else None]
         end = min([len(sampled.ids), *(at for at in stops if at is not None)])
         for at in range(turn.stream_interval, end, turn.stream_interval):
@@ -192,8 +190,8 @@ def _answer(turn: Turn, ids: list[int], finish: dict[str, Any] | None, text: str
 
 
 def _routed_experts(ids: list[int]) -> str:
-    """Return fake experts for every token except the last, as base64 of int32 [tokens - 1, 2, 2]:
-    two experts in each of two layers.
+    """Return fake experts for every token except the last, as the base64 of int32 [tokens - 1, 2,
+    2]: two experts in each of two layers.
     """
     experts = [[[index % 8, index % 7], [index % 5, index % 3]] for index in ids[:-1]]
     return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()

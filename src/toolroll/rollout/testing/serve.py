@@ -1,4 +1,4 @@
-"""`toolroll engine`: serve the embedded engine until it is interrupted."""
+"""`toolroll engine`: serves the embedded engine until it is interrupted."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _CONTEXT_LENGTH = 32768
 class EngineSettings:
     """The options of `toolroll engine`.
 
-    `model`: the folder of a language model. Default: that of the package, unless `tokenizer`,
-    `script_file` or `latency` is given: these are for scripted replies.
+    `model`: the folder of a language model. By default, it is the model that comes with the
+    package, unless `tokenizer`, `script_file` or `latency` is given. These three are for scripted
+    replies.
     """
 
     host: str = "127.0.0.1"
@@ -98,8 +99,8 @@ def _policy(path: Path | None) -> Policy:
 
 
 def _read_script(text: str, path: Path) -> dict[str, list[str]]:
-    """Return the replies by routing key. `text` is one JSON object of lists, or has a line
-    `{"routing_key": ..., "replies": [...]}` for each key.
+    """Return the replies by routing key. `text` is either one JSON object of lists, or has one line
+    `{"routing_key": ..., "replies": [...]}` per key.
     """
     try:
         lines = _lines(text)

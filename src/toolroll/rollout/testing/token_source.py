@@ -1,4 +1,4 @@
-"""`TokenSource`: where the tokens of the embedded engine come from: a script, or a language
+"""`TokenSource`: where the tokens of the embedded engine come from, which is a script or a language
 model.
 """
 
@@ -17,7 +17,7 @@ from toolroll.rollout.testing.wire import EngineRequest
 
 PauseMode = Literal["abort", "in_place", "retract"]
 TopLogprobs = Sequence[tuple[float, int]]
-"""Pairs of logprob and id, the likeliest first."""
+"""Pairs of logprob and id, the most likely first."""
 
 ABORTED: dict[str, Any] = {
     "type": "abort",
@@ -30,10 +30,10 @@ ABORTED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, or a part of one, whose `finish` is None.
+    """An answer, or a part of one. The `finish` of a part is None.
 
-    `logprobs` and `top_logprobs` have one entry for each of `ids`. `input_logprobs` and
-    `input_top_logprobs` have one for each prompt position after the first requested one.
+    `logprobs` and `top_logprobs` have one entry per id in `ids`. `input_logprobs` and
+    `input_top_logprobs` have one entry for each prompt position after the first requested one.
     """
 
     ids: list[int]
@@ -52,7 +52,7 @@ Report = Callable[[Answer], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One request that has started. `limit`: the maximum number of tokens. `calls`: the number of
-    calls by routing key.
+    calls for each routing key.
     """
 
     request: EngineRequest
@@ -65,7 +65,7 @@ class Turn:
 
     @property
     def first_input(self) -> int | None:
-        """The first prompt position whose logprob is requested; None for no position."""
+        """The first prompt position whose logprob is requested, or None if none is requested."""
         start = self.request.logprob_start_len
         wanted = self.request.return_logprob and 0 <= start < len(self.entry.input_ids)
         return start if wanted else None
@@ -93,14 +93,14 @@ class TokenSource(Protocol):
         """Raise `RefusedError` if the request has parameters that are not supported."""
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
-        """Return the answer. If the request is aborted, it has what was sampled until then, and
-        `ABORTED`. Set `cached_tokens` of the log entry. If the request streams, pass the parts to
-        `report`.
+        """Return the answer. If the request is aborted, the answer contains what was sampled until
+        then, and `ABORTED`. Set `cached_tokens` of the log entry. If the request streams, pass the
+        parts to `report`.
         """
         ...
 
     def pause(self, mode: PauseMode) -> None:
-        """Sample nothing until `resume`."""
+        """Stop sampling until `resume`."""
 
     def resume(self) -> None:
         """Continue after `pause`."""
@@ -109,10 +109,10 @@ class TokenSource(Protocol):
         """Drop the cached prefixes."""
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
-        """Load other weights, and call `updated` before the first token is sampled with them.
+        """Load new weights. Call `updated` before the first token is sampled with them.
 
-        Raise `ModelFolderError` if they do not fit.
+        Raise `ModelFolderError` if the weights do not fit.
         """
 
     async def aclose(self) -> None:
-        """Wait for what is still running."""
+        """Wait until nothing is running."""

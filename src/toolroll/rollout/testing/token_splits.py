@@ -1,7 +1,8 @@
-"""Other token splits of a text. A model may sample them, but a tokenizer would not return them.
+"""Different token splits of the same text. A model may sample them, but a tokenizer would not
+return them.
 
-Invariant: a split decodes to exactly the text of the ids that it replaces. Control tokens stay
-whole.
+Invariant: a split decodes to exactly the text of the ids that it replaces. Control tokens are not
+split.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class TokenSplitter:
         }
 
     def split(self, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
-        """Return another split of the text of `ids`: at each start of an id, with probability
+        """Return another split of the text of `ids`. At each start of an id, with the probability
         `rate`, use a random vocabulary entry that fits.
 
-        Every split of the text is possible. If the result does not decode to the same text, because
-        the decoder looks at neighbors, return `ids`.
+        Every split of the text is possible. If the result does not decode to the same text because
+        the decoder looks at neighboring tokens, return `ids`.
         """
         out: list[int] = []
         run: list[int] = []
@@ -82,8 +83,8 @@ class TokenSplitter:
         return out
 
     def _reachable(self, text: str) -> list[bool]:
-        """Return a list with True for each position of `text` from which vocabulary entries can
-        form the rest. In a byte-level vocabulary, that is every position.
+        """Return a list with one value per position of `text`: True if vocabulary entries can form
+        the rest of the text from there. In a byte-level vocabulary, all values are True.
         """
         good = [False] * len(text) + [True]
         for at in range(len(text) - 1, -1, -1):

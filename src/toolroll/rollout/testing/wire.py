@@ -1,7 +1,8 @@
-"""Requests of SGLang's `/generate`: parse a body, and refuse invalid ones with SGLang's messages.
+"""Requests to SGLang's `/generate`: parses a body, and refuses invalid bodies with SGLang's
+messages.
 
-Bodies and limits are those of SGLang 0.5.23 (observed on the wire; the two length limits of the
-scheduler are from its source).
+Bodies and limits are the same as in SGLang 0.5.23. They were observed on the wire, except the
+scheduler's two length limits, which are from its source.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits in tokens. `context_length`: limit of prompt and answer together. `pool`: size of
-    the KV cache (--max-total-tokens); None means no limit.
+    """The limits in tokens. `context_length`: the limit of the prompt and the answer together.
+    `pool`: the size of the KV cache (--max-total-tokens), or None for no limit.
     """
 
     context_length: int
@@ -88,7 +89,7 @@ class Limits:
 
     @property
     def request(self) -> int:
-        """The maximum length of a request in the scheduler."""
+        """The scheduler's maximum length of a request."""
         return min(self.context_length, self.context_length if self.pool is None else self.pool) - 1
 
     @property
@@ -129,12 +130,12 @@ class Limits:
 
 
 def refused(message: str) -> RefusedError:
-    """Return a 400 with the body of most of SGLang's errors."""
+    """Return a 400 whose body has the form of most SGLang errors."""
     return RefusedError(400, {"error": {"message": message}})
 
 
 def invalid(message: str) -> RefusedError:
-    """Return a 400 with the body of SGLang's validation errors."""
+    """Return a 400 whose body has the form of SGLang's validation errors."""
     text = f"1 validation error: {message}"
     return RefusedError(
         400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400}
@@ -142,7 +143,7 @@ def invalid(message: str) -> RefusedError:
 
 
 def queue_full() -> RefusedError:
-    """Return the 503 of --max-queued-requests."""
+    """Return the 503 that --max-queued-requests causes."""
     body = {
         "object": "error",
         "message": "The request queue is full.",
@@ -174,7 +175,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequests:
-    """The requests of one body. `single`: True if the answer is one object, not a list."""
+    """The requests in one body. `single`: True if the answer is one object, not a list."""
 
     requests: tuple[EngineRequest, ...]
     single: bool
@@ -184,7 +185,7 @@ class EngineRequests:
 def read_generate(
     body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
 ) -> EngineRequests:
-    """Return the requests of a body. `encode` encodes `text`. Raises `RefusedError`."""
+    """Return the requests in a body. `encode` encodes `text`. Raises `RefusedError`."""
     params = _read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
     n = params.get("n") or 1

@@ -36,7 +36,7 @@ _TYPES: Mapping[str, str] = {
     "object": "object",
     "any": "string",
 }
-"""BFCL's type names -> JSON schema's. A type that is not listed is a string."""
+"""Maps BFCL's type names to JSON schema's. A type that is not listed is a string."""
 
 _PYTHON_NOTE = " Note that the provided function is in Python 3 syntax."
 _FLOAT_NOTE = " This is a float type value."
@@ -55,7 +55,7 @@ DOCUMENTS: Mapping[str, str] = {
 
 
 def installed() -> bool:
-    """Return True if the wheel and the imports of its tool classes are installed."""
+    """Return True if the wheel and the packages that its tool classes import are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("bfcl_eval", "mpmath"))
 
 
@@ -120,7 +120,9 @@ def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of one property. A float has a note in its format and description."""
+    """Return the schema of one property. For a float, the format and the description contain a
+    note.
+    """
     converted = dict(schema)
     if schema.get("type") == "float":
         converted["format"] = "float"

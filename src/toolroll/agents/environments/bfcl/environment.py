@@ -6,7 +6,7 @@ scoring is toolroll's, because the official executor evaluates model text as Pyt
 state in module globals. A reply without calls ends the user's turn. The state is then compared with
 a second state, to which the ground truth was applied.
 
-Invariants: an episode is deterministic and has its own pair of states; a wrong call is an
+Invariants: an episode is deterministic and has its own pair of states. A wrong call results in an
 observation.
 """
 
@@ -34,17 +34,17 @@ from toolroll.rollout.types import (
 )
 
 MAX_STEPS_PER_TURN = 20
-"""BFCL fails an entry if a turn takes more steps."""
+"""BFCL fails an entry if a turn takes more steps than this."""
 
 MORE_FUNCTIONS = "I have updated some more functions you can choose from. What about now?"
-"""The user's line when functions that were held back become available. The text is BFCL's."""
+"""The user's line when functions that were withheld become available. The text is BFCL's."""
 
 SPLIT = "test"
 
 
 def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Return the name, the positional and the named arguments of a ground-truth call, which BFCL
-    writes as Python text. Raise `ValueError` if they are not literals.
+    """Return the name, the positional arguments and the named arguments of a ground-truth call,
+    which BFCL writes as Python text. Raise `ValueError` if the arguments are not literals.
     """
     tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
@@ -74,7 +74,7 @@ class BfclEnvironment(Environment):
         self._errors: Counter[str] = Counter()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Return the first user message and the tools of that turn. `seed` has no effect."""
+        """Return the first user message and the tools of its turn. `seed` has no effect."""
         entry = self._entry = self._data.entries[task.index]
         self._done, self._results = False, []
         self._turn = self._turn_steps = self._turn_calls = 0
@@ -87,7 +87,7 @@ class BfclEnvironment(Environment):
         )
 
     def step(self, action: Action) -> StepResult:
-        """Execute all calls in order; without calls, end the turn."""
+        """Execute all calls in order. If there are no calls, end the turn."""
         if self._entry is None or self._done:
             raise EnvironmentFailure("step was called before reset or after the end")
         if not action.tool_calls:
@@ -98,11 +98,13 @@ class BfclEnvironment(Environment):
         return StepResult([self._execute(call) for call in action.tool_calls])
 
     def truncated_reward(self) -> float | None:
-        """Return 0.0: an entry that ran out of steps has failed."""
+        """Return 0.0, because an entry that ran out of steps has failed."""
         return 0.0
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of calls, of failed calls (in total and by tool) and of user turns."""
+        """Return the number of calls, the number of failed calls (in total and by tool) and the
+        number of user turns.
+        """
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
         turns = float(self._turn + 1)
         return {
@@ -113,7 +115,7 @@ class BfclEnvironment(Environment):
         }
 
     def _execute(self, call: ToolCall) -> Message:
-        # As in BFCL, a function that is still held back can be called. One ground truth does so.
+        # As in BFCL, a function that is still withheld can be called. One ground truth does so.
         result = self._state.call(call.name, call.arguments or {})
         self._calls += 1
         self._turn_calls += 1
@@ -123,7 +125,7 @@ class BfclEnvironment(Environment):
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
 
     def _end_turn(self) -> StepResult:
-        """Judge the turn, then return the next user message, or end the episode."""
+        """Judge the turn. Then return the next user message, or end the episode."""
         assert self._entry is not None
         failure = self._judge(self._truths[self._turn])
         if failure is not None:
@@ -139,7 +141,7 @@ class BfclEnvironment(Environment):
         return StepResult(messages)
 
     def _judge(self, truth: Sequence[str]) -> str | None:
-        """Return why the turn fails by BFCL's rule, None if it passes.
+        """Return why the turn fails by BFCL's rule. Return None if it passes.
 
         A turn with an empty ground truth is not judged.
         """
@@ -205,8 +207,8 @@ class BfclFactory:
         return BfclData(self.category)
 
     def missing(self) -> str | None:
-        """Return the command that installs the wheel, without its dependencies (6.4 GB). Return
-        None if it is installed.
+        """Return the command that installs the wheel without its dependencies (6.4 GB). Return None
+        if the wheel is installed.
         """
         return None if installed() else INSTALL
 
@@ -244,7 +246,7 @@ class BfclFactory:
 
     @cached_property
     def _parameters(self) -> Mapping[str, Sequence[str]]:
-        """Function -> the names of its parameters, in order."""
+        """Maps each function to the names of its parameters, in order."""
         return {
             tool["function"]["name"]: list(tool["function"]["parameters"]["properties"])
             for tools in self._data.documents.values()

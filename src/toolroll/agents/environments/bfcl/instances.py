@@ -4,10 +4,10 @@ Invariants:
 
 - The instances belong to one episode, and only functions that the tool documents name can be
   called.
-- No call raises, and the work of every call is limited: without a limit, `MathAPI` would compute
-  `power(9, 9**9)`, or three million digits of a root, for minutes while holding the GIL.
-- `MathAPI` changes settings of the whole process (mpmath's precision, the decimal context). They
-  are restored after each call, and its calls are made one at a time.
+- No call raises an error, and the work of every call is limited. Without a limit, `MathAPI` would
+  compute `power(9, 9**9)`, or three million digits of a root, for minutes while holding the GIL.
+- `MathAPI` changes settings of the whole process (mpmath's precision, the decimal context). These
+  are restored after each call, and only one of its calls runs at a time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _math_lock = threading.Lock()  # mpmath's precision is one number for the whole 
 
 
 class BfclInstances:
-    """The instances of `classes`, set up from an entry's `initial_config`.
+    """The instances of `classes`. They are set up from an entry's `initial_config`.
 
-    `documents`: class -> its tools; `modules`: class -> its module.
+    `documents` maps a class to its tools, and `modules` maps a class to its module.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class BfclInstances:
                     self._math.add(function)
 
     def call(self, name: str, arguments: Mapping[str, Any], positional: Iterable[Any] = ()) -> str:
-        """Call a function. Return its result or its error as the text that BFCL shows."""
+        """Call a function. Return its result or its error as the text that BFCL returns."""
         function = self._functions.get(name)
         if function is None:
             return f"Error during execution: name '{name}' is not defined"
-        # A tool may store its arguments, and lists in the messages must not change with the state.
+        # A tool may store its arguments, but lists in the messages must not change with the state.
         values, named = copy.deepcopy(list(positional)), copy.deepcopy(dict(arguments))
         try:
             if name in self._math:
@@ -85,7 +85,9 @@ class BfclInstances:
         }
 
     def differences(self, other: BfclInstances) -> list[str]:
-        """Return the attributes, as `Class.attribute`, that differ from those of `other`."""
+        """Return the attributes, as `Class.attribute`, whose values differ from the attributes of
+        `other`.
+        """
         mine, theirs = self.state(), other.state()
         return [
             f"{name}.{key}"

@@ -1,4 +1,4 @@
-"""`desk`: a small environment, the service desk of a lending library, without a server."""
+"""`desk`: a small environment without a server. It is the service desk of a lending library."""
 
 from toolroll.agents.environments.desk.database import final_state, open_database
 from toolroll.agents.environments.desk.environment import Desk

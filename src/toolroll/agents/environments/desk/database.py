@@ -1,4 +1,4 @@
-"""The database of one episode, in memory: its tables, its rows, its final state."""
+"""The in-memory database of one episode: its tables, its rows and its final state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ CREATE TABLE holds (id TEXT PRIMARY KEY, card TEXT, book TEXT);
 CREATE TABLE transfers (card TEXT, topic TEXT);
 """
 
-# The final state. It excludes the ids of holds, which depend on the order in which holds were
-# placed.
+# The final state. It excludes the ids of holds, because they depend on the order in which holds
+# were placed.
 _STATE = (
     "SELECT * FROM members ORDER BY card",
     "SELECT * FROM books ORDER BY id",
@@ -36,7 +36,7 @@ _STATE = (
 
 @cache
 def handwritten() -> Mapping[str, Any]:
-    """Return the rows and the tasks of `desk_tasks.json`."""
+    """Return the rows and the tasks in `desk_tasks.json`."""
     data: Mapping[str, Any] = json.loads(
         Path(__file__).with_name("desk_tasks.json").read_text(encoding="utf-8")
     )
@@ -44,7 +44,9 @@ def handwritten() -> Mapping[str, Any]:
 
 
 def open_database(rows: Rows | None = None) -> sqlite3.Connection:
-    """Return a new database with `rows`; default: those of the hand-written tasks."""
+    """Return a new database with `rows`. By default, these are the rows of the hand-written
+    tasks.
+    """
     # One coroutine plays an episode, but not always in the same thread.
     db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     db.row_factory = sqlite3.Row
@@ -60,5 +62,5 @@ def open_database(rows: Rows | None = None) -> sqlite3.Connection:
 
 
 def final_state(db: sqlite3.Connection) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-    """Return all rows that the reward depends on, in an order that depends only on the rows."""
+    """Return all rows on which the reward depends, in an order that depends only on the rows."""
     return tuple(tuple(tuple(row) for row in db.execute(query)) for query in _STATE)

@@ -1,8 +1,8 @@
 """`Desk`: one conversation at the service desk.
 
-Invariants: every episode has its own database in memory; the reward is 1.0 if the final database
-equals that of the reference actions and the replies contain the required facts, else 0.0; any
-arguments result in an observation; nothing is executed after `done`.
+Invariants: every episode has its own in-memory database. The reward is 1.0 if the final database
+equals the one after the reference actions, and the replies contain the required facts. Otherwise it
+is 0.0. Any arguments result in an observation. Nothing is executed after `done`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Desk(Environment):
         self._tool_errors: Counter[str] = Counter()
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Start `task`. `seed` is passed to a simulated user; nothing else is random."""
+        """Start `task`. `seed` is passed to a simulated user. Nothing else is random."""
         await self.close()
         self._task, self._done, self._replies, self._tool_errors = task, False, [], Counter()
         self._db = open_database(task.data.get("rows"))
@@ -69,8 +69,8 @@ class Desk(Environment):
     async def step(self, action: Action) -> StepResult:
         """Run the calls, or send the text to the member.
 
-        Raise `ActionError` if the reply is empty, `UsageError` before `reset` and after `done`, and
-        what the user simulator raises.
+        Raise `ActionError` if the reply is empty, and `UsageError` before `reset` and after `done`.
+        Errors of the user simulator are raised too.
         """
         if self._db is None or self._user is None or self._task is None:
             raise UsageError("desk: step was called before reset(task, seed)")
@@ -104,7 +104,7 @@ class Desk(Environment):
         return message | {"content": content}
 
     def metrics(self) -> Mapping[str, float]:
-        """Return `tool_errors`, in all and by tool, and the user's metrics."""
+        """Return `tool_errors` (in total and by tool) and the user's metrics."""
         errors = {f"tool_errors/{name}": float(count) for name, count in self._tool_errors.items()}
         return {
             "tool_errors": float(self._tool_errors.total()),

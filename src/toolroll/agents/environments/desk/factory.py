@@ -1,4 +1,4 @@
-"""`DeskFactory`: the tasks of the desk, and its settings."""
+"""`DeskFactory`: the desk's tasks and settings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _tasks(split: str) -> tuple[Task, ...]:
 class DeskFactory:
     """The factory of the environment.
 
-    The tasks of `test` are written by hand. Those of `train` and `held-out` are generated from a
-    seed, each with a library of its own. They share no member, book, loan or hold with `test`, and
-    no title and no card with each other.
+    The tasks of `test` are written by hand. The tasks of `train` and `held-out` are generated from
+    a seed, each with its own library. They share no member, book, loan or hold with `test`, and no
+    title and no card with each other.
 
-    The setting `policy` is the system message: `full` (the default) states the rules, `brief` does
-    not, for a model that was trained on them.
+    The setting `policy` is the system message. `full` (the default) states the rules. `brief` does
+    not, and is for a model that was trained on them.
     """
 
     name = "desk"
@@ -45,7 +45,7 @@ class DeskFactory:
     splits: tuple[str, ...] = ("test", "train", "held-out")
 
     def missing(self) -> str | None:
-        """Return None: nothing needs to be installed."""
+        """Return None, because nothing needs to be installed."""
         return None
 
     def tasks(self, split: str) -> Sequence[Task]:

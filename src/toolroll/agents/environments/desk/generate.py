@@ -1,4 +1,4 @@
-"""Generated tasks: each has a library of its own, and one or two requests of its member.
+"""Generated tasks. Each has its own library, and one or two requests of its member.
 
 A task is drawn for an outcome, such as a renewal that rule R2 forbids, so that no outcome is rare.
 The drawn values keep a distance from each limit: for example, a generated loan is at most 9 or at
@@ -38,7 +38,7 @@ _OUTCOMES: dict[tuple[str, str | None], int] = {
     ("blocked", None): 2,
     ("stranger", "A1"): 4,
 }
-"""The weight of each kind of request and of the rule that forbids it. `blocked` and `stranger` are
+"""The weight of each kind of request and of each rule that forbids it. `blocked` and `stranger` are
 requests of any kind by a member with a blocked card, or with the wrong postcode.
 """
 
@@ -51,19 +51,21 @@ _SECOND = {
     "due": ("renew", "hold", "cancel", "waive", "owed"),
     "owed": ("renew", "hold", "cancel", "waive", "due"),
 }
-"""What may follow a request: nothing that it changed, so that one look at the account is enough."""
+"""The kinds of requests that may follow a request. They depend on nothing that it changed, so that
+one look at the account is enough.
+"""
 
 
 def generate(count: int, *, held_out: bool) -> list[dict[str, Any]]:
-    """Return `count` tasks, the same each time. Titles and cards of held-out tasks are not in other
-    tasks.
+    """Return `count` tasks, which are always the same. The titles and cards of held-out tasks occur
+    in no other tasks.
     """
     name = "held-out" if held_out else "train"
     return [_task(f"{name}-{index:05d}", held_out=held_out) for index in range(count)]
 
 
 def _task(name: str, *, held_out: bool) -> dict[str, Any]:
-    """Draw an outcome, then libraries until one has it."""
+    """Draw an outcome. Then draw libraries until one of them has this outcome."""
     rng = random.Random(f"desk/{name}")
     [goal] = rng.choices(list(_OUTCOMES), list(_OUTCOMES.values()))
     while True:
@@ -168,7 +170,7 @@ def _library(rng: random.Random, *, held_out: bool, blocked: bool) -> Library:
 
 
 def _fill(rng: random.Random, library: Library, *, held_out: bool) -> None:
-    """Add books, and the loans and holds on them."""
+    """Add books, and loans and holds on them."""
     plus = library.member.tier == "plus"
     loans, holds = rng.randint(1, 3), rng.choice((0, 1, 2, 3, 5, 5) if plus else (0, 1, 3))
     ids = _ids(rng)
@@ -207,7 +209,7 @@ def _cards(rng: random.Random, *, held_out: bool) -> list[str]:
 
 
 def _titles(rng: random.Random, count: int, *, held_out: bool) -> list[str]:
-    """Return titles of which no two share a word."""
+    """Return titles. No two of them share a word."""
     titles: list[str] = []
     used: set[int] = set()
     for adjective in rng.sample(range(len(words.ADJECTIVES)), count):
@@ -220,7 +222,7 @@ def _titles(rng: random.Random, count: int, *, held_out: bool) -> list[str]:
 
 
 def _ids(rng: random.Random) -> Iterator[str]:
-    """Return numbers for the ids of books, loans and holds. Each is returned once."""
+    """Yield numbers for the ids of books, loans and holds. Each number is used once."""
     return iter([str(number) for number in rng.sample(range(20, 98), 60)])
 
 

@@ -14,7 +14,7 @@ from toolroll.rollout.types import Action, Task
 
 
 def reference(task: Task) -> list[Action]:
-    """Return the actions with which an agent earns 1.0 in `task`, with the scripted member."""
+    """Return the actions that earn 1.0 in `task` with the scripted member."""
     data = task.data
     calls = [Action("", (ToolCall("find_member", {"card": data["card"]}, ""),))]
     if "requests" in data:
@@ -28,7 +28,9 @@ _WELCOME = Action("Welcome! May I have your card number and your postcode?")
 
 
 def settled(request: Mapping[str, Any]) -> list[Action]:
-    """Return the calls that settle one request, then the reply, unless a person takes over."""
+    """Return the calls that settle one request. Then return the reply, unless a person takes
+    over.
+    """
     calls = [
         Action("", (ToolCall(name, dict(arguments), ""),)) for name, arguments in request["actions"]
     ]
@@ -38,8 +40,8 @@ def settled(request: Mapping[str, Any]) -> list[Action]:
 
 
 def normalise(text: str) -> str:
-    """Return `text` normalized for comparison: compatibility forms (such as full-width digits)
-    unified, lower case, no thousands separators, ordinals as numbers.
+    """Return `text` normalized for comparison: in lower case, with unified compatibility forms
+    (such as full-width digits), without thousands separators, and with ordinals as numbers.
     """
     plain = unicodedata.normalize("NFKC", text).casefold()
     plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
@@ -47,8 +49,8 @@ def normalise(text: str) -> str:
 
 
 def is_told(wanted: str, replies: Sequence[str]) -> bool:
-    """Return True if one of `replies` has `wanted` as a separate word or number ("3" is not in "13"
-    or "3.50").
+    """Return True if one of `replies` contains `wanted` as a separate word or number ("3" is not in
+    "13" or "3.50").
     """
     pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(wanted))}(?!\w|[.-]\d)")
     return any(pattern.search(normalise(reply)) for reply in replies)
@@ -58,11 +60,11 @@ _CODE = re.compile(r"\b[arhf][1-4]\b")
 
 
 def judge(task: Task, state: object, replies: Sequence[str]) -> tuple[float, str | None]:
-    """Return 1.0 if `state` is the reference's and the replies contain the required facts; else 0.0
-    and the reason.
+    """Return 1.0 if `state` equals the reference's state and the replies contain the required
+    facts. Otherwise return 0.0 and the reason.
 
     If a rule's code is required, any other code in the replies results in 0.0, so that reciting the
-    list of rules does not count.
+    list of rules earns nothing.
     """
     told = [str(text) for text in task.data["told"]]
     codes = {normalise(text) for text in told} & set(_CODE.findall(normalise(" ".join(told))))

@@ -1,4 +1,4 @@
-"""`Library`: the rows of one generated task while its requests are settled one after the other."""
+"""`Library`: the rows of one generated task, while its requests are settled one after another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Member:
-    """A row of `members`. `owed` is in cents; `waived_on` is empty if nothing was ever waived."""
+    """A row of `members`. `owed` is in cents. `waived_on` is empty if nothing was ever waived."""
 
     card: str
     name: str
@@ -77,7 +77,7 @@ class Library:
         return sum(hold.book == book for hold in self.holds)
 
     def book(self, book_id: str) -> Book:
-        """Return the book with the id."""
+        """Return the book with this id."""
         return next(book for book in self.books if book.id == book_id)
 
     def rows(self) -> dict[str, list[tuple[Any, ...]]]:

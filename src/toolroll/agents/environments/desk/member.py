@@ -1,4 +1,4 @@
-"""The scripted member, who writes to the desk."""
+"""The scripted member who writes to the desk."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from toolroll.agents.users.stop import STOP_MARKER
 
 
 class DeskUser:
-    """The scripted member: sends the request, then one missing detail per turn, agrees to
+    """The scripted member. It sends the request, then one missing detail per turn, agrees to
     questions, and stops.
     """
 
     PATIENCE = 3
-    """Number of questions that it agrees to after its last detail."""
+    """The number of questions to which the member agrees after the last detail."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._opening = task["opening"]
@@ -23,12 +23,12 @@ class DeskUser:
         self._agreed = 0
 
     async def reset(self, instruction: str) -> str:
-        """Return the request. `instruction` has no effect: it is for models."""
+        """Return the request. `instruction` has no effect, because it is for models."""
         return str(self._opening)
 
     async def step(self, content: str) -> str:
-        """Return the next detail; after the last one, "yes" to a question, or thanks and the stop
-        marker.
+        """Return the next detail. After the last detail, return "yes" to a question, or else thanks
+        and the stop marker.
         """
         self._calls += 1
         if self._lines:
@@ -43,7 +43,7 @@ class DeskUser:
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Do nothing, because there are no resources to release."""
 
 
 def details(task: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The rules of the desk, as the system message states them, and the dates they refer to."""
+"""The desk's rules, as the system message states them, and the dates to which they refer."""
 
 from __future__ import annotations
 

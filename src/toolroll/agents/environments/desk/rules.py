@@ -1,7 +1,8 @@
-"""What each kind of request may refer to, what the rules say, and how it is settled.
+"""The objects that each kind of request may refer to, what the rules say about a request, and how
+it is settled.
 
-These are the rules of `policy.POLICY`, written a second time as code: they decide what the tools do
-not.
+These are the rules of `policy.POLICY`, written a second time as code. They decide what the tools do
+not decide.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def _forbidden(kind: str, title: str, actions: list[Call], code: str) -> Settled
 
 
 def _the_one(broken: Mapping[str, bool]) -> str | None:
-    """Return the code of the broken rule, or None. Raise `LookupError` if several are broken: the
-    reply must name one.
+    """Return the code of the broken rule, or None. Raise `LookupError` if several rules are broken,
+    because the reply must name one.
     """
     codes = [code for code, is_broken in broken.items() if is_broken]
     if len(codes) > 1:
@@ -70,7 +71,7 @@ def renew(library: Library, loan: Loan) -> Settled:
 
 
 def hold(library: Library, book: Book) -> Settled:
-    """Place a hold on a book that the member neither has nor waits for."""
+    """Place a hold on a book that the member has not borrowed and does not wait for."""
     member = library.member
     search = ("search_books", {"title": book.title})
     code = _the_one(
@@ -139,7 +140,9 @@ def complaint(library: Library, _: None) -> Settled:
 
 
 def choices(library: Library, kind: str) -> list[Any]:
-    """Return what a request of the kind may refer to. The list is empty if nothing fits."""
+    """Return the objects that a request of this kind may refer to. The list is empty if nothing
+    fits.
+    """
     if kind in ("renew", "due", "lost"):
         # A loan that was just renewed is not renewed again.
         return [loan for loan in library.own_loans() if loan.due != RENEWED_UNTIL]

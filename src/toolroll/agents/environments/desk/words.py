@@ -1,4 +1,6 @@
-"""The words of the generated titles, names and requests. None is in the hand-written tasks."""
+"""The words in generated titles, names and requests. None of them occurs in the hand-written
+tasks.
+"""
 
 from __future__ import annotations
 

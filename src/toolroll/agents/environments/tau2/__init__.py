@@ -1,4 +1,4 @@
-"""tau2-bench (airline, retail, telecom) from the data and tools in the inspect-evals wheel."""
+"""tau2-bench (airline, retail, telecom), with the data and tools from the inspect-evals wheel."""
 
 from toolroll.agents.environments.tau2.environment import Tau2Environment
 from toolroll.agents.environments.tau2.factory import AIRLINE, RETAIL, TELECOM, Tau2Factory

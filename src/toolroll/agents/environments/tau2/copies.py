@@ -1,8 +1,8 @@
-"""Copies of the databases for episodes, and their comparison.
+"""Copies of the databases for episodes, and a comparison of databases.
 
 A deep copy of airline's database takes 0.25 s, most of it for the flights. A tool can change a
-flight only through `_get_flight` (inspect-evals 0.26.0), so episodes share the flights and copy one
-when that method first returns it. The small tables are copied.
+flight only through `_get_flight` (inspect-evals 0.26.0). So episodes share the flights and copy a
+flight when that method first returns it. The small tables are copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOOLS_OF_ONE_DATABASE = {"db", "initialized"}
 
 
 def copies(made: Any) -> Callable[[], Any]:
-    """Return a function that makes copies of `made`, one of the wheel's tool objects."""
+    """Return a function that makes copies of `made`, which is one of the wheel's tool objects."""
     kind = type(made)
     if set(kind.model_fields) != _TOOLS_OF_ONE_DATABASE:
         return lambda: copy.deepcopy(made)
@@ -68,14 +68,14 @@ def _with_own_flights(kind: type[Any]) -> type[Any]:
 
 def quick_digest(database: Any) -> str:
     """Return a hash of a database. Databases with equal hashes are equal. If the hashes differ,
-    compare `digest`: the databases may differ only in the order of keys.
+    compare `digest`, because the databases may differ only in the order of keys.
     """
     return hashlib.sha256(database.model_dump_json().encode()).hexdigest()
 
 
 def digest(database: Any) -> str:
     """Return a hash that does not depend on the order of keys. Two databases have equal digests if
-    tau2's own hashes of them are equal.
+    their tau2 hashes are equal.
     """
     data = orjson.loads(database.model_dump_json())
     return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()

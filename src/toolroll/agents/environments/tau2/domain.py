@@ -1,6 +1,6 @@
 """`Domain`: the data that all episodes of one tau2 domain share, and the state of one episode.
 
-Invariants: shared objects never change; the state of an episode is in its own store; a tool's error
+Invariants: shared objects never change. The state of an episode is in its own store. A tool's error
 is its result.
 """
 
@@ -29,13 +29,13 @@ from toolroll.rollout.types import Tool
 
 Call = tuple[str, Mapping[str, Any]]
 READ_ONLY = frozenset({"calculate", "transfer_to_human_agents"})
-"""Tools that are not methods of the classes, and change nothing."""
+"""Tools that are not methods of the classes and that change nothing."""
 
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain. `functions` maps the name of each tool of the agent to its function;
-    `user_functions` does the same for the tools of the simulated user, which only telecom has.
+    """One domain. `functions` maps the name of each tool of the agent to its function.
+    `user_functions` does the same for the simulated user's tools, which only telecom has.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Domain:
         return state
 
     def is_expected(self, task: Mapping[str, Any], database: Any) -> bool:
-        """Return True if `database` is the one that results from the task's reference actions."""
+        """Return True if `database` is what the task's reference actions result in."""
         return quick_digest(database) == self._digest(task, quick_digest) or digest(
             database
         ) == self._digest(task, digest)
@@ -68,7 +68,7 @@ class Domain:
     def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
         """Return the digest `of` the database after the task's reference actions.
 
-        Cached by task and digest function.
+        The digest is cached by task and digest function.
         """
         with self._lock:
             if (task["id"], of) not in self._expected:
@@ -81,7 +81,7 @@ class Domain:
 
 
 class State:
-    """One episode's databases, and the calls so far of each side ("assistant", "user")."""
+    """One episode's databases, and the calls so far of each side ("assistant" and "user")."""
 
     def __init__(self, domain: Domain, store: Store) -> None:
         self._domain = domain
@@ -103,7 +103,7 @@ class State:
             STORE.reset(token)
 
     def do(self, side: str, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a method of the tools of `side`, which may also be one for assertions or initial
+        """Call a method of the tools of `side`. It may also be a method for assertions or initial
         actions.
         """
         token = STORE.set(self._store)
@@ -122,7 +122,7 @@ class State:
             STORE.reset(token)
 
     def try_to_do(self, side: str, name: str, arguments: Mapping[str, Any]) -> None:
-        """Call `do`, and ignore a `ToolError`: some reference actions fail."""
+        """Call `do` and ignore a `ToolError`, because some reference actions fail."""
         try:
             self.do(side, name, arguments)
         except ToolError:

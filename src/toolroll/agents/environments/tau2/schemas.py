@@ -1,4 +1,4 @@
-"""Make a tool's schema in OpenAI's format from a Python function's signature and docstring."""
+"""Make a tool's schema in OpenAI's format from the signature and docstring of a Python function."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """Return the descriptions of the parameters in the text of an `Args:` section, by name."""
+    """Return the parameters' descriptions in the text of an `Args:` section, by name."""
     found: dict[str, list[str]] = {}
     lines = [line for line in inspect.cleandoc(text).splitlines() if line.strip()]
     current = ""

@@ -1,4 +1,4 @@
-"""tau-bench (retail, airline) from its own package, which is on GitHub only."""
+"""tau-bench (retail, airline) from its own package, which is available only on GitHub."""
 
 from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
 from toolroll.agents.environments.tau_bench.factory import AIRLINE, RETAIL, TauBenchFactory

@@ -1,10 +1,10 @@
 """tau-bench's tool `calculate` with limits. As in the original, Python's `eval` computes the value,
 but powers and products cannot become too large.
 
-Invariants: no expression takes more than milliseconds (`9**9**9` would hold the GIL, and so block
-every other episode, for minutes, and no time limit could end it); whenever the original returns a
-text, even for an error, so does this tool. Only digits, operators, brackets and decimal points are
-evaluated.
+Invariants: no expression takes more than milliseconds. (`9**9**9` would hold the GIL for minutes
+and so block every other episode, and no time limit could end it.) Whenever the original returns a
+text, even for an error, this tool returns a text too. Only digits, operators, brackets and decimal
+points are evaluated.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 _ALLOWED = frozenset("0123456789+-*/(). ")
 _MAX_LENGTH = 2_000
 _MAX_BITS = 1 << 16
-"""Maximum size of an intermediate integer. An integer of more than 1,024 bits cannot be converted
-to a float, so larger ones matter only as operands of a division.
+"""The maximum size of an intermediate integer. An integer of more than 1,024 bits cannot be
+converted to a float, so larger integers matter only as operands of a division.
 """
 
 _TOO_LARGE = "int too large to convert to float"
@@ -30,7 +30,7 @@ class Calculate:
 
     @staticmethod
     def invoke(data: Any, expression: Any) -> str:
-        """Return the value, rounded to two digits, or "Error: ..." in the original's words."""
+        """Return the value rounded to two digits, or "Error: ..." in the original's words."""
         if not all(char in _ALLOWED for char in expression):
             return "Error: invalid characters in expression"
         if not isinstance(expression, str):
@@ -49,8 +49,8 @@ class Calculate:
 
 
 def _evaluate(expression: str) -> Any:
-    """Return the value of `expression`. Raise what Python's `eval` raises, or `OverflowError` if a
-    limit is exceeded.
+    """Return the value of `expression`. Raise the error that Python's `eval` raises, or
+    `OverflowError` if a limit is exceeded.
     """
     if len(expression) > _MAX_LENGTH:
         raise OverflowError(f"the expression is longer than {_MAX_LENGTH} characters")
@@ -63,7 +63,7 @@ def _evaluate(expression: str) -> Any:
 
 
 class _Bounded(ast.NodeTransformer):
-    """Replaces powers and products with calls of the bounded functions."""
+    """Replaces powers and products with calls to the bounded functions."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         self.generic_visit(node)

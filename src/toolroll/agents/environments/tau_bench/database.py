@@ -1,17 +1,18 @@
 """`Database`: one domain's database. Every episode gets a lazy copy of it.
 
 A copy creates a record, and the lists and dicts in it, when they are first read. A full copy would
-take 6 ms (retail) or 14 ms (airline), and 6 or 13 MiB of small objects per live episode, which
-Python's garbage collector visits repeatedly, although a search reads only one or two fields of each
-record. With 64 live episodes, full records blocked the event loop for 100 ms at a time.
+take 6 ms (retail) or 14 ms (airline), and 6 or 13 MiB of small objects per live episode. Python's
+garbage collector would visit these objects repeatedly, although a search reads only one or two
+fields of each record. With 64 live episodes, full records blocked the event loop for 100 ms at a
+time.
 
 Invariants:
 
-- A copy behaves like the dict that tau-bench loads: same keys, order and values. A value that was
-  read once stays the same object.
-- No episode sees the changes of another.
-- Two databases have equal `changes` if and only if tau-bench's own hashes of them are equal. (`1`,
-  `1.0` and `True` differ; the order of keys does not matter.)
+- A copy behaves like the dict that tau-bench loads: it has the same keys, order and values. Once a
+  value was read, it stays the same object.
+- No episode sees another episode's changes.
+- Two databases have equal `changes` if and only if their tau-bench hashes are equal. (`1`, `1.0`
+  and `True` differ; the order of keys does not matter.)
 """
 
 from __future__ import annotations
@@ -21,20 +22,24 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Changes = Mapping[tuple[str, str | None], str | None]
-"""The differences from the database as loaded: (table, key) -> the text of the record that
-tau-bench hashes, or None if the record was removed. A table that is not a dict of records has the
-key None.
+"""The differences from the loaded database. They map (table, key) to the record's text that
+tau-bench hashes, or to None if the record was removed. If a table is not a dict of records, its key
+is None.
 """
 
 _VERSION = 2
-"""Version of marshal: the last one whose bytes depend only on values, not on shared objects."""
+"""The version of marshal. It is the last one whose bytes depend only on values, not on shared
+objects.
+"""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 _get = dict.__getitem__  # a global, since super() takes longer than the look-up itself
 
 
 class Stored(dict[str, Any]):
-    """A record as loaded, which all copies share. Its lists and dicts are serialized to bytes."""
+    """A record as it was loaded, which all copies share. Its lists and dicts are serialized to
+    bytes.
+    """
 
     __slots__ = ()
 
@@ -60,8 +65,8 @@ class Table(dict[str, Any]):
         return value
 
     def __iter__(self) -> Iterator[str]:
-        # Overridden so that dict(table) and {**table} read the values instead of copying their
-        # stand-ins.
+        # Overridden so that dict(table) and {**table} read the values. Otherwise they would copy
+        # the unread stand-ins.
         return super().__iter__()
 
     def get(self, key: Any, default: Any = None) -> Any:
@@ -71,7 +76,7 @@ class Table(dict[str, Any]):
             return default
 
     def raw(self) -> Iterator[tuple[str, Any]]:
-        """Return the items without creating values: unread values are `Stored` or bytes."""
+        """Return the items without creating values. Unread values are `Stored` or bytes."""
         return iter(super().items())
 
     def read_all(self) -> None:
@@ -95,8 +100,8 @@ class Table(dict[str, Any]):
 
 
 def _whole(name: str) -> Callable[..., Any]:
-    """Return a method for `Table` that reads every value and then calls the method `name` of
-    `dict`.
+    """Return a method for `Table` that reads every value and then calls the `dict` method
+    `name`.
     """
     method = getattr(dict, name)
 
@@ -140,7 +145,7 @@ class Database:
         }
 
     def changes(self, data: Mapping[str, Any]) -> Changes:
-        """Return how `data`, a changed `copy()`, differs from the database as loaded."""
+        """Return how `data`, a changed `copy()`, differs from the loaded database."""
         found: dict[tuple[str, str | None], str | None] = {}
         for name in self._tables.keys() - data.keys():
             found[name, None] = None
@@ -174,10 +179,10 @@ class Database:
     # --- tau-bench's hash -------------------------------------------------------------------------
 
     def hash(self, changes: Changes) -> str:
-        """Return tau-bench's hash of the database with `changes`. It is computed from the cached
-        texts of the records.
+        """Return tau-bench's hash of the database with `changes`. It is computed from the records'
+        cached texts.
 
-        This takes milliseconds instead of tenths of a second. The first call computes all texts.
+        This takes milliseconds, and not tenths of a second. The first call computes all texts.
         """
         texts = self._all_texts()
         parts = []
@@ -240,7 +245,7 @@ def _plain(stored: Stored | bytes) -> Any:
 
 
 def _is_still(now: Any, base: Any) -> bool:
-    """Return True if `now` certainly equals `base`; False if it may differ."""
+    """Return True if `now` certainly equals `base`. Return False if it may differ."""
     if now is base:
         return True
     if type(base) is Stored:

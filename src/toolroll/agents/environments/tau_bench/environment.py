@@ -1,11 +1,11 @@
 """`TauBenchEnvironment`: one episode of tau-bench, with an asynchronous user simulator.
 
 The tasks, tools, database, policy and reward are the benchmark's. The loop is toolroll's, because
-the package's own loop gives reward 1.0 for any step after the end, loads its database three times
-per episode and blocks the event loop.
+the package's own loop gives the reward 1.0 for any step after the end, loads its database three
+times per episode, and blocks the event loop.
 
-Invariants: nothing happens after `done`; an error of the model is an observation; the user never
-gets blank text; a failed user simulator never results in a reward.
+Invariants: nothing happens after `done`. An error of the model is an observation. The user never
+gets blank text. A failed user simulator never results in a reward.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TauBenchEnvironment(Environment):
     """One episode.
 
     `bench_of(split)` returns the data that episodes share. `make_user(seed)` creates the user at
-    `reset`. `split` is used for tasks that do not name their split (those chosen by `task_index`).
+    `reset`. `split` is used for tasks that do not name their split (tasks chosen by `task_index`).
     """
 
     parallel_calls: ParallelCalls = "first"
@@ -62,7 +62,7 @@ class TauBenchEnvironment(Environment):
 
     @property
     def data(self) -> Mapping[str, Any] | None:
-        """The episode's database; None before `reset` and after the end."""
+        """The episode's database. None before `reset` and after the end."""
         return self._data
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -89,8 +89,8 @@ class TauBenchEnvironment(Environment):
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Execute the calls in order, until one ends the episode. Without calls, send the text to
-        the user.
+        """Execute the calls in order until one of them ends the episode. If there are no calls,
+        send the text to the user.
         """
         if self._data is None:
             raise EnvironmentFailure("step was called before reset or after the end")
@@ -134,7 +134,9 @@ class TauBenchEnvironment(Environment):
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of calls and of failed calls, and the user simulator's metrics."""
+        """Return the number of calls, the number of failed calls, and the user simulator's
+        metrics.
+        """
         user = self._user.metrics() if self._user is not None else {}
         return {"env_calls": float(self._calls), "tool_errors": float(self._errors), **user}
 

@@ -1,7 +1,7 @@
 """The environments `tau-bench/retail` and `tau-bench/airline`.
 
 Invariants: the package is imported and its database read when they are first needed, once per
-split; task ids are `<split>-<index>`, since tau-bench's tasks have none.
+split. Task ids are `<split>-<index>`, because tau-bench's tasks have none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TauBenchFactory:
 
     def missing(self) -> str | None:
         """Return the command that installs tau-bench without its dependencies, which are not needed
-        here; None if it is installed.
+        here. Return None if tau-bench is installed.
         """
         return None if installed(self._package, self._domain) else INSTALL
 
@@ -74,8 +74,8 @@ class TauBenchFactory:
         ]
 
     def make(self, options: EnvironmentOptions) -> TauBenchEnvironment:
-        """Return a new environment. Its only setting is `split`, for tasks that do not name their
-        split.
+        """Return a new environment. Its only setting is `split`, which is used for tasks that do
+        not name their split.
         """
         unknown = sorted(set(options.settings) - {"split"})
         if unknown:

@@ -1,11 +1,11 @@
-"""`Bench`: the data that all episodes of one domain and split share: the domain, its database, and
-the expected outcome of each task.
+"""`Bench`: the data that all episodes of one domain and split share. This is the domain, its
+database and the expected outcome of each task.
 
 Invariants:
 
-- Rewards and reward infos are those that tau-bench computes. The reference actions are replayed
-  once for each task, and their changes are cached.
-- Task objects never change: tools get copies of the arguments.
+- Rewards and reward infos are the same as tau-bench's. The reference actions are replayed once per
+  task, and their changes are cached.
+- Task objects never change, because tools get copies of the arguments.
 - The event loop runs between the steps of any two episodes.
 """
 
@@ -29,7 +29,9 @@ from toolroll.rollout.runtime.threads import Threads
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The changes of a task's reference actions, and tau-bench's hash of the resulting database."""
+    """The changes that a task's reference actions make, and tau-bench's hash of the resulting
+    database.
+    """
 
     changes: Changes
     hash: str
@@ -59,7 +61,9 @@ class Bench:
         return tasks[index]
 
     def invoke(self, data: dict[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool as tau-bench does. Its error is returned as the observation."""
+        """Call a tool as tau-bench does. If it raises an error, the error is returned as the
+        observation.
+        """
         if name not in self.domain.invoke:
             return f"Unknown action {name}"
         tool = Calculate.invoke if name == "calculate" else self.domain.invoke[name]
@@ -72,7 +76,7 @@ class Bench:
     async def turn(self) -> AsyncIterator[None]:
         """Allow one episode's work in each iteration of the event loop.
 
-        A look-up of a user by name reads all records, which takes milliseconds. Without this, the
+        Looking up a user by name reads all records, which takes milliseconds. Without this, the
         look-ups of many episodes in a row would block the loop.
         """
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
@@ -80,7 +84,9 @@ class Bench:
             await asyncio.sleep(0)
 
     async def expected(self, index: int) -> Expected:
-        """Return the outcome of the reference actions, which earns the reward."""
+        """Return the outcome of the reference actions. An episode with this outcome earns the
+        reward.
+        """
         if index not in self._expected:
             self._expected[index] = await self._grader.run_in_thread(
                 self.compute_expected, index, what=f"the reference of {self.domain.name} {index}"
@@ -104,7 +110,7 @@ class Bench:
     def grade(
         self, index: int, expected: Expected, data: Mapping[str, Any], texts: Sequence[str]
     ) -> dict[str, Any]:
-        """Return tau-bench's `RewardResult` as plain data. `texts`: the texts of the agent."""
+        """Return tau-bench's `RewardResult` as plain data. `texts`: the agent's texts."""
         task = self.task(index)
         right = self.database.changes(data) == expected.changes
         reward = 1.0 if right else 0.0

@@ -1,8 +1,8 @@
 """Load a domain's data and functions from the `tau_bench` package.
 
-Invariants: nothing is imported before it is needed; importing tau-bench neither needs litellm nor
-lets it download its price list; `sys.modules` and the environment variables are restored. The facts
-about tau-bench are those of commit 59a200c6.
+Invariants: nothing is imported before it is needed. Importing tau-bench does not require litellm,
+and does not let litellm download its price list. `sys.modules` and the environment variables are
+restored. The facts about tau-bench are from its commit 59a200c6.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _import_lock = threading.RLock()
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """One domain of tau-bench as its package defines it; shared by all episodes and never changed.
+    """One domain of tau-bench as its package defines it. All episodes share it, and it never
+    changes.
 
-    `tasks` are the package's own task objects of one split. `invoke[name]` is a tool:
+    `tasks` are the package's own task objects for one split. `invoke[name]` is a tool:
     `invoke[name](data=..., **arguments)`. `user_prompt` is the package's prompt for a simulated
-    user, with the placeholder `{instruction}`. `to_hashable` and `consistent_hash` are
-    the package's: they define the reward.
+    user, with the placeholder `{instruction}`. `to_hashable` and `consistent_hash` are the
+    package's functions that define the reward.
     """
 
     name: str
@@ -53,8 +54,8 @@ class Domain:
 
 
 def installed(package: str, domain: str) -> bool:
-    """Return True if `package` is installed and is this benchmark: PyPI has other packages of that
-    name.
+    """Return True if `package` is installed and is this benchmark, because PyPI has a different
+    package of the same name.
     """
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec is not None else None
@@ -64,7 +65,7 @@ def installed(package: str, domain: str) -> bool:
 
 
 def load_domain(package: str, domain: str, split: str) -> Domain:
-    """Return the domain with the tasks of `split`, and its database, read from the package.
+    """Return the domain with the tasks of `split` and its database, both read from the package.
 
     Raise `UsageError` if the package is not installed.
     """
@@ -73,8 +74,8 @@ def load_domain(package: str, domain: str, split: str) -> Domain:
     envs = import_module(f"{package}.envs")
     base = import_module(f"{package}.envs.base")
     users = import_module(f"{package}.envs.user")
-    # "human" is the only strategy whose constructor does not call a model; index 0, because None
-    # draws one that may be out of range.
+    # "human" is the only strategy whose constructor does not call a model. The index is 0, because
+    # for None it is drawn and may be out of range.
     env = envs.get_env(domain, user_strategy="human", user_model="", task_split=split, task_index=0)
     prompt = object.__new__(users.LLMUserSimulationEnv).build_system_prompt(
         instruction="{instruction}"
@@ -95,8 +96,8 @@ def load_domain(package: str, domain: str, split: str) -> Domain:
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module of tau-bench, with a stand-in for litellm during the import (unless litellm
-    is imported already).
+    """Import a module of tau-bench. During the import, a stand-in replaces litellm, unless litellm
+    is already imported.
     """
     with _import_lock:
         if name in sys.modules:
@@ -129,7 +130,7 @@ def _completion(*args: Any, **kwargs: Any) -> Any:
 
 
 def import_litellm() -> ModuleType:
-    """Import litellm, and keep it from downloading its price list during the import.
+    """Import litellm, and prevent it from downloading its price list during the import.
 
     Raise `UsageError` if it is not installed.
     """
@@ -147,7 +148,7 @@ def import_litellm() -> ModuleType:
 
 @contextmanager
 def _local_price_list() -> Iterator[None]:
-    """Set the variable that keeps litellm from downloading a price list during its import."""
+    """Set the variable that prevents litellm from downloading a price list during its import."""
     before = os.environ.get(_PRICE_LIST_SWITCH)
     os.environ[_PRICE_LIST_SWITCH] = "True" if before is None else before
     try:

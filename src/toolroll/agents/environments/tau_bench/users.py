@@ -1,10 +1,10 @@
-"""tau-bench's own user simulators, which use litellm, as asynchronous ones. Each call runs in a
+"""Make tau-bench's own user simulators, which use litellm, asynchronous. Each call runs in a
 thread.
 
-Invariants: the event loop never waits for litellm; a failure is a `UserSimulatorError`, never a
-line; a stop marker in the simulator's reasoning does not end the episode; a call that hangs neither
-delays the others nor keeps the process alive. For a model behind an OpenAI-compatible endpoint use
-`toolroll.agents.users`: it has retries and a seed, and needs no threads.
+Invariants: the event loop never waits for litellm. A failure is a `UserSimulatorError`, never a
+line. A stop marker in the simulator's reasoning does not end the episode. A call that hangs neither
+delays other calls nor keeps the process alive. For a model behind an OpenAI-compatible endpoint,
+use `toolroll.agents.users`, which has retries and a seed and needs no threads.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ STRATEGIES = ("llm", "verify", "reflection", "react")
 
 
 class TauBenchUser:
-    """The user of one episode (a `UserSimulator`). `load()` makes tau-bench's object, which calls
-    its model in the constructor.
+    """The user of one episode (a `UserSimulator`). `load()` creates tau-bench's object, whose
+    constructor calls its model.
     """
 
     def __init__(self, load: Callable[[], Any], threads: BlockingRunner) -> None:
@@ -86,11 +86,11 @@ class TauBenchUser:
         return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
 
     async def close(self) -> None:
-        """Do nothing: there are no resources to release."""
+        """Do nothing, because there are no resources to release."""
 
 
 class TauBenchUsers:
-    """Makes one `TauBenchUser` per episode; up to `concurrency` calls of a model run at once.
+    """Makes one `TauBenchUser` per episode. Up to `concurrency` calls of a model run at once.
 
     async with TauBenchUsers("gpt-4o", "openai") as users:
         options = EnvironmentOptions(user=users.make)
@@ -121,7 +121,7 @@ class TauBenchUsers:
         self._threads = Threads(concurrency)
 
     async def __aenter__(self) -> TauBenchUsers:
-        # Before the first episode: the import takes seconds.
+        # Before the first episode, because the import takes seconds.
         await self._threads.run_in_thread(import_litellm)
         return self
 
@@ -138,11 +138,11 @@ class TauBenchUsers:
         return TauBenchUser(self._load, self._threads)
 
     async def close(self) -> None:
-        """Do nothing: the threads do not outlive their calls."""
+        """Do nothing, because the threads do not outlive their calls."""
 
 
 def tau_bench_users(**settings: Any) -> TauBenchUsers:
-    """Return the users named `tau-bench` (entry points `toolroll.users`).
+    """Return the users named `tau-bench` (from the entry points `toolroll.users`).
 
     `settings`: model, provider, strategy, concurrency.
     """

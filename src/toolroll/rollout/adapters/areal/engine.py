@@ -1,4 +1,4 @@
-"""`ArealEngine`: AReaL's inference engine as the engine of a `Model`."""
+"""`ArealEngine`: uses AReaL's inference engine as the engine of a `Model`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = (
 
 
 class ArealEngine(FrameworkEngine):
-    """`engine` is AReaL's `InferenceEngine`, and `gconfig` AReaL's `GenerationHyperparameters`."""
+    """`engine` is AReaL's `InferenceEngine`. `gconfig` is AReaL's `GenerationHyperparameters`."""
 
     def __init__(
         self, engine: Any, gconfig: Any, tokenizer: Any, *, context_length: int | None
@@ -30,7 +30,7 @@ class ArealEngine(FrameworkEngine):
         self._tokenizer = tokenizer
 
     async def sample(self, request: GenerateRequest) -> Sampled:
-        """Return one turn. Raise `UsageError` for a sampling parameter that AReaL does not have.
+        """Sample one turn. Raise `UsageError` for a sampling parameter that AReaL does not have.
 
         All turns of an episode have the same `rid`, so that AReaL sends them to the same server.
         """

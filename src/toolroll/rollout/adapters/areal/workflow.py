@@ -1,4 +1,4 @@
-"""`ToolrollWorkflow`: AReaL's `RolloutWorkflow`, with toolroll's episodes."""
+"""`ToolrollWorkflow`: an AReaL `RolloutWorkflow` that plays toolroll's episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from toolroll.rollout.types import Status
 
 class ToolrollWorkflow:
     """`gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. Its
-    `max_tokens` limits prompt and response together, unless `settings` has a `context_length`.
+    `max_tokens` limits the prompt and the response together, unless `settings` has a
+    `context_length`.
 
     Raise `UsageError` for a setting of AReaL that episodes do not have.
 
@@ -57,7 +58,7 @@ class ToolrollWorkflow:
 
         Return tensors: `input_ids`, `loss_mask`, `versions` int32, `logprobs` float32 and
         `attention_mask` bool, each [1, n], and `rewards` float32 [1]. Return None if no token of
-        the episode may be trained. Raise `UsageError` for invalid settings and tasks.
+        the episode may be trained. Raise `UsageError` if the settings or the task are not valid.
         """
         if "index" not in data:
             raise UsageError(
@@ -86,7 +87,7 @@ class ToolrollWorkflow:
         return _tensors(chosen, result.reward)
 
     async def aclose(self) -> None:
-        """Close the players of the running loop."""
+        """Close the players that belong to the running event loop."""
         await self._players.aclose()
 
 
@@ -98,7 +99,7 @@ def _sampling_params(gconfig: Any) -> dict[str, Any]:
 
 
 def _record(**values: float) -> None:
-    """Add `values` to AReaL's statistics of the running workflow."""
+    """Add `values` to the statistics that AReaL keeps for the running workflow."""
     scope = importlib.import_module("areal.workflow_context").stat_scope()
     importlib.import_module("areal.utils.stats_tracker").get(scope).scalar(**values)
 
@@ -122,6 +123,6 @@ def _tensors(sequence: TrainingSequence, reward: float) -> dict[str, Any]:
     return {name: row.unsqueeze(0) for name, row in rows.items()}
 
 
-# AReaL requires a subclass of its own class, and is installed only in a trainer
+# AReaL requires a subclass of its own class, but is installed only in a trainer
 with contextlib.suppress(ImportError):
     importlib.import_module("areal.api.workflow_api").RolloutWorkflow.register(ToolrollWorkflow)

@@ -1,7 +1,7 @@
-"""Atropos: `BaseEnv` and `ServerManager` whose managed sessions have exact tokens.
+"""Atropos: versions of `BaseEnv` and `ServerManager` whose managed sessions have exact tokens.
 
-An environment changes one line: `from atroposlib.envs.base import BaseEnv, ...` becomes
-`from toolroll.rollout.adapters.atropos import BaseEnv, ...`. This package has every name of
+An environment changes only one line: `from atroposlib.envs.base import BaseEnv, ...` becomes `from
+toolroll.rollout.adapters.atropos import BaseEnv, ...`. This package exports every name of
 `atroposlib.envs.base`.
 """
 

@@ -1,7 +1,7 @@
-"""Atropos' `BaseEnv` and `ServerManager` whose managed sessions have exact tokens.
+"""Versions of Atropos' `BaseEnv` and `ServerManager` whose managed sessions have exact tokens.
 
-This module also has every other name of `atroposlib.envs.base`, so that an environment changes only
-one import. atroposlib is imported, and the two classes are created, at their first use.
+This module also exports every other name of `atroposlib.envs.base`, so that an environment changes
+only one import. atroposlib is imported, and the two classes are created, when they are first used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _theirs() -> Any:
 @cache
 def _server_manager() -> type[Any]:
     class ServerManager(_theirs().ServerManager):  # type: ignore[misc]
-        """Atropos' `ServerManager`, but its `managed_server` gives exact tokens."""
+        """Atropos' `ServerManager`, with a `managed_server` that returns exact tokens."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -45,7 +45,7 @@ def _server_manager() -> type[Any]:
 @cache
 def _base_env() -> type[Any]:
     class BaseEnv(_theirs().BaseEnv):  # type: ignore[misc]
-        """Atropos' `BaseEnv`, but its `self.server.managed_server` gives exact tokens."""
+        """Atropos' `BaseEnv`, with a `self.server.managed_server` that returns exact tokens."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""`ManagedServers`: the managed sessions of Atropos' `ServerManager`, with exact tokens.
+"""`ManagedServers`: opens the managed sessions of Atropos' `ServerManager`, with exact tokens.
 
-Invariants: the server is chosen as in Atropos: of the healthy servers, the first with the most free
-slots. Sessions with the same server and tokenizer share connections, which are closed with the last
-of these sessions.
+Invariants: the server is chosen as in Atropos: among the healthy servers, it is the first with the
+most free slots. Sessions with the same server and tokenizer share connections. The connections are
+closed when the last of these sessions ends.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class ManagedServers:
         base_url: str | None = None,
         preserve_think_blocks: bool | None = None,  # noqa: FBT001 - as published
     ) -> AsyncIterator[ManagedServer | DummyManagedServer]:
-        """Yield a `ManagedServer` on the most available server, or on the one at `base_url`.
+        """Yield a `ManagedServer` on the most available server, or on the server at `base_url`.
 
-        A server of OpenAI's type has no token ids. For such a server, yield a `DummyManagedServer`
-        if the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER is set, else raise
-        `NotImplementedError`.
+        A server of OpenAI's type returns no token ids. For such a server, yield a
+        `DummyManagedServer` if the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER is set.
+        Otherwise raise `NotImplementedError`.
         """
         server = self._chosen(base_url)
         if any(kind.__name__ == "OpenAIServer" for kind in type(server).__mro__):

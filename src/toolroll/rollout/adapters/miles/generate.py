@@ -1,4 +1,4 @@
-"""`generate`: play one sample's episode, as a generate function of miles' own signature."""
+"""`generate`: plays one sample's episode, as a generate function with miles' own signature."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from toolroll.rollout.adapters.slime.settings import PREFIX, SlimeSettings
 async def generate(input: Any) -> Any:
     """Play the task whose index is `input.sample.prompt`. Return miles' `GenerateFnOutput`.
 
-    No turn is started once miles aborts the rollout (`input.state.aborted`). Raise `UsageError` for
-    invalid settings.
+    No turn is started once miles aborts the rollout (`input.state.aborted`). Raise `UsageError` if
+    the settings are not valid.
     """
-    # Miles tells its own form from the older one by the parameter's name, `input`.
+    # Miles recognizes its own signature by the parameter's name, `input`.
     samples = await play_sample(
         input.args,
         input.sample,

@@ -1,7 +1,8 @@
-"""`AgentExecutor`: play one sample of OpenRLHF with any program that uses `openai.AsyncOpenAI`.
+"""`AgentExecutor`: plays one sample of OpenRLHF with any program that uses `openai.AsyncOpenAI`.
 
-Invariants: there is no server, port or thread: the agent's calls are answered in the caller's event
-loop; samples share no mutable state; an overflow truncates the sample and keeps its earlier turns.
+Invariants: the agent's calls are answered in the caller's event loop, without a server, port or
+thread. Samples share no mutable state. An overflow truncates the sample and keeps its earlier
+turns.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from toolroll.rollout.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """The arguments of one call of `execute`, and the client for it."""
+    """The arguments of one call of `execute`, and the client for this call."""
 
     client: ToolrollClient
     sampling_params: Any
@@ -46,12 +47,12 @@ _SAMPLE: ContextVar[_Sample] = ContextVar("toolroll_openrlhf_sample")
 
 
 class AgentExecutor:
-    """Write a subclass that is also named `AgentExecutor` and overrides `run_agent`, and give its
-    file as `--train.agent_func_path`.
+    """Write a subclass that is also named `AgentExecutor` and overrides `run_agent`. Pass its file
+    as `--train.agent_func_path`.
 
-    `parser` is SGLang's name for the model's tool-call format. OpenRLHF takes one sequence for each
-    sample: `choose` selects it. For a trainer that takes several sequences, set `several = True`:
-    `execute` then returns a list with a dict for each sequence.
+    `parser` is SGLang's name for the model's tool-call format. OpenRLHF takes one sequence per
+    sample, which `choose` selects. For a trainer that takes several sequences, set `several =
+    True`: `execute` then returns a list with one dict per sequence.
 
     Example:
         class AgentExecutor(toolroll.rollout.adapters.openrlhf.AgentExecutor):
@@ -70,12 +71,12 @@ class AgentExecutor:
         self._templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
 
     async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
-        """Play one sample with `self.client`, and return its reward.
+        """Play one sample with `self.client` and return its reward.
 
-        Return a dict with `reward`, `scores` (default: the reward; OpenRLHF filters by them) and
-        `extra_logs`, or a number, or None if there is no reward. The client's requests are part of
-        the session `session_id`. The default plays a single turn without a reward: `prompt` is the
-        user's message, or the list of messages.
+        Return a number, None if there is no reward, or a dict with `reward`, `scores` (default: the
+        reward; OpenRLHF filters by them) and `extra_logs`. The client's requests belong to the
+        session `session_id`. The default implementation plays a single turn without a reward:
+        `prompt` is the user's message, or the list of messages.
         """
         messages: Any = (
             prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
@@ -102,7 +103,7 @@ class AgentExecutor:
 
     @property
     def max_length(self) -> int:
-        """The limit of prompt and responses together, in tokens, for the running sample."""
+        """The limit of the prompt and the responses together, in tokens, for the running sample."""
         return self._sample("max_length").max_length
 
     @property
@@ -124,8 +125,9 @@ class AgentExecutor:
     # --- what OpenRLHF calls ----------------------------------------------------------------------
 
     def choose(self, trajectories: Sequence[Trajectory]) -> Trajectory:
-        """Return the sequence to train on: the one with the most trained tokens. The others, which
-        come from sub-agents or forks, are counted in `extra_logs`."""
+        """Return the sequence to train on, which is the one with the most trained tokens. The other
+        sequences come from sub-agents or forks, and are counted in `extra_logs`.
+        """
         return max(trajectories, key=lambda found: found.trained_tokens)
 
     async def execute(
@@ -138,7 +140,7 @@ class AgentExecutor:
         llm_engine: LlmEngine,
         images: Any = None,
     ) -> Any:
-        """Play one sample for OpenRLHF 0.11, and return its result dict.
+        """Play one sample for OpenRLHF 0.11 and return its result dict.
 
         If the first prompt leaves no room for an answer, its first tokens are dropped, as in
         OpenRLHF's own executors. `rollout_log_probs` is None if the trainer requests no logprobs.
@@ -201,7 +203,9 @@ class AgentExecutor:
         return _outcome(found), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
-        """Return the chat template of `tokenizer`: always the same object, to share its cache."""
+        """Return the chat template of `tokenizer`. It is always the same object, so that its cache
+        is shared.
+        """
         if tokenizer not in self._templates:
             self._templates[tokenizer] = ChatTemplate(tokenizer)
         return self._templates[tokenizer]
@@ -265,6 +269,6 @@ def _result(
     }
 
 
-# OpenRLHF requires a subclass of its own class, and is installed only in a trainer
+# OpenRLHF requires a subclass of its own class, but is installed only in a trainer
 with contextlib.suppress(ImportError):
     importlib.import_module("openrlhf.utils.agent").AgentExecutorBase.register(AgentExecutor)

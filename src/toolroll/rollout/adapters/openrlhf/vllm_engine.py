@@ -1,7 +1,7 @@
-"""`VllmEngine`: OpenRLHF's vLLM actor as the engine of a `Model`.
+"""`VllmEngine`: uses OpenRLHF's vLLM actor as the engine of a `Model`.
 
-Invariants: the actor is called in the caller's event loop only. The trainer's sampling parameters
-are copied for each call, and never changed. A parameter that vLLM does not have is refused, and the
+Invariants: the actor is called only in the caller's event loop. The trainer's sampling parameters
+are copied for each call and never changed. A parameter that vLLM does not have is refused, and the
 error names it.
 """
 
@@ -30,7 +30,7 @@ class VllmEngine(FrameworkEngine):
     """OpenRLHF's vLLM actor as an `EngineClient`.
 
     `sampling_params`: the trainer's parameters (vLLM's `SamplingParams`), which are the defaults of
-    each request. `max_length`: the limit of prompt and answer together, in tokens.
+    each request. `max_length`: the limit of the prompt and the answer together, in tokens.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class VllmEngine(FrameworkEngine):
         self._params = sampling_params
 
     async def sample(self, request: GenerateRequest) -> Sampled:
-        """Return one turn.
+        """Sample one turn.
 
-        Raise `CompletionError` if a logprob is missing, `UsageError` for a sampling parameter that
-        vLLM does not have.
+        Raise `CompletionError` if a logprob is missing, and `UsageError` for a sampling parameter
+        that vLLM does not have.
         """
         answer = await self._engine.generate(
             request.input_ids.tolist(), self._sampling(request), multi_modal_data=None

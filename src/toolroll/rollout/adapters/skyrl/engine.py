@@ -1,4 +1,4 @@
-"""`SkyrlEngine`: SkyRL's inference engine client as the engine of a `Model`."""
+"""`SkyrlEngine`: uses SkyRL's inference engine client as the engine of a `Model`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolroll.rollout.types import GenerateRequest, WeightVersion
 
 class SkyrlEngine(FrameworkEngine):
     """`client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: never reuse the prefix cache of
-    an earlier weight version, as SkyRL's `use_cache_salt` does.
+    an earlier weight version, as with SkyRL's `use_cache_salt`.
     """
 
     def __init__(
@@ -21,7 +21,7 @@ class SkyrlEngine(FrameworkEngine):
         self._cache_salt = cache_salt
 
     async def sample(self, request: GenerateRequest) -> Sampled:
-        """Return one turn. Raise `UsageError` for a sampling parameter that vLLM does not have."""
+        """Sample one turn. Raise `UsageError` for a sampling parameter that vLLM does not have."""
         params = to_vllm(request.sampling_params, name="SkyRL's engine")
         before = self._version()
         batch: dict[str, Any] = {
@@ -43,6 +43,6 @@ class SkyrlEngine(FrameworkEngine):
         )
 
     def _version(self) -> str | None:
-        """Return the engine's weight version; None for older clients, which do not report it."""
+        """Return the engine's weight version. Older clients do not report it; then return None."""
         version = getattr(self._client, "weight_version", None)
         return None if version is None else str(version)

@@ -1,4 +1,4 @@
-"""`ToolrollGenerator`: SkyRL's `GeneratorInterface`, with toolroll's episodes."""
+"""`ToolrollGenerator`: a SkyRL `GeneratorInterface` that plays toolroll's episodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One episode, and its sequence that is trained."""
+    """One episode, and the sequence of it that is trained."""
 
     result: InteractionResult
     sequence: TrainingSequence
@@ -36,7 +36,7 @@ class _Played:
 
 
 class ToolrollGenerator:
-    """`generator_cfg` is SkyRL's `cfg.generator`. These fields are used: `sampling_params`,
+    """`generator_cfg` is SkyRL's `cfg.generator`. These of its fields are used: `sampling_params`,
     `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
     `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`.
 
@@ -86,9 +86,10 @@ class ToolrollGenerator:
         )
 
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Play one episode for each prompt. Return SkyRL's `GeneratorOutput`, in the same order.
+        """Play one episode per prompt. Return SkyRL's `GeneratorOutput`, in the order of the
+        prompts.
 
-        Raise `UsageError` for invalid settings and tasks.
+        Raise `UsageError` if the settings or the tasks are not valid.
         """
         count = len(input_batch["prompts"])
         given = input_batch.get("sampling_params")
@@ -103,7 +104,7 @@ class ToolrollGenerator:
         return self._output(played, input_batch, with_logprobs=params.get("logprobs") is not None)
 
     async def aclose(self) -> None:
-        """Close the players of the running loop."""
+        """Close the players that belong to the running loop."""
         await self._players.aclose()
 
     async def _play(self, batch: Mapping[str, Any], at: int, params: Mapping[str, Any]) -> _Played:
@@ -123,7 +124,7 @@ class ToolrollGenerator:
         return _Played(result, chosen, every - chosen.trained_tokens)
 
     def _default_params(self) -> dict[str, Any]:
-        """Return `generator.sampling_params` by vLLM's names."""
+        """Return `generator.sampling_params` under vLLM's names."""
         own = self._cfg.sampling_params
         names = "repetition_penalty temperature top_p min_p top_k logprobs stop".split()
         return {
@@ -179,12 +180,14 @@ class ToolrollGenerator:
 
 
 def _text(prompt: Any) -> Any:
-    """Return the text of a prompt's last message, which is the task's index if no column has it."""
+    """Return the text of a prompt's last message. It is the task's index if no column contains the
+    index.
+    """
     return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
 
 
 def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -> list[float]:
-    """Return `rewards`, with each None replaced by the mean reward of the same instance."""
+    """Return `rewards`, in which the mean reward of the same instance replaces each None."""
     graded: dict[str, list[float]] = {}
     for reward, instance in zip(rewards, instances, strict=True):
         if reward is not None:
@@ -235,7 +238,7 @@ def _metrics(played: Sequence[_Played]) -> dict[str, float]:
 def _count_as_subclass() -> None:
     """Make `ToolrollGenerator` a subclass of SkyRL's own class, if SkyRL is loaded.
 
-    Importing SkyRL here would load torch and all its backends.
+    This does not import SkyRL, because importing it would load torch and all its backends.
     """
     base = sys.modules.get("skyrl.train.generators.base")
     if base is not None:

@@ -1,4 +1,5 @@
-"""slime: functions to name on its command line. miles can call them with its older signature.
+"""slime: functions that you name on slime's command line. miles can call them with its older
+signature.
 
     --custom-generate-function-path toolroll.rollout.adapters.slime.generate
     --rollout-function-path toolroll.rollout.adapters.slime.generate_rollout
@@ -6,7 +7,7 @@
     --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
     --custom-reward-post-process-path toolroll.rollout.adapters.slime.normalize_rewards
 
-Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`);
+Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE.yaml`).
 `SlimeSettings` lists them. Written for slime at commit 624b824a. slime itself is imported only to
 create its own types.
 """

@@ -1,4 +1,4 @@
-"""Play evaluation datasets for the `data` of slime's `RolloutFnEvalOutput`.
+"""Play evaluation datasets, and return the `data` of slime's `RolloutFnEvalOutput`.
 
 Invariants: `rewards`, `truncated` and `samples` have the same length and contain only graded
 episodes. The number of aborted episodes is a separate metric. A dataset without a graded episode is
@@ -25,7 +25,9 @@ from toolroll.rollout.errors import RolloutError, UsageError
 async def evaluate(
     args: Any, rollout_id: int
 ) -> tuple[dict[str, dict[str, list[Any]]], dict[str, float]]:
-    """Play all of `args.eval_datasets`, one after another. Return the data by name, and metrics."""
+    """Play all of `args.eval_datasets`, one after another. Return the data by dataset name, and
+    metrics.
+    """
     datasets = attribute(args, "eval_datasets", [])
     if not datasets:
         raise UsageError(
@@ -78,7 +80,7 @@ def _error(sample: Any) -> Any:
 
 
 def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
-    """Return the sampling parameters of slime's own evaluation."""
+    """Return the sampling parameters that slime's own evaluation uses."""
     names = (
         "temperature",
         "top_p",
@@ -97,7 +99,7 @@ def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
 
 
 def read_samples(dataset: Any) -> Sequence[Any]:
-    """Return `n_samples_per_eval_prompt` samples of slime for each row of the dataset."""
+    """Return slime's samples: `n_samples_per_eval_prompt` samples for each row of the dataset."""
     make = import_module("slime.utils.types").Sample
     path = Path(dataset.path)
     if not path.is_file():

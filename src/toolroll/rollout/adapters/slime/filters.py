@@ -1,4 +1,4 @@
-"""Filters for groups of samples that may be trained on."""
+"""Filters that select the groups of samples to train on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(group: Iterable[Any]) -> Iterator[Any]:
-    """Return the samples of a group, with forked episodes flattened."""
+    """Yield the samples of a group. The samples of a forked episode are flattened."""
     for item in group:
         if isinstance(item, list):
             yield from leaves(item)
@@ -21,10 +21,10 @@ def has_aborted(group: Iterable[Any]) -> bool:
 
 
 def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
-    """Keep groups in which all episodes were graded and the rewards differ. For
+    """Keep a group if all its episodes were graded and their rewards differ. This is for
     `--dynamic-sampling-filter-path`.
 
-    slime's normalization fails on a missing reward, and equal rewards teach the model nothing.
+    slime's normalization fails if a reward is missing, and equal rewards teach the model nothing.
     """
     if has_aborted(samples):
         return False

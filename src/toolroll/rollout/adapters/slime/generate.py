@@ -1,7 +1,7 @@
-"""`generate`: play one sample's episode, for `--custom-generate-function-path`.
+"""`generate`: plays one sample's episode, for `--custom-generate-function-path`.
 
-slime is configured with names of functions, not with objects. So the state that their calls share
-(connections, tokenizer, certified template) is kept here: one `Player` per event loop and settings.
+slime's configuration names functions, not objects. So the state that calls share (connections,
+tokenizer, certified template) is kept here, in one `Player` per event loop and settings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _players: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Player]] = Weak
 
 
 def player(args: Any) -> Player:
-    """Return the player of the running loop for the current `args`."""
+    """Return the player for the current `args` in the running loop."""
     settings = read_settings(args)
     key = settings.model_dump_json() + rollout_args(args, settings).model_dump_json()
     players = _players.setdefault(asyncio.get_running_loop(), {})
@@ -37,8 +37,8 @@ def player(args: Any) -> Player:
 
 
 async def aclose() -> None:
-    """Close the connections of the running loop. Not needed if the trainer lives as long as its
-    process.
+    """Close the connections of the running loop. This is not needed if the trainer lives as long as
+    its process.
     """
     for found in _players.pop(asyncio.get_running_loop(), {}).values():
         await found.aclose()
@@ -47,8 +47,8 @@ async def aclose() -> None:
 async def generate(
     args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False
 ) -> Any:
-    """Play the task whose index is `sample.prompt`. This is slime's custom generate function, and
-    has miles' older signature.
+    """Play the task whose index is `sample.prompt`. This is slime's custom generate function, with
+    the signature that miles used before.
 
     Return a sample. If the chat template made the episode fork, return a list of samples that share
     one `rollout_id`; with `evaluation`, return the first of them. An episode that failed for a
@@ -97,7 +97,7 @@ def unplayed(sample: Any) -> Any:
 def _slime_stops(args: Any) -> Callable[[], bool]:
     """Return a function that returns True while slime's own loop aborts its rollout."""
     module = sys.modules.get(_SLIME_LOOP)
-    if module is None:  # not called by slime's own loop, but by ours or a similar trainer's
+    if module is None:  # called by ours or a similar trainer's loop, not by slime's own
         return lambda: False
     state = module.GenerateState(args)
     return lambda: bool(state.aborted)

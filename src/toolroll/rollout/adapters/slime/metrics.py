@@ -1,7 +1,7 @@
 """Metrics of a rollout, for slime's logger.
 
-Invariants: every episode counts once, regardless of its number of sequences. Aborted episodes have
-a count of their own, and are not included in means.
+Invariants: every episode counts once, whatever its number of sequences. Aborted episodes are
+counted separately and are not included in means.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PER_EPISODE = (
 def rollout_metrics(
     groups: Iterable[Sequence[Any]], *, prefix: str = "toolroll/"
 ) -> dict[str, float]:
-    """Return means per episode, shares, and the staleness of weight versions, over `groups`. An
-    item of a group is a sample, or the list of a forked episode's samples.
+    """Return the metrics of `groups`: means per episode, shares, and the staleness of weight
+    versions. An item of a group is a sample, or a list of samples if the episode forked.
     """
     groups = [list(group) for group in groups]
     episodes = [item[0] if isinstance(item, list) else item for group in groups for item in group]
@@ -56,7 +56,7 @@ def rollout_metrics(
 
 
 def staleness(samples: Iterable[Any]) -> dict[str, float]:
-    """Return by how many weight updates the sampled spans are older than the newest span. Return an
+    """Return how many weight updates the sampled spans are older than the newest span. Return an
     empty dict if the versions are not numbers.
     """
     versions = [

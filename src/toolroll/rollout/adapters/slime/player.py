@@ -1,9 +1,9 @@
-"""`Player`: plays slime's samples. There is one for each event loop and settings, with its own
+"""`Player`: plays slime's samples. There is one player per event loop and settings, with its own
 model, environments and user simulators.
 
 Invariants: no turn starts after the rollout was stopped (slime aborts the engines until they are
-idle). A failed episode is retried a limited number of times, and is then reported as aborted. The
-given samples are not changed.
+idle). A failed episode is retried a limited number of times, and then reported as aborted. The
+samples that slime passes are not changed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _is_stopped() -> bool:
 
 
 def session_field(sample: Any) -> str:
-    """Return the name of the field of `sample` with its session, in slime or in miles."""
+    """Return the name of the field of `sample` that contains the session, in slime or in miles."""
     return "routing_key" if "routing_key" in vars(sample) else "session_id"
 
 
@@ -62,7 +62,7 @@ class StoppableEngine(Engine):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn, or an abort without tokens if the rollout was stopped."""
+        """Return one turn. If the rollout was stopped, return an abort without tokens."""
         if self._stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
@@ -129,5 +129,5 @@ class Player:
         return samples
 
     async def aclose(self) -> None:
-        """Close the users and the model."""
+        """Close the user simulators and the model."""
         await self._episodes.aclose()

@@ -1,11 +1,11 @@
-"""Convert an episode to slime's `Sample`s: one for each training sequence, copied from the given
-sample.
+"""Convert an episode to slime's `Sample`s. Each training sequence becomes a copy of the sample that
+was passed in.
 
-Invariants: `loss_mask` and `rollout_log_probs` cover the response, and `tokens` the whole sequence.
-A sequence that may not be trained (aborted, excluded by verification, nothing sampled) has a zero
-mask and `remove_sample`. An aborted episode has no reward (I9). `response_length` is at least 1.
-Forks share one `rollout_id`. Group fields are unchanged. slime's own type is never imported: the
-given sample is copied.
+Invariants: `loss_mask` and `rollout_log_probs` cover the response, and `tokens` covers the whole
+sequence. A sequence that must not be trained (aborted, excluded by verification, nothing sampled)
+has a zero mask and `remove_sample`. An aborted episode has no reward (I9). `response_length` is at
+least 1. Forks share one `rollout_id`. Group fields are not changed. slime's own type is never
+imported, because the sample that was passed in is copied.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Trajectory
 
 KEY = "toolroll"
-"""The key in `Sample.metadata` for data of the episode for which slime has no field."""
+"""The key in `Sample.metadata` for episode data for which slime has no field."""
 
 
 def to_samples(
     sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None
 ) -> list[Any]:
-    """Return `result` as copies of `sample`, one for each sequence, in the same order.
+    """Return `result` as copies of `sample`, one per sequence, in the order of the sequences.
 
-    `filler` is a token id for an episode that ended before its first prompt. Raise `UsageError`
-    for tokens that were made from text: they are not what an engine sampled.
+    `filler` is the token id that is used if the episode ended before its first prompt. Raise
+    `UsageError` if the tokens were made from text, because no engine sampled them.
     """
     sequences = training_sequences(result, filler=filler)
     filled = [_filled(sample, result, sequence, reward_key) for sequence in sequences]
@@ -76,8 +76,8 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
 
 
 def _add_episode_counts(made: Any, result: InteractionResult) -> None:
-    """Set the prefix cache counts and waiting times of the episode. Call it for the first sequence
-    only, because slime adds these numbers up over samples.
+    """Set the prefix cache counts and waiting times of the episode. Call this for the first
+    sequence only, because slime adds these numbers up over samples.
     """
     metrics = result.metrics
     made.non_generation_time = max(
@@ -85,7 +85,7 @@ def _add_episode_counts(made: Any, result: InteractionResult) -> None:
     )
     if "prefix_cache_info" not in vars(made):  # some versions of slime and miles do not have it
         return
-    # shared with the given sample
+    # shared with the sample that was passed in
     info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))

@@ -1,9 +1,9 @@
-"""`SlimeSettings`: the settings of toolroll in slime's `args`, and the arguments of slime that an
-episode needs.
+"""`SlimeSettings`: toolroll's settings in slime's `args`. This module also reads the arguments of
+slime that an episode needs.
 
-Invariants: an attribute named `toolroll_*` that is not listed here is refused, with the nearest
-name; options of slime that toolroll does not support are refused with a message before the first
-episode.
+Invariants: an attribute named `toolroll_*` that is not listed here is refused, and the error gives
+the most similar name. Options of slime that toolroll does not support are refused with a message
+before the first episode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = "toolroll_"
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """slime's parameters that affect only the text of an answer, which is not used here. Routers drop
-the second parameter.
+the second one.
 """
 
 
@@ -57,8 +57,8 @@ class SlimeSettings(EpisodeSettings):
 
 
 def read_settings(args: Any) -> SlimeSettings:
-    """Return the settings in `args` (a Namespace). Raises `UsageError` for unknown or invalid
-    ones.
+    """Return the settings in `args` (a Namespace). Raises `UsageError` if one is unknown or not
+    valid.
     """
     given = {
         name.removeprefix(PREFIX): value
@@ -84,8 +84,8 @@ def read_settings(args: Any) -> SlimeSettings:
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:
-    """Return slime's argument `name`; `default` if it is not set, or if this version of slime or
-    miles does not have it.
+    """Return slime's argument `name`. Return `default` if it is not set, or if this version of
+    slime or miles does not have it.
     """
     value = vars(args).get(name)
     return default if value is None else value
@@ -112,7 +112,7 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
 
 
 def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
-    """Return the settings of the served model in `args`."""
+    """Return the settings of the served model, read from `args`."""
     template_kwargs = settings.chat_template_kwargs
     if template_kwargs is None:
         template_kwargs = attribute(args, "apply_chat_template_kwargs", {})
@@ -139,7 +139,7 @@ def concurrency(args: Any, settings: SlimeSettings) -> int:
 
 
 def collects_partial(args: Any) -> bool:
-    """Return True if slime keeps cut samples, to continue them in a later rollout."""
+    """Return True if slime keeps truncated samples to continue them in a later rollout."""
     return bool(attribute(args, "partial_rollout", False))
 
 
@@ -153,8 +153,8 @@ def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any
 
 
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return slime's sampling parameters for the engine client, without parameters that are unset
-    or affect only the text.
+    """Return slime's sampling parameters for the engine client. Leave out parameters that are not
+    set, and parameters that affect only the text.
     """
     return {
         name: value

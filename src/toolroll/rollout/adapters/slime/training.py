@@ -1,10 +1,10 @@
-"""`generate_rollout`: play a whole rollout or evaluation, for `--rollout-function-path` and
+"""`generate_rollout`: plays a whole rollout or evaluation, for `--rollout-function-path` and
 `--eval-function-path`.
 
-Invariants: a group is trained on only if each of its episodes was graded. A failed group is
-replaced by another group; too many failures in a row end the rollout with the last error. No
-episode and no request is left running on return, on an error or on an interrupt (Ctrl-C). Aborted
-episodes are not in an evaluation's mean.
+Invariants: a group is trained on only if all of its episodes were graded. A failed group is
+replaced with another group; too many failures in a row end the rollout with the last error. When a
+call returns, raises an error or is interrupted (Ctrl-C), no episode and no request keeps running.
+An evaluation's mean does not include aborted episodes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 def generate_rollout(
     args: Any, rollout_id: int, data_source: Any, *, evaluation: bool = False
 ) -> Any:
-    """Return slime's `RolloutFnTrainOutput`; with `evaluation`, return `RolloutFnEvalOutput`. Call
+    """Return slime's `RolloutFnTrainOutput`, or `RolloutFnEvalOutput` if `evaluation` is True. Call
     this function from a thread without an event loop.
 
     Raises `UsageError` for settings that cannot work, and `RolloutError` if too many groups in a
@@ -63,13 +63,15 @@ def close_rollout() -> None:
 
 @cache
 def _background() -> Background:
-    """Return the event loop of all rollouts: connections, which are kept, belong to their loop."""
+    """Return the event loop of all rollouts. They share one, because connections are kept open and
+    belong to their loop.
+    """
     return Background("toolroll-slime")
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` and return its result. If several errors are raised concurrently, raise the first
-    one.
+    """Run `main` and return its result. If several errors are raised concurrently, raise the
+    first.
     """
     try:
         return _background().run(main)
@@ -81,7 +83,7 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def train_sampling_params(args: Any) -> dict[str, Any]:
-    """Return the sampling parameters of slime's own loop."""
+    """Return the sampling parameters that slime's own loop uses."""
     return {
         "temperature": args.rollout_temperature,
         "top_p": args.rollout_top_p,
@@ -139,7 +141,7 @@ def _warn_of_forks() -> None:
 
 
 class _Batch:
-    """The groups of one running rollout."""
+    """The groups of a rollout that is running."""
 
     def __init__(self, args: Any, playing: Player, data_source: Any) -> None:
         self.kept: list[list[Any]] = []
@@ -155,7 +157,7 @@ class _Batch:
         self._failures = 0
 
     async def fill(self) -> None:
-        """Play groups until there are enough trainable ones."""
+        """Play groups until enough of them can be trained on."""
         while len(self.kept) < self._wanted:
             while len(self._pending) + len(self.kept) < self._wanted:
                 self._begin(
@@ -169,8 +171,8 @@ class _Batch:
                 self._take(task.result())
 
     async def stop(self) -> None:
-        """Cancel the running episodes and abort their requests at the engine. If slime keeps cut
-        samples, give their groups back to the data source.
+        """Cancel the running episodes and abort their requests at the engine. If slime keeps
+        truncated samples, give their groups back to the data source.
         """
         for task in self._pending:
             task.cancel()

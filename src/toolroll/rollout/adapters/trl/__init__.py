@@ -6,20 +6,21 @@
 Rules:
 
 - A prompt is a task's index, or a line of `toolroll tasks ENV`. TRL repeats each prompt once per
-  completion that it wants, so that each prompt of a call is one episode.
+  completion that it wants, so each prompt of a call is one episode.
 - Sampling parameters are `GRPOConfig`'s. `max_completion_length` limits each turn, and the whole
-  completion is cut at that length.
+  completion is truncated to that length.
 - `env_mask` is the loss mask. TRL trains the tokens with 1.
 - If an episode forked, its sequence with the most trained tokens is the completion. The metric
-  `toolroll/left_out_tokens` counts the trained tokens of the other sequences and after the cut.
-- An aborted episode has a zero mask, and its reward is None: TRL leaves it out of its group's
-  mean and gives it the advantage 0.
+  `toolroll/left_out_tokens` counts the trained tokens that are left out: those of the other
+  sequences, and those after the limit.
+- An aborted episode has a zero mask and the reward None: TRL leaves it out of its group's mean and
+  gives it the advantage 0.
 - TRL does not update SGLang servers. `sync_weights` updates them before the first rollout of each
   step.
 - The weight versions of a completion are in the field `toolroll_weight_versions`, for reward
   functions. TRL itself does not read weight versions.
 
-TRL is not imported: its trainer is passed in.
+TRL is not imported, because its trainer is passed in.
 """
 
 from toolroll.rollout.adapters.trl.environments import (

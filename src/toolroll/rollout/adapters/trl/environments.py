@@ -1,12 +1,13 @@
-"""Environments for TRL's `environment_factory`. With them, TRL plays the episode: its own loop
+"""Environments for TRL's `environment_factory`. With them, TRL plays the episode: TRL's own loop
 samples, and calls the environment's tools as methods.
 
-TRL ends an episode with the first reply without a call, and gives that reply to reward functions
-only. `finish_episodes` is a reward function that passes the reply to the environment, which grades
-it. So put `finish_episodes` first in `reward_funcs`. If the environment answers such a reply (as a
-user does), the reward is None: use `make_rollout_func` for such environments.
+TRL ends an episode with the first reply that has no call, and passes this reply only to reward
+functions. `finish_episodes` is a reward function that passes the reply to the environment, which
+then grades the episode. So put `finish_episodes` first in `reward_funcs`. If the environment
+answers such a reply (as a user does), the reward is None. For such environments, use
+`make_rollout_func`.
 
-The environment of an episode is closed by the next `reset`, or else when TRL drops the instance, at
+An episode's environment is closed by the next `reset`, or when TRL drops the instance, which is at
 the latest when the interpreter ends.
 """
 
@@ -38,7 +39,7 @@ from toolroll.rollout.types import (
 
 
 class _Episode:
-    """Plays episodes one after another, because TRL resets the instance for each episode."""
+    """Plays episodes one after another, because TRL resets the same instance for each episode."""
 
     factory: EnvironmentFactory
     tasks: Sequence[Task]
@@ -53,7 +54,7 @@ class _Episode:
         self._rewards: list[float] = []
 
     def reset(self, **row: Any) -> str:
-        """Start the task of `row["index"]`, and return the user's first message."""
+        """Start the task with the index `row["index"]` and return the user's first message."""
         self._close()
         if "index" not in row:
             raise UsageError("a row needs the column index: make them with environment_rows")
@@ -83,7 +84,7 @@ class _Episode:
         return self._rewards[-1] if self._rewards else 0.0
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Execute one call, and return the text that the model sees."""
+        """Execute one call and return the text that the model sees."""
         if self._over:
             return "Error: the episode is over"
         call = ToolCall(name, dict(arguments), "", id=f"{name}_call")
@@ -94,7 +95,9 @@ class _Episode:
         return "\n".join(str(message.get("content", "")) for message in result.messages)
 
     def _finish(self, reply: str | None) -> None:
-        """Give the environment the reply that ended the episode. None: the tokens ran out first."""
+        """Give the environment the reply that ended the episode. `reply` is None if the tokens ran
+        out first.
+        """
         if self._environment is None or self._over or self._failed:
             return
         if reply is None:
@@ -151,9 +154,9 @@ def environment_class(
 ) -> Callable[[], Any]:
     """Return a class for `GRPOTrainer(environment_factory=...)` that plays the environment `env`.
 
-    The public methods of the class are the tools, with signatures and docstrings from their
-    schemas. Raise `UsageError` for a tool that cannot be a Python method, for example because it
-    has a parameter `from`.
+    The public methods of the class are the tools. Their signatures and docstrings come from the
+    tools' schemas. Raise `UsageError` for a tool that cannot be a Python method, for example
+    because it has a parameter `from`.
 
     Example:
         >>> Desk = environment_class("desk")
@@ -187,8 +190,8 @@ def environment_rows(
     env_settings: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return a data set's rows for `environment_class`: `prompt` (the system message, and an empty
-    user message, which `reset` fills) and `index`.
+    """Return the rows of a data set for `environment_class`. Each row has `prompt` (the system
+    message and an empty user message, which `reset` fills) and `index`.
     """
     factory, tasks = _tasks(env, split, env_settings)
     rows = []
@@ -245,7 +248,7 @@ def _task(factory: EnvironmentFactory, tasks: Sequence[Task], index: Any) -> Tas
 
 
 def _first(factory: EnvironmentFactory, tasks: Sequence[Task], seed: int) -> Observation:
-    """Return the first observation of the first of `tasks`."""
+    """Return the first observation of the first task in `tasks`."""
     probe = type("_Probe", (_Episode,), {})()
     environment = factory.make(EnvironmentOptions())
     try:
@@ -260,7 +263,9 @@ def _first(factory: EnvironmentFactory, tasks: Sequence[Task], seed: int) -> Obs
 def _opening(
     factory: EnvironmentFactory, task: Task, observation: Observation
 ) -> tuple[str | None, str]:
-    """Return the text of the system message (None if there is none), and that of the user's."""
+    """Return the texts of the system message and the user message. The first is None if there is no
+    system message.
+    """
     messages = list(observation.messages)
     system = messages.pop(0) if messages and messages[0]["role"] == "system" else None
     if len(messages) != 1 or messages[0]["role"] != "user":
@@ -272,7 +277,7 @@ def _opening(
 
 
 def _check_system(prompt: Any, system: str | None, task: Task) -> None:
-    """Raise `UsageError` if the row's system message is not the environment's."""
+    """Raise `UsageError` if the row's system message differs from the environment's."""
     if prompt is None and system is None:
         return
     shown = [one["content"] for one in prompt or () if one["role"] == "system"]

@@ -1,8 +1,8 @@
 """`RolloutFunc`: the function that `GRPOTrainer(rollout_func=...)` calls for a batch of prompts.
 
-Invariants: there is one entry per prompt, in the order of the prompts. The episodes of one call run
-concurrently in an event loop of their own. A wrong setting raises an error. Before an error or an
-interrupt (Ctrl-C) is raised, the episodes that still run are cancelled and awaited.
+Invariants: the result has one entry per prompt, in the order of the prompts. The episodes of one
+call run concurrently in their own event loop. A wrong setting raises an error. Before an error or
+an interrupt (Ctrl-C) is raised, the episodes that are still running are cancelled and awaited.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_rollout_func(
 
 
 class RolloutFunc:
-    """Plays one episode per prompt. Call `close` if the process outlives the training."""
+    """Plays one episode per prompt. Call `close` if the process lives longer than the training."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class RolloutFunc:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, and the fields
-        `toolroll_*` for reward functions, with one entry per prompt. Raise `UsageError` for options
-        of TRL that cannot be combined with this `rollout_func`.
+        `toolroll_*` for reward functions. All have one entry per prompt. Raise `UsageError` for
+        options of TRL that cannot be combined with this `rollout_func`.
         """
         _check_supported(trainer)
         if self._sync_weights is not None and self._synced != trainer.state.global_step:
@@ -139,7 +139,7 @@ class RolloutFunc:
 
 
 def _check_supported(trainer: Any) -> None:
-    """Raise `UsageError` for options with which TRL would change the tokens, and for options that
+    """Raise `UsageError` for options that would make TRL change the tokens, and for options that
     would have no effect.
     """
     if getattr(trainer, "tools", None):

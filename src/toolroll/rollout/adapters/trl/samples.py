@@ -1,8 +1,8 @@
-"""Convert episodes to the dict that TRL takes from a `rollout_func`. `reward` is the function for
+"""Convert episodes to the dict that TRL takes from a `rollout_func`. `reward` is a function for
 `reward_funcs` that reads this dict.
 
-Invariants: all lists have one entry per prompt; `completion_ids`, `logprobs` and `env_mask` of an
-entry are equally long, with at least one token.
+Invariants: all lists have one entry per prompt. In an entry, `completion_ids`, `logprobs` and
+`env_mask` have the same length, which is at least one token.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from toolroll.rollout.types import InteractionResult, Status
 def to_output(
     results: Sequence[InteractionResult], *, filler: int = 0, max_completion: int | None = None
 ) -> dict[str, list[Any]]:
-    """Return `results` as a `rollout_func` returns them, with the extra fields `toolroll_*`.
+    """Return `results` in the form that a `rollout_func` returns, with the extra fields
+    `toolroll_*`.
 
-    `filler` is a token id for an episode that ended before its first prompt.
+    `filler` is the token id that is used if an episode ended before its first prompt.
     """
     singles = [single_sequence(one, filler=filler, max_response=max_completion) for one in results]
     return {
@@ -45,10 +46,11 @@ def reward(
     log_metric: Callable[[str, float], None] | None = None,
     **others: Any,
 ) -> list[float | None]:
-    """Return the episodes' rewards, None for an aborted episode. For `reward_funcs`.
+    """Return the episodes' rewards, with None for an aborted episode. This function is for
+    `reward_funcs`.
 
-    TRL's `log_metric` receives the share of aborted episodes, and the means per episode of turns
-    and of tokens left out.
+    TRL's `log_metric` gets the share of aborted episodes, and the mean numbers of turns and of
+    left-out tokens per episode.
     """
     if log_metric is not None:
         count = len(toolroll_status)

@@ -1,4 +1,6 @@
-"""`TrlSettings`, and the sampling parameters in TRL's `GRPOConfig`."""
+"""`TrlSettings`: the settings of the episodes. This module also reads the sampling parameters in
+TRL's `GRPOConfig`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from toolroll.rollout.runtime.complaints import complaints
 
 
 class TrlSettings(EpisodeSettings):
-    """The settings of the episodes. Everything about sampling is in `GRPOConfig`."""
+    """The settings of the episodes. All sampling parameters are in `GRPOConfig`."""
 
     concurrency: int = Field(
         default=64, ge=1, description="number of concurrent episodes in one process"
@@ -21,7 +23,9 @@ class TrlSettings(EpisodeSettings):
 
 
 def read_settings(value: TrlSettings | Mapping[str, Any]) -> TrlSettings:
-    """Return `value` as `TrlSettings`. Raise `UsageError` for an unknown or wrong key."""
+    """Return `value` as `TrlSettings`. Raise `UsageError` if a key is unknown or has a wrong
+    value.
+    """
     if isinstance(value, TrlSettings):
         return value
     try:
@@ -32,9 +36,9 @@ def read_settings(value: TrlSettings | Mapping[str, Any]) -> TrlSettings:
 
 
 def sampling_params(args: Any) -> dict[str, Any]:
-    """Return the sampling parameters of `args`, a `GRPOConfig`, by SGLang's names.
+    """Return the sampling parameters of `args`, a `GRPOConfig`, under SGLang's names.
 
-    `generation_kwargs` must have SGLang's names. The engine's client refuses other names.
+    `generation_kwargs` must use SGLang's names. The engine client refuses other names.
     """
     params = {
         "max_new_tokens": args.max_completion_length,

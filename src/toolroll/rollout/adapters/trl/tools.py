@@ -1,8 +1,8 @@
-"""`tool_method`: make a Python method from a tool's schema. TRL converts the method to a schema
-again (transformers' `get_json_schema`).
+"""`tool_method`: makes a Python method from a tool's schema. TRL converts the method back to a
+schema (with transformers' `get_json_schema`).
 
-A Python signature cannot express limits, patterns, and the types inside nested objects, so these
-are lost. Names, descriptions, required parameters, simple types and choices are kept.
+A Python signature cannot express limits, patterns or the types inside nested objects, so these are
+lost. Names, descriptions, required parameters, simple types and choices are kept.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ _LISTS: Mapping[Any, Any] = {
     "number": list[float],
     "boolean": list[bool],
 }
-"""Python types of arrays, by the JSON type of their items."""
+"""The Python types of arrays, by the JSON type of their items."""
 _MISSING: Any = None
-"""The default of a parameter that is not required. The tool does not receive this value."""
+"""The default of a parameter that is not required. This value is not passed to the tool."""
 
 
 def tool_method(tool: Tool) -> Callable[..., str]:
-    """Return a method that calls the tool, for a class with a method `_call(name, arguments)`."""
+    """Return a method that calls the tool, for a class that has a method `_call(name,
+    arguments)`.
+    """
     function = tool["function"]
     name = str(function["name"])
     schema = function.get("parameters") or {}

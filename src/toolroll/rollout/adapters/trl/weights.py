@@ -1,4 +1,4 @@
-"""`weights_from_disk`: pass the trainer's weights to SGLang servers through a folder."""
+"""`weights_from_disk`: passes the trainer's weights to SGLang servers through a folder."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from toolroll.rollout.errors import EngineError
 def weights_from_disk(
     engine_urls: Sequence[str], folder: str | Path, *, timeout: float = 600.0
 ) -> Callable[[Any], None]:
-    """Return a function for `sync_weights`. The function saves the trainer's model in `folder`, and
-    makes every engine load it from there, with the trainer's step as weight version.
+    """Return a function for `sync_weights`. The function saves the trainer's model in `folder` and
+    makes every engine load it from there. The trainer's step becomes the weight version.
 
-    `engine_urls` are the addresses of the workers, not of a router. All workers must see the same
-    `folder`. `timeout` is in seconds, for one engine. The returned function raises `EngineError` if
-    an engine does not load the weights.
+    `engine_urls` are the addresses of the workers, not of a router. All workers must be able to
+    read `folder`. `timeout` is the limit for one engine, in seconds. The returned function raises
+    `EngineError` if an engine does not load the weights.
     """
 
     def sync(trainer: Any) -> None:

@@ -8,10 +8,11 @@ Written for verifiers 0.4.0. Its own relay client leaves `Response.tokens` None,
 no tokens from an endpoint. This client asks the endpoint for token ids and logprobs with each
 answer, and verifiers builds its trace (prime-rl's `vf.Trace`) from them.
 
-- Forks: a prompt that does not begin with what was served before starts a new branch of the trace.
+- Forks: if a prompt does not begin with what was served before, it starts a new branch of the
+  trace.
 - Aborted turns and answers without token ids raise a `ProviderError`: verifiers records the failure
   and does not train on it. Rewards come from the task, not from this client.
-- `TurnTokens` has no field for weight versions: they are in the endpoint's trajectories.
+- `TurnTokens` has no field for weight versions. They are in the endpoint's trajectories.
 """
 
 from toolroll.rollout.adapters.verifiers.client import EndpointClient, register

@@ -1,4 +1,4 @@
-"""`EndpointClient`: a client of verifiers for `toolroll serve`."""
+"""`EndpointClient`: a verifiers client for `toolroll serve`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _STREAM = ("stream", "stream_options")
 
 
 class EndpointClient:
-    """A `Client` of verifiers. Its answers have `Response.tokens`: the ids of the prompt, the
-    sampled ids, and the logprobs.
+    """A verifiers `Client`. Its answers have `Response.tokens`: the ids of the prompt, the sampled
+    ids and their logprobs.
 
-    `config` is verifiers' `TrainClientConfig` with the address of `toolroll serve` as `base_url`.
-    Its settings of the renderer are not used. With this class, verifiers requests each turn as a
+    `config` is verifiers' `TrainClientConfig`, with the address of `toolroll serve` as `base_url`.
+    Its settings for the renderer are not used. With this class, verifiers requests each turn as a
     whole, even if the harness streams. Raise `UsageError` if verifiers is not installed.
     """
 
@@ -34,7 +34,7 @@ class EndpointClient:
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """Return verifiers' `Response` of one chat completion, in the session `session_id`.
+        """Return verifiers' `Response` for one chat completion request in the session `session_id`.
 
         Raise `ProviderError` if `dialect` is not chat completions, if `n` is not 1, or if the
         answer has no token ids.
@@ -56,7 +56,7 @@ class EndpointClient:
         return response
 
     async def relay(self, *given: Any, **named: Any) -> Any:
-        """Raise `NotImplementedError`: a streamed answer would have no tokens."""
+        """Raise `NotImplementedError`, because a streamed answer would have no tokens."""
         raise NotImplementedError("use a TrainClientConfig: a streamed answer has no token ids")
 
     async def relay_aux(self, *given: Any, **named: Any) -> Any:
@@ -69,7 +69,8 @@ class EndpointClient:
 
 
 def register(server: Any, config: Any) -> EndpointClient:
-    """Make verifiers' interception `server` (started) use an `EndpointClient` for `config`.
+    """Make verifiers' interception `server`, which is started, use an `EndpointClient` for
+    `config`.
 
     verifiers itself creates only clients of its own classes. The server closes the client.
     """
@@ -80,7 +81,7 @@ def register(server: Any, config: Any) -> EndpointClient:
 
 
 def _tokens(raw: Mapping[str, Any]) -> Any:
-    """Return verifiers' `TurnTokens` of a chat completion."""
+    """Return verifiers' `TurnTokens` for a chat completion."""
     (choice,) = raw["choices"]
     prompt, ids = raw.get("prompt_token_ids"), choice.get("token_ids")
     content = (choice.get("logprobs") or {}).get("content") or []

@@ -1,8 +1,8 @@
-"""`EnvironmentPlayer`: play an environment of this library through verifiers' interception server.
+"""`EnvironmentPlayer`: plays an environment of this library through verifiers' interception server.
 
-Here verifiers owns the model: each turn is one chat completion of its server, and verifiers builds
-the trace from these completions. The loop over turns, the policy for invalid calls and the reward
-are the same as for every agent of this library. The classes that verifiers loads are in
+verifiers owns the model: each turn is one chat completion request to its server, and verifiers
+builds the trace from these requests. The loop over turns, the policy for invalid calls and the
+reward are the same as for every agent of this library. The classes that verifiers loads are in
 `toolroll_verifiers`.
 """
 
@@ -51,7 +51,7 @@ class EnvironmentPlayer:
         """Return one row per task: `prompt`, `name` and `index`.
 
         The environment writes the first messages when an episode starts, so `prompt` is only a
-        label: the task's own prompt if it is a text, otherwise the task's id.
+        label. It is the task's own prompt if this is a text, otherwise the task's id.
         """
         rows = []
         for task in self._tasks:
@@ -68,10 +68,10 @@ class EnvironmentPlayer:
     async def play(
         self, index: int, *, base_url: str, api_key: str, model: str, session: str
     ) -> tuple[InteractionResult, int]:
-        """Play the task `index` with the model at `base_url`; return the episode and its seed.
+        """Play the task `index` with the model at `base_url`. Return the episode and its seed.
 
-        The seed depends on `settings.seed`, the task and `session`, so that the samples of a task
-        have different seeds.
+        The seed depends on `settings.seed`, the task and `session`, so that each sample of a task
+        has a different seed.
         """
         task = self._tasks[index]
         seed = episode_seed(self.settings.seed or 0, f"{task.id}/{session}", 0)
@@ -107,7 +107,7 @@ class EnvironmentPlayer:
 
 
 def record(result: InteractionResult, seed: int) -> Mapping[str, Any]:
-    """Return the data of an episode that a trace keeps, as JSON data."""
+    """Return the data of an episode that the trace keeps, as JSON data."""
     return {
         "reward": result.reward,
         "step_rewards": list(result.step_rewards),

@@ -8,18 +8,19 @@
 Rules:
 
 - A row's `extra_info` names the task: `index`, and optionally `env` and `split`.
-- Turns are sampled by verl's own servers, SGLang or vLLM, through its `server_manager`. All turns
-  of an episode have one request id, which verl routes to one server.
-- verl takes one trajectory per prompt. From a forked episode, it gets the one with the most trained
-  tokens. The trajectory is cut to `response_length`. `toolroll_left_out_tokens` counts the trained
-  tokens left out.
-- If the first prompt is longer than `prompt_length`, verl gets its end and a zero mask.
-- An aborted episode has a zero mask, so that none of its tokens is trained. Its reward is 0.0, and
-  counts in its group's mean: if any sample of a batch had no number, verl would drop all rewards.
-  `toolroll_aborted` marks such an episode. With `on_aborted: raise` the step fails instead.
-- `min_global_steps` and `max_global_steps` are those of the episode's turns, if verl reports them.
+- verl's own servers, SGLang or vLLM, sample the turns through verl's `server_manager`. All turns of
+  an episode have the same request id, so verl routes them to the same server.
+- verl takes one trajectory per prompt. If an episode forked, verl gets the trajectory with the most
+  trained tokens. The trajectory is truncated to `response_length`. `toolroll_left_out_tokens`
+  counts the trained tokens that are left out.
+- If the first prompt is longer than `prompt_length`, verl gets only its end, and a zero mask.
+- An aborted episode has a zero mask, so that none of its tokens is trained. Its reward is 0.0 and
+  is included in its group's mean, because verl would drop all rewards if any sample of a batch had
+  no number. `toolroll_aborted` marks such an episode. With `on_aborted: raise` the step fails
+  instead.
+- `min_global_steps` and `max_global_steps` cover the episode's turns, if verl reports them.
 
-verl is imported when an episode has ended, for its own type.
+verl is imported when an episode has ended, only for its own type.
 """
 
 from toolroll.rollout.adapters.verl.agent_loop import ToolrollAgentLoop

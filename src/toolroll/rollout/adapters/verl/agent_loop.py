@@ -1,7 +1,7 @@
 """`ToolrollAgentLoop`: the class that verl instantiates for each sample.
 
 verl creates a new object for every sample. So the state that samples share (the certified template,
-the environments' tasks, the users) is kept here: one `EpisodePlayer` for each event loop, server
+the environments' tasks, the users) is kept here, in one `EpisodePlayer` per event loop, server
 manager and settings.
 """
 
@@ -40,9 +40,9 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str], _Sha
 
 
 class ToolrollAgentLoop:
-    """Play the task that a row's `extra_info` names. `settings`: the keys of `VerlSettings`.
+    """Plays the task that a row's `extra_info` names. `settings`: the keys of `VerlSettings`.
 
-    The other arguments are those of verl's `AgentLoopBase`.
+    The other arguments are the same as for verl's `AgentLoopBase`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ToolrollAgentLoop:
         return verl.AgentLoopOutput(**fields)
 
     def _shared(self) -> _Shared:
-        """Return the state that samples share if loop, server manager and settings are the same."""
+        """Return the shared state of samples with the same loop, server manager and settings."""
         players = _shared.setdefault(asyncio.get_running_loop(), {})
         # The player keeps a reference to the server manager, so its id is not reused.
         key = (id(self.server_manager), self.settings.model_dump_json())
@@ -130,8 +130,9 @@ class ToolrollAgentLoop:
 
 
 def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row's `extra_info`, which names its task. A key of `extra_info.metadata` counts if
-    `extra_info` itself does not have the key, or has None: a Parquet file fills missing keys.
+    """Return the row's `extra_info`, which names its task. If `extra_info` itself lacks a key or
+    has None for it, the key is read from `extra_info.metadata`, because a Parquet file fills
+    missing keys with None.
     """
     info = row.get("extra_info") or {}
     metadata = info.get("metadata") or {}
@@ -148,7 +149,7 @@ def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verl() -> Any:
-    """Return verl's module. Only verl's workers have it."""
+    """Return verl's module, which only verl's workers have."""
     try:
         verl = importlib.import_module(_VERL)
     except ImportError as error:

@@ -1,8 +1,8 @@
 """Convert an episode to the fields of verl's `AgentLoopOutput`.
 
-Invariants: `response_ids`, `response_mask` and `response_logprobs` are equally long, with 1 to
+Invariants: `response_ids`, `response_mask` and `response_logprobs` have the same length, from 1 to
 `response_length` tokens. `prompt_ids` has at most `prompt_length` tokens. Every sample has the same
-keys in `reward_extra_info`, because verl reads only the keys of the first sample.
+keys in `reward_extra_info`, because verl reads only the first sample's keys.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from toolroll.rollout.types import InteractionResult, Status
 def to_fields(
     result: InteractionResult, *, prompt_length: int, response_length: int, filler: int = 0
 ) -> dict[str, Any]:
-    """Return the fields of `AgentLoopOutput`; `metrics` as a dict.
+    """Return the fields of `AgentLoopOutput`. `metrics` is a dict.
 
-    `filler` is a token id for an episode that ended before its first prompt.
+    `filler` is the token id that is used if an episode ended before its first prompt.
     """
     single = single_sequence(
         result, filler=filler, max_response=response_length, max_prompt=prompt_length
@@ -54,7 +54,9 @@ def to_fields(
 
 
 def _steps(versions: Sequence[str]) -> dict[str, int]:
-    """Return the first and the last training step whose weights sampled, if verl reported steps."""
+    """Return the first and the last training step whose weights were used for sampling, if verl
+    reported steps.
+    """
     steps = [int(step) for version in versions for step in version.split("-")]
     if not steps:
         return {}

@@ -1,7 +1,7 @@
-"""`ServerEngine`: verl's `server_manager` as the engine of a `Model`.
+"""`ServerEngine`: uses verl's `server_manager` as the engine of a `Model`.
 
 Invariants: every turn has its logprobs. The session is the request id, so that verl keeps an
-episode at one server. A parameter that the server does not have is refused, and the error names it.
+episode on one server. A parameter that the server does not have is refused, and the error names it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class ServerManager(Protocol):
 
 
 class ServerEngine(FrameworkEngine):
-    """An engine over verl's server manager.
+    """An engine that sends requests to verl's server manager.
 
-    `backend` is verl's `rollout.name`. `context_length` is the limit of prompt and response
+    `backend` is verl's `rollout.name`. `context_length` is the limit of the prompt and the response
     together, in tokens.
     """
 
@@ -51,10 +51,10 @@ class ServerEngine(FrameworkEngine):
         self._backend = backend
 
     async def sample(self, request: GenerateRequest) -> Sampled:
-        """Return one turn.
+        """Sample one turn.
 
-        Raise `CompletionError` if nothing was sampled, `UsageError` for a sampling parameter that
-        the server does not have.
+        Raise `CompletionError` if nothing was sampled, and `UsageError` for a sampling parameter
+        that the server does not have.
         """
         answer = await self._manager.generate(
             request.session_id,
@@ -87,8 +87,8 @@ class ServerEngine(FrameworkEngine):
 def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any]) -> str:
     """Return the finish reason of a turn.
 
-    "completed" and None mean only that the turn was not aborted. Then the length and the last token
-    decide between "length" and "stop".
+    "completed" and None mean only that the turn was not aborted. In this case the length and the
+    last token decide between "length" and "stop".
     """
     reason = _REASONS.get(stop_reason or "")
     if reason is not None:
@@ -99,7 +99,7 @@ def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any
 
 def _versions(extra: Mapping[str, Any], count: int) -> tuple[WeightVersion, ...]:
     """Return the training step of the weights. It is "2-3" if verl resumed the turn after an
-    update, because verl does not report which tokens were sampled with which weights.
+    update, because verl does not report which weights sampled which tokens.
     """
     first, last = extra.get("min_global_steps"), extra.get("max_global_steps")
     if first is None or last is None:

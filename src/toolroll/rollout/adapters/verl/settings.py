@@ -1,4 +1,4 @@
-"""`VerlSettings`: the keys of `settings` in the agent loop's entry."""
+"""`VerlSettings`: the keys of `settings` in the agent loop's configuration entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolroll.rollout.runtime.complaints import complaints
 
 
 class VerlSettings(EpisodeSettings):
-    """The settings of the episodes. Sampling and lengths are verl's own keys."""
+    """The settings of the episodes. Sampling parameters and lengths are verl's own keys."""
 
     on_aborted: Literal["zero", "raise"] = Field(
         default="zero",
@@ -23,7 +23,9 @@ class VerlSettings(EpisodeSettings):
 
 
 def read_settings(value: Mapping[str, Any] | None) -> VerlSettings:
-    """Return `value` as `VerlSettings`. Raise `UsageError` for an unknown or wrong key."""
+    """Return `value` as `VerlSettings`. Raise `UsageError` if a key is unknown or has a wrong
+    value.
+    """
     try:
         return VerlSettings.model_validate(dict(value or {}))
     except ValidationError as error:

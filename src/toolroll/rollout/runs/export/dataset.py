@@ -1,9 +1,9 @@
-"""`write_dataset`: write training samples as a folder of Parquet files for `datasets.load_dataset`,
-`pyarrow.dataset`, pandas and polars.
+"""`write_dataset`: writes training samples as a folder of Parquet files for
+`datasets.load_dataset`, `pyarrow.dataset`, pandas and polars.
 
 Invariants:
 
-- The rows are those of `sample_rows`, and only the rows of one file are in memory.
+- The rows come from `sample_rows`, and only the rows of one file are in memory at a time.
 - An existing folder is never changed.
 - The folder contains only Parquet files, because some readers open every file.
 """
@@ -27,10 +27,10 @@ ROWS_OF_A_FILE = 2000
 def write_dataset(
     episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE
 ) -> int:
-    """Write the samples of `episodes` into the new `folder`, and return their number.
+    """Write the samples of `episodes` into the new `folder`. Return the number of samples.
 
     Raises `UsageError` if pyarrow is missing, if `folder` exists or cannot be created, or if there
-    are no samples: `datasets` cannot read an empty data set.
+    are no samples, because `datasets` cannot read an empty data set.
     """
     parquet, schema, table_of = _arrow()
     if folder.exists():
@@ -64,7 +64,7 @@ def write_dataset(
 
 
 def _arrow() -> tuple[Any, Any, Any]:
-    """Return pyarrow's Parquet module, the schema, and a function from rows to a table."""
+    """Return pyarrow's Parquet module, the schema, and a function that converts rows to a table."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,10 +1,10 @@
-"""`sample_rows`: the training samples of a run, one row for each training sequence.
+"""`sample_rows`: the training samples of a run, one row per training sequence.
 
 Invariants:
 
 - Aborted episodes, sequences without a trained token, transcripts and baselines are left out.
 - The lists of a row are aligned to `input_ids`.
-- Logprobs of tokens that were not sampled are null.
+- The logprobs of tokens that were not sampled are null.
 """
 
 from __future__ import annotations

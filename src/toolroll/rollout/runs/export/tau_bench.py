@@ -1,7 +1,7 @@
-"""`tau_bench_results`: a run in tau-bench's own format.
+"""`tau_bench_results`: converts a run to tau-bench's own format.
 
-tau-bench infers the number of trials from the file, and counts a missing trial as a failure. So
-only tasks with all trials are written.
+tau-bench infers the number of trials from the file and counts a missing trial as a failure. So a
+task is written only if it has all its trials.
 """
 
 from __future__ import annotations

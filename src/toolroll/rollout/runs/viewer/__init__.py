@@ -1,4 +1,4 @@
-"""`toolroll view`: a run as one HTML page that works without a network."""
+"""`toolroll view`: shows a run as one HTML page that works without a network."""
 
 from toolroll.rollout.runs.viewer.page import write_page
 

@@ -1,14 +1,15 @@
 """The data of the page.
 
-`view.html` contains JSON in blocks `<script type="text/plain" id=ID>`, each deflated and in base64:
+`view.html` contains JSON in blocks `<script type="text/plain" id=ID>`. Each block is deflated and
+base64-encoded:
 
-- `index`: `title`; `rows`, with the result of `row` for each episode; and `settings` (`run.json`)
-  and `summary` (`summary.json`), each by environment.
-- `block-N`: a list of results of `conversation`. A row has the N of its block as `block`, and its
-  index in the list as `place`.
-- `tools-N`: a list of tools in OpenAI's format. A conversation has its N as `tools`.
-- `tokens-I`: the result of `sequences` for the episode in row I. It exists if `hasTokens` of the
-  row is true.
+- `index`: `title`; `rows`, which has the result of `row` for each episode; and `settings`
+  (`run.json`) and `summary` (`summary.json`), both by environment.
+- `block-N`: a list of results of `conversation`. In a row, `block` is the N of its block, and
+  `place` is its index in the list.
+- `tools-N`: a list of tools in OpenAI's format. In a conversation, `tools` is the N of its list.
+- `tokens-I`: the result of `sequences` for the episode in row I. It exists if the row's `hasTokens`
+  is true.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:
-    """Return the data of a table row, including the fields to filter by."""
+    """Return the data for a table row, including the fields for filters."""
     result = episode.result
     metrics = result.metrics
     return {
@@ -47,8 +48,9 @@ def row(episode: Episode) -> dict[str, Any]:
 
 
 def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
-    """Return the data of an episode's view, without its tokens. `invalid`: `[message, call,
-    status]` for each invalid call; [] if the file was written before episodes recorded them.
+    """Return the data for an episode's view, without its tokens. `invalid`: `[message, call,
+    status]` for each invalid call. It is [] if the file was written before episodes recorded
+    invalid calls.
     """
     counted = result.metrics.get("invalid_calls", 0) > 0
     bad_calls = result.info.get("bad_calls", []) if counted else []
@@ -69,7 +71,9 @@ def called_tools(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:
-    """Return the training sequences. `pieces` None: show ids instead of the tokens' texts."""
+    """Return the training sequences. If `pieces` is None, ids are displayed in place of the tokens'
+    texts.
+    """
     return [_sequence(part, pieces) for part in result.trajectories]
 
 

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- The page loads nothing. A content security policy forbids it.
-- All data of an episode is shown as text. It is stored as compressed data, and the script creates
-  only text nodes from it.
-- The page is written completely or not at all.
+- The page loads nothing else. A content security policy forbids it.
+- All data of an episode is displayed as text. It is stored as compressed data, and the script
+  creates only text nodes from it.
+- Either the whole page is written, or nothing.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ def write_page(
     summary: dict[str, Any] | None = None,
     tokens_of: int = 500,
 ) -> int:
-    """Write the page of `episodes` to `out`. Return their number.
+    """Write the page for `episodes` to `out`. Return the number of episodes.
 
     Args:
-        pieces_of: Returns the `Pieces` for the tokens of an environment, or None to show ids.
+        pieces_of: A function that returns the `Pieces` for an environment's tokens, or None to
+            display ids.
         settings: The content of `run.json`, by environment.
         summary: The content of `summary.json`, by environment.
-        tokens_of: The tokens of the first `tokens_of` episodes are included in the page.
+        tokens_of: The number of episodes, from the first, whose tokens are included in the page.
     """
     head, tail = _template()
     rows: list[dict[str, Any]] = []
@@ -70,7 +71,7 @@ def write_page(
 
 
 class _Conversations:
-    """Write conversations in blocks, and each list of tools once."""
+    """Writes conversations in blocks. Each list of tools is written once."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -106,13 +107,15 @@ def _json(data: Any) -> bytes:
 
 
 def _write(file: BinaryIO, name: str, data: bytes) -> None:
-    """Write a data block. It is in base64, which cannot contain markup."""
+    """Write a data block in base64, which cannot contain markup."""
     packed = base64.b64encode(zlib.compress(data, 6))
     file.write(b'<script type="text/plain" id="' + name.encode() + b'">' + packed + b"</script>\n")
 
 
 def _template() -> tuple[str, str]:
-    """Return the parts of the page before and after the data, including style and script."""
+    """Return the parts of the page before and after the data, including the style and the
+    script.
+    """
     folder = Path(__file__).parent / "html"
     parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     script = '\n"use strict";\n' + "\n".join(parts)

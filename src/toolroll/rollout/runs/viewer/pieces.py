@@ -1,7 +1,7 @@
 """The text of each token of a sequence, for the display.
 
-Invariant: the pieces of a sequence, joined, are its text. If a character consists of several
-tokens, the last of them has the whole character, and the pieces of the others are empty.
+Invariant: the joined pieces of a sequence are its text. If a character consists of several tokens,
+the last of these tokens has the whole character, and the others have empty pieces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find the reason for a reward in the `info` of an episode."""
+"""Find the reason for a reward in an episode's `info`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LEAVES = 8
 def reward_reason(info: Mapping[str, Any]) -> str:
     """Return the reason for the reward as one line, or "" if `info` has none.
 
-    It is the error, or else a text, or else the parts of `reward_info` (as tau-bench and tau2
-    report them).
+    The reason is the error, or else a text, or else the parts of `reward_info` (which tau-bench and
+    tau2 report).
     """
     error = info.get("error")
     if isinstance(error, Mapping):

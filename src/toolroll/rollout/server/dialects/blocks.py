@@ -1,7 +1,8 @@
-"""Functions of all dialects that read the parts of a message, and name their place in errors.
+"""Helpers that all dialects share. They read the parts of a message and give each part's location
+in error messages.
 
-Invariants: text is joined, never changed. A part that no chat template shows is refused, and the
-error names its place in the body. A marker that only steers a provider's cache is ignored.
+Invariants: text is joined, never changed. A part that no chat template can render is refused, and
+the error gives its location in the body. A marker that only controls a provider's cache is ignored.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from toolroll.rollout.server.nesting import too_deep
 from toolroll.rollout.types import Message
 
 _UNPARSED = "_unparsed_arguments"
-"""The only key of a call's input if the arguments are not a JSON object, are nested too deep, or
-are themselves an object that has only this key and a text.
+"""The only key of a call's input if the arguments cannot be the input themselves: they are not a
+JSON object, they are nested too deep, or they are an object with only this key and a text.
 """
 
 _AROUND_INPUT = 5
-"""Number of levels of a body around a call's input: body, messages, message, content, block."""
+"""The number of levels of a body around a call's input: body, messages, message, content, block."""
 
 _TEXT_PART = frozenset({"type", "text", "cache_control", "citations", "annotations", "logprobs"})
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
@@ -35,7 +36,7 @@ def mapping(given: Any, place: str) -> Mapping[str, Any]:
 
 
 def text(given: Mapping[str, Any], name: str, place: str) -> str:
-    """Return the text `given[name]`. Raise `ApiError` if it is not one."""
+    """Return the text `given[name]`. Raise `ApiError` if it is not a string."""
     value = given.get(name)
     if not isinstance(value, str):
         raise refused(f"{place}.{name}", f"{place}.{name} must be text", code="invalid_value")
@@ -43,7 +44,7 @@ def text(given: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    """Raise `ApiError` for a field of `given` that is not null and not `known`."""
+    """Raise `ApiError` if `given` has a field that is neither null nor `known`."""
     for name, value in given.items():
         if name not in known and value is not None:
             where = f"{place}.{name}"
@@ -60,13 +61,15 @@ def unknown_type(kind: Any, place: str) -> ApiError:
 
 
 def part_text(part: Mapping[str, Any], place: str) -> str:
-    """Return the text of a text part. Raise `ApiError` for a field that is not known."""
+    """Return the text of a text part. Raise `ApiError` if the part has an unknown field."""
     only(part, _TEXT_PART, place)
     return text(part, "text", place)
 
 
 def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str:
-    """Return the text of `given`: one text, or parts of the types `kinds`, joined by `glue`."""
+    """Return the text of `given`, which is one text or a list of parts. The parts have the types
+    `kinds`, and their texts are joined with `glue`.
+    """
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
@@ -88,7 +91,7 @@ def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def arguments_of(given: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON text. The inverse of `input_of`."""
+    """Return the arguments of a call as JSON text. This is the inverse of `input_of`."""
     unparsed = _unparsed(given)
     return orjson.dumps(given).decode() if unparsed is None else unparsed
 
@@ -100,15 +103,15 @@ def input_of(arguments: str) -> dict[str, Any]:
 
 
 def input_json(arguments: str) -> str:
-    """Return the JSON text of `input_of(arguments)`: `arguments` itself if possible."""
+    """Return the JSON text of `input_of(arguments)`. This is `arguments` itself if possible."""
     if _object(arguments) is not None:
         return arguments
     return orjson.dumps({_UNPARSED: arguments}).decode()
 
 
 def _object(arguments: str) -> dict[str, Any] | None:
-    """Return the JSON object `arguments`. Return None if it is not one, if `arguments_of` would
-    take it for unparsed arguments, or if a body could not contain it.
+    """Return the JSON object that `arguments` contains. Return None if it is not an object, if
+    `arguments_of` would take it for unparsed arguments, or if a body could not contain it.
     """
     try:
         found = orjson.loads(arguments)
@@ -120,16 +123,16 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 
 def _unparsed(given: Mapping[str, Any]) -> str | None:
-    """Return the text of unparsed arguments; None if `given` is an ordinary input."""
+    """Return the text of unparsed arguments. Return None if `given` is an ordinary input."""
     text = given.get(_UNPARSED)
     return text if len(given) == 1 and isinstance(text, str) else None
 
 
 def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Message]:
-    """Return `messages` with system messages only in places that the chat template shows.
+    """Return `messages` with system messages only in places where the chat template renders them.
 
-    `anywhere`: the template shows system messages in every place. If it does not, the system
-    messages at the start are joined to one, and later ones become user messages.
+    `anywhere`: the template renders system messages in every place. If it does not, the system
+    messages at the start are joined into one, and later ones become user messages.
     """
     if anywhere:
         return list(messages)
@@ -145,12 +148,12 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """Return `error` with the dialect's name of the field at fault, also in its message. `names`
+    """Return `error` with the dialect's name for the field at fault, in its message too. `names`
     maps the core's names to the dialect's.
     """
     param = error.param
     if param is None or isinstance(error, UnknownFieldError):
-        return error  # the client's own name
+        return error  # the client sent this name
     own = names.get(param, param.replace(".function.strict", ".strict"))
     if own == param:
         return error

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, the dialect that the core itself uses.
+"""OpenAI's chat completions. The core itself uses this dialect.
 
 Invariant: the chunk with the finish reason also has the exact ids.
 """
@@ -45,7 +45,7 @@ class ChatCompletions:
         self._openrlhf_token_ids = openrlhf_token_ids
 
     def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request of the body `data`. Raise `ApiError`."""
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(ChatRequest, data)
         given, request.messages = request.messages, []
         return Asked(request, given, list(data.get("tools") or ()))
@@ -74,13 +74,14 @@ class ChatCompletions:
         return error.body
 
     def kept(self, asked: Asked, result: CompletionResult) -> None:
-        """Return None: no later request refers to a chat completion."""
+        """Return None, because no later request refers to a chat completion."""
 
 
 class ChatWriter:
     """Writes `chat.completion.chunk` events.
 
-    The arguments of a call are one chunk: they are normalized JSON, so they are not known earlier.
+    The arguments of a call are sent in one chunk. They are normalized JSON, which is known only
+    once the call is complete.
     """
 
     def __init__(self, request: ChatRequest, encoder: Encoder, model: str) -> None:
@@ -95,12 +96,12 @@ class ChatWriter:
         self._calls = [0] * request.n
 
     def start(self) -> Iterable[Event]:
-        """Return a first chunk for each choice."""
+        """Return the first chunk of each choice."""
         for index in range(self._request.n):
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the chunks of one piece."""
+        """Return the chunks for one delta."""
         if step.call is None:
             name = "reasoning_content" if step.kind == "reasoning" else "content"
             yield self._chunk(index, {name: step.text})
@@ -118,7 +119,7 @@ class ChatWriter:
         yield self._chunk(index, {"tool_calls": [rest]})
 
     async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
-        """Yield the last chunk of each choice, and the usage if it is asked for."""
+        """Yield the last chunk of each choice, and the usage if the client asked for it."""
         request = self._request
         for index, choice in enumerate(result.choices):
             logprobs = None

@@ -1,7 +1,8 @@
-"""`Dialect`: one API in which agents talk to the endpoint, and its interface to the core.
+"""`Dialect`: an API that agents use to talk to the endpoint, and its interface to the core.
 
 Invariants: a dialect never touches tokens. It converts a body to a `ChatRequest` with chat
-messages, and the finished answer to its own objects. The events of a stream add up to the answer.
+messages, and converts the finished answer to its own objects. The events of a stream add up to the
+answer.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for a reply, translated.
+    """A translated request for a reply.
 
-    `request` has no messages. `messages` are the client's messages in chat form; they are cleared
-    once the prompt exists. `own`: the dialect's own request. `lineage`: the client's labels that
-    name the agent that sent the request (`thread_id` and the like).
+    `request` has no messages. `messages` are the client's messages in chat form, which are cleared
+    once the prompt is built. `own` is the dialect's own request. `lineage`: the client's labels for
+    the agent that sent the request (`thread_id` and similar labels).
     """
 
     request: ChatRequest
@@ -42,11 +43,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class StreamContext:
-    """The data that a stream needs before the finished answer exists.
+    """The data that a stream needs before the answer is finished.
 
-    `tools`: the offered tools; None without tools. `seeds`: the seeds of call ids, one for each
-    choice of a chat completion. `answer_id`, `created`: the values of the finished answer.
-    `prompt_tokens`: the length of the prompt.
+    `tools`: the offered tools, or None if there are none. `seeds`: the seed of the call ids of each
+    choice of a chat completion. `answer_id` and `created`: the values that the finished answer will
+    have. `prompt_tokens`: the length of the prompt.
     """
 
     template: ChatTemplate
@@ -59,7 +60,7 @@ class StreamContext:
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """The ids that end an answer."""
+        """The ids of the tokens that end an answer."""
         own = self.sampling_params.get("stop_token_ids") or ()
         return frozenset({*self.template.stop_token_ids, *own})
 
@@ -68,19 +69,21 @@ class ReplyWriter(Protocol):
     """Writes one streamed reply as the dialect's events."""
 
     def start(self) -> Iterable[Event]:
-        """Return the events before the first piece."""
+        """Return the events before the first delta."""
         ...
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the events of one piece of choice `index`. If it is a call, it has its id."""
+        """Return the events for one delta of choice `index`. If the delta is a call, it already has
+        its id.
+        """
         ...
 
     def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
-        """Yield the last events, after all pieces."""
+        """Yield the last events, after all deltas."""
         ...
 
     def failed(self, error: ApiError) -> Event:
-        """Return the event of a request that failed after `start`."""
+        """Return the event for a request that failed after `start`."""
         ...
 
 
@@ -89,12 +92,12 @@ class Dialect(Protocol):
 
     @property
     def kind(self) -> str:
-        """The name of the API's answers in a session's trace."""
+        """The name for the API's answers in a session's trace."""
         ...
 
     @property
     def prefix(self) -> str:
-        """The start of the ids of the API's answers."""
+        """The prefix of the ids of the API's answers."""
         ...
 
     @property
@@ -113,7 +116,7 @@ class Dialect(Protocol):
         ...
 
     def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request of the body `data`. Raise `ApiError`."""
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
         ...
 
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
@@ -133,14 +136,14 @@ class Dialect(Protocol):
         ...
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
-        """Return the part of the answer that later requests can refer to by its id, if any."""
+        """Return the part of the answer that later requests can refer to by id, or None."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A validated request without its messages. `dialect` and `asked` are None for a text
-    completion.
+    """A validated request, but without its messages. For a text completion, `dialect` and `asked`
+    are None.
     """
 
     request: ChatRequest | CompletionRequest
@@ -149,10 +152,10 @@ class ParsedRequest:
 
 
 def data_line(event: Event) -> bytes:
-    """Return an event without a name."""
+    """Return an event without a name, as a server-sent event."""
     return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
 def named_line(event: Event) -> bytes:
-    """Return an event with its type as its name."""
+    """Return an event as a server-sent event that is named after its type."""
     return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)

@@ -1,7 +1,7 @@
-"""Read the labels that say to which conversation of the client, and to which part of it, a request
-belongs.
+"""Read the labels that tell which of the client's conversations, and which part of it, a request
+belongs to.
 
-Invariant: only labels of conversations are kept. Ids of the client's installation, device or
+Invariant: only labels for conversations are kept. Ids for the client's installation, device or
 account are dropped.
 """
 
@@ -28,11 +28,11 @@ _KNOWN = frozenset(
 
 
 def lineage_of(given: Any) -> dict[str, str]:
-    """Return the labels of conversations in `given`, which is an object or the JSON text of one:
-    the names in `_KNOWN`, and those that start with `parent_`.
+    """Return the conversation labels in `given`: the names in `_KNOWN`, and names that start with
+    `parent_`. `given` is an object, or the JSON text of an object.
 
     A value of the object may itself be the JSON text of an object (Codex's `x-codex-turn-metadata`,
-    Claude Code's `user_id`). The labels in that object are returned too.
+    Claude Code's `user_id`). The labels in that inner object are returned too.
     """
     found: dict[str, str] = {}
     labels = _object(given)

@@ -1,8 +1,8 @@
 """Anthropic's Messages: `POST /v1/messages`.
 
 Invariants: blocks are converted to chat messages and back. `cache_control`, signatures and the
-spacing of a call's input never reach the prompt. So a change in them does not stop a request from
-continuing a served turn.
+spacing of a call's input never reach the prompt. So a request that changes them still continues a
+served turn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toolroll.rollout.server.template_cache import TemplateCache
 
 
 class AnthropicMessages:
-    """`POST /v1/messages`. `reasons`: True if the served model's parser reads reasoning."""
+    """`POST /v1/messages`. `reasons`: the served model's parser supports reasoning."""
 
     kind = "message"
     prefix = "msg_"
@@ -51,7 +51,7 @@ class AnthropicMessages:
     # --- requests ---------------------------------------------------------------------------------
 
     def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request of the body `data`. Raise `ApiError`."""
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(MessagesRequest, data)
         if request.max_tokens is None:
             raise refused("max_tokens", "max_tokens is missing", code="invalid_value")
@@ -121,4 +121,4 @@ class AnthropicMessages:
         return error_body(error)
 
     def kept(self, asked: Asked, result: CompletionResult) -> None:
-        """Return None: no later request refers to a message by its id."""
+        """Return None, because no later request refers to a message by its id."""

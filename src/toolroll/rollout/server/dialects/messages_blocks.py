@@ -22,7 +22,7 @@ from toolroll.rollout.server.protocol import NamedChoice, NamedFunction
 from toolroll.rollout.types import Message, Tool
 
 PARAGRAPH = "\n\n"
-"""Between the text blocks of a system prompt, a user's message, or a tool's result."""
+"""The separator between the text blocks of a system prompt, a user message or a tool result."""
 
 _TEXT = ("text",)
 _TOOL = frozenset(
@@ -38,11 +38,13 @@ _FIELDS = {
 }
 
 _FILLER = "[System: Empty message content sanitised to satisfy protocol]"
-"""litellm's placeholder for the text of a reply that has only calls."""
+"""litellm's placeholder for the text of a reply that contains only calls."""
 
 
 def read_blocks(given: Sequence[Any]) -> list[Message]:
-    """Return Anthropic's messages as chat messages. Raise `ApiError`, which names the place."""
+    """Return Anthropic's messages as chat messages. Raise `ApiError`, with the location, if a block
+    cannot be converted.
+    """
     found: list[Message] = []
     for index, entry in enumerate(given):
         place = f"messages[{index}]"
@@ -62,7 +64,7 @@ def read_blocks(given: Sequence[Any]) -> list[Message]:
 
 
 def _user(content: Any, place: str) -> list[Message]:
-    """Return the tool results and the text of a user's message as messages, in their order."""
+    """Convert the tool results and the text of a user message to messages, in their order."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
@@ -88,8 +90,8 @@ def _user(content: Any, place: str) -> list[Message]:
 
 
 def _result(block: Mapping[str, Any], place: str) -> Message:
-    """Return a tool's result. Chat templates cannot show `is_error`, so it changes only an empty
-    content, to "error".
+    """Return a tool result as a message. Chat templates cannot render `is_error`, so it has an
+    effect only if the content is empty: the content becomes "error".
     """
     only(block, _FIELDS["tool_result"], place)
     answer = text_parts(block.get("content") or "", f"{place}.content", _TEXT, PARAGRAPH)
@@ -136,8 +138,8 @@ def _assistant(content: Any, place: str) -> Message:
 
 
 def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
-    """Return Anthropic's tools as chat tools. `drop`: leave out the tools that Anthropic's servers
-    define, instead of refusing them.
+    """Return Anthropic's tools as chat tools. `drop`: leave out the tools that run on Anthropic's
+    servers instead of refusing them.
     """
     found: list[Tool] = []
     for index, entry in enumerate(given):

@@ -20,11 +20,13 @@ _NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
 }
-"""Maps the core's names of fields to Anthropic's names, if they differ."""
+"""Maps the core's field names to Anthropic's, if they differ."""
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Return Anthropic's error body, plus our stable `code`, and `param` if a field is at fault."""
+    """Return Anthropic's error body, with the endpoint's stable `code`, and with `param` if a field
+    is at fault.
+    """
     error = renamed(error, _NAMES)
     other = "invalid_request_error" if error.status < 500 else "api_error"
     return {

@@ -1,5 +1,5 @@
-"""The body of Anthropic's `POST /v1/messages`, as pydantic models. Blocks are read by
-`messages_blocks`.
+"""The body of Anthropic's `POST /v1/messages`, as pydantic models. `messages_blocks` reads the
+blocks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Thinking(BaseModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1)
     display: Literal["summarized"] | None = None
-    """Has no effect: the thoughts are always shown in full."""
+    """Has no effect: the reasoning is always returned in full."""
 
 
 class OutputFormat(BaseModel):
-    """JSON that follows a schema."""
+    """An output format: JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -32,7 +32,7 @@ class OutputFormat(BaseModel):
 
 
 class OutputConfig(BaseModel):
-    """The effort, and the form of the answer."""
+    """The effort and the output format."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,7 +41,7 @@ class OutputConfig(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Which tools may or must be called."""
+    """Tells which tools may or must be called."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,7 +51,7 @@ class ToolChoice(BaseModel):
 
 
 class ContextEdit(BaseModel):
-    """An edit of the history. It must keep all thoughts, so it has no effect."""
+    """An edit of the history. It is valid only if it keeps all reasoning, so it has no effect."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +60,7 @@ class ContextEdit(BaseModel):
 
 
 class ContextManagement(BaseModel):
-    """Edits of the history by the server. This endpoint never clears anything."""
+    """Edits that the server makes to the history. This endpoint never removes anything."""
 
     model_config = ConfigDict(extra="forbid")
 

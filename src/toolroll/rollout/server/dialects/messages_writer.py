@@ -1,4 +1,4 @@
-"""Answers and stream events of Anthropic's Messages.
+"""The answers and stream events of Anthropic's Messages.
 
 Invariants: `message_start` has the length of the served prompt. The events add up to the same
 blocks as in the answer without `stream`: both are made of the same pieces, in the same order.
@@ -48,7 +48,9 @@ def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
 
 
 def signature(thought: str) -> str:
-    """Return the signature of a thinking block. It is not checked if a client sends it back."""
+    """Return the signature of a thinking block. The signature is not checked if a client sends it
+    back.
+    """
     digest = blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=24).digest()
     return base64.b64encode(digest).decode()
 
@@ -66,7 +68,9 @@ def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
 
 
 def usage_of(result: CompletionResult) -> dict[str, Any]:
-    """Return Anthropic's usage: `input_tokens` excludes the tokens that the engine had cached."""
+    """Return Anthropic's usage. Its `input_tokens` does not count the tokens that the engine had
+    cached.
+    """
     sampled = sum(len(choice.completion.output_ids) for choice in result.choices)
     cached = max((choice.completion.cached_tokens for choice in result.choices), default=0)
     cached = min(cached, len(result.prompt_ids))
@@ -87,8 +91,8 @@ def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class MessagesWriter:
-    """Writes one message as events. A call's input is a single delta, written once the parser is
-    certain of the call.
+    """Writes one message as events. The input of a call is a single delta, which is written once
+    the parser is certain of the call.
     """
 
     def __init__(self, asked: Asked, context: StreamContext, model: str) -> None:
@@ -100,7 +104,7 @@ class MessagesWriter:
         self._thought: list[str] = []
 
     def start(self) -> Iterable[Event]:
-        """Return `message_start`, with the real number of input tokens."""
+        """Return `message_start`, with the actual number of input tokens."""
         message: dict[str, Any] = {
             "id": self._context.answer_id,
             "type": "message",
@@ -115,8 +119,8 @@ class MessagesWriter:
         yield {"type": "ping"}
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the events of one piece. A piece of another kind than the open block opens a new
-        block.
+        """Return the events for one delta. If its kind is different from the open block's kind, a
+        new block is opened.
         """
         if step.call is not None:
             yield from self._call(step.call)
@@ -130,7 +134,7 @@ class MessagesWriter:
         yield self._delta({"type": _DELTAS[kind], kind: step.text})
 
     async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
-        """Yield the end of the last block and of the message."""
+        """Yield the events that end the last block and the message."""
         for event in self._close():
             yield event
         stop = stop_of(self._stop_strings, result.choices[0])

@@ -1,8 +1,8 @@
 """OpenAI's Responses: `POST /v1/responses`.
 
 Invariants: items are converted to chat messages and back. The ids and states of items never reach
-the prompt, so a change in them does not stop a request from continuing a served turn.
-`previous_response_id` continues the turn of that response.
+the prompt, so a request that changes them still continues a served turn. `previous_response_id`
+continues the turn of the response with this id.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _NAMES = {
     "messages": "input",
     "response_format": "text.format",
 }
-"""Maps the core's names of fields to the names in Responses, if they differ."""
+"""Maps the core's field names to the names in Responses, if they differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The parts of the request that the answer repeats or needs."""
+    """The parts of the request that are needed for the answer, or that the answer repeats."""
 
     request: ResponsesRequest
     names: Names
@@ -83,7 +83,7 @@ class OpenAIResponses:
     # --- requests ---------------------------------------------------------------------------------
 
     def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request of the body `data`. Raise `ApiError`."""
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(ResponsesRequest, data)
         messages = self._messages(live, request)
         request.input = ""
@@ -167,7 +167,7 @@ class OpenAIResponses:
         }
 
     def _echo(self, asked: Asked) -> dict[str, Any]:
-        """Return the fields of the request that a response repeats."""
+        """Return the fields of the request that the response repeats."""
         own: Own = asked.own
         request = own.request
         choice = request.tool_choice
@@ -222,7 +222,7 @@ class OpenAIResponses:
         return renamed(error, _NAMES).body
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
-        """Return the response, for `previous_response_id`."""
+        """Return the response, so that `previous_response_id` can refer to it."""
         request: ResponsesRequest = asked.own.request
         if not request.store:
             return None

@@ -1,6 +1,6 @@
 """Convert the items and tools of OpenAI's Responses to chat messages and tools.
 
-Invariants: the items of one reply (thoughts, text, calls) become one assistant message, in the
+Invariants: the items of one reply (reasoning, text, calls) become one assistant message, in the
 order in which they were sampled. Ids and states of items are ignored.
 """
 
@@ -37,17 +37,18 @@ _NAMESPACE = frozenset({"type", "name", "description", "tools"})
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 _TAGGED = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
-"""The form in which pydantic-ai sends thoughts back: as a message of their own."""
+"""The form in which pydantic-ai sends reasoning back: as a separate message."""
 
 Names = dict[str, tuple[str, str]]
-"""Maps the name of a flattened tool to its namespace and its name in the namespace."""
+"""Maps the flattened name of a tool to its namespace and its name in the namespace."""
 
 
 def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
-    """Return the input as chat messages. Raise `ApiError`, which names the place.
+    """Return the input as chat messages. Raise `ApiError`, with the location, if an item cannot be
+    converted.
 
-    `reasons`: the model's parser knows reasoning, so an assistant message `<think>...</think>` is
-    a thought. Without it, such a message stays text.
+    `reasons`: the model's parser supports reasoning, so an assistant message `<think>...</think>`
+    is read as reasoning. Otherwise such a message stays text.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -89,8 +90,8 @@ def _output(item: Mapping[str, Any], place: str) -> Message:
 
 
 def _assistant(found: list[Message], *, both: bool) -> Message:
-    """Return the message to which the next item belongs. `both`: this item and the item before are
-    both messages, so this item starts another reply.
+    """Return the message to which the next item belongs. `both`: this item and the previous item
+    are both messages, so this item starts another reply.
     """
     if both or not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
@@ -116,7 +117,9 @@ def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
 
 
 def _untagged(item: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-    """Return the assistant's message `item`; as a reasoning item if it is a tagged thought."""
+    """Return the assistant message `item`. If it is tagged reasoning, return it as a reasoning
+    item.
+    """
     said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
     tagged = _TAGGED.fullmatch(said)
     if tagged is None:
@@ -135,7 +138,7 @@ def _thought(item: Mapping[str, Any], place: str) -> str:
 
 def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
     """Return the tools as chat tools, and the names of the tools that were in namespaces. `drop`:
-    leave out tools of the provider's servers, instead of refusing them.
+    leave out the tools that run on the provider's servers instead of refusing them.
     """
     found: list[Tool] = []
     names: Names = {}
@@ -156,7 +159,7 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
 
 
 def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
-    """Yield each tool with its place, and with the name and description of its namespace."""
+    """Yield each tool with its location, and with the name and description of its namespace."""
     for index, entry in enumerate(given):
         place = f"tools[{index}]"
         tool = mapping(entry, place)
@@ -174,5 +177,5 @@ def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, s
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """Return the name under which the model sees a namespace's tool."""
+    """Return the name that the model sees for a tool in a namespace."""
     return f"{namespace}{'' if namespace.endswith('_') else '__'}{name}"

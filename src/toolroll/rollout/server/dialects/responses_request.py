@@ -1,5 +1,5 @@
-"""The body of OpenAI's `POST /v1/responses`, as pydantic models. Items are read by
-`responses_items`.
+"""The body of OpenAI's `POST /v1/responses`, as pydantic models. `responses_items` reads the
+items.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from toolroll.rollout.server.protocol import StreamOptions
 
 
 class Reasoning(BaseModel):
-    """The effort. `summary` has no effect: the thoughts are always shown in full."""
+    """The reasoning effort. `summary` has no effect: the reasoning is always returned in full."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -22,7 +22,7 @@ class Reasoning(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """Text, any JSON object, or JSON that follows a schema."""
+    """An output format: text, any JSON object, or JSON that follows a schema."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -34,7 +34,7 @@ class TextFormat(BaseModel):
 
 
 class TextConfig(BaseModel):
-    """The form of the answer."""
+    """The output format."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,9 +53,9 @@ class FunctionChoice(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """`POST /v1/responses`. `metadata`, `prompt_cache_key` and the like do not affect the answer;
-    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
-    only this endpoint has.
+    """`POST /v1/responses`. `metadata`, `prompt_cache_key` and similar fields do not affect the
+    answer. `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are
+    fields that only this endpoint has.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

@@ -1,4 +1,4 @@
-"""Answers and stream events of OpenAI's Responses.
+"""The answers and stream events of OpenAI's Responses.
 
 Invariants: events are numbered without gaps. The last event has the finished response, and the
 other events add up to its items. The answer without `stream` has the same items: they are made of
@@ -53,7 +53,7 @@ def state_of(result: CompletionResult) -> dict[str, Any]:
 
 
 def usage_of(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
-    """Return OpenAI's usage of a response."""
+    """Return OpenAI's usage for a response."""
     [choice] = result.choices
     read, sampled = len(result.prompt_ids), len(choice.completion.output_ids)
     return {
@@ -69,7 +69,7 @@ def usage_of(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
 
 
 def _reasoning_tokens(result: CompletionResult, encoder: Encoder) -> int:
-    """Return the number of tokens that start before the end of the thoughts."""
+    """Return the number of tokens that start before the end of the reasoning."""
     [choice] = result.choices
     reading = choice.reading
     thought = reading.parsed.reasoning if reading is not None else None
@@ -100,7 +100,7 @@ class Items:
         return {"id": f"{prefix}_{self._stem}_{number}", "type": kind, "status": "completed"}
 
     def reasoning(self, thought: str) -> Item:
-        """Return a reasoning item whose summary is the thoughts."""
+        """Return a reasoning item whose summary is the reasoning."""
         return {
             **self._head("rs", "reasoning"),
             "summary": [{"type": "summary_text", "text": thought}],
@@ -108,12 +108,12 @@ class Items:
         }
 
     def message(self, said: str) -> Item:
-        """Return an item with text."""
+        """Return an item that contains text."""
         content = [{"type": "output_text", "text": said, "annotations": [], "logprobs": []}]
         return {**self._head("msg", "message"), "role": "assistant", "content": content}
 
     def call(self, call_id: str, name: str, arguments: str) -> Item:
-        """Return an item with a call. A flattened tool gets its namespace back."""
+        """Return an item that contains a call. A flattened tool gets its namespace back."""
         item = {**self._head("fc", "function_call"), "call_id": call_id, "arguments": arguments}
         if name in self._names:
             item["namespace"], name = self._names[name]
@@ -146,8 +146,8 @@ class ResponsesWriter:
             yield self._event(f"response.{kind}", response=self._response)
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the events of one piece. A piece of another kind than the open item opens a new
-        item.
+        """Return the events for one delta. If its kind is different from the open item's kind, a
+        new item is opened.
         """
         if step.call is not None:
             function = openai_function(step.call)
@@ -164,7 +164,7 @@ class ResponsesWriter:
             yield self._part("response.output_text.delta", delta=step.text, logprobs=[])
 
     async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
-        """Yield the end of the last item, and the finished response."""
+        """Yield the events that end the last item, and the event with the finished response."""
         state = state_of(result)
         if self._kind is None and not self._items.items:
             for event in self.add(0, Delta("content", "")):
@@ -190,7 +190,7 @@ class ResponsesWriter:
         return {"type": kind, "sequence_number": self._number, **fields}
 
     def _part(self, kind: str, **fields: Any) -> Event:
-        """Return an event for the open item's part, of which there is only one."""
+        """Return an event for the only part of the open item."""
         index = "summary_index" if self._kind == "reasoning" else "content_index"
         where = {"item_id": self._opened["id"], "output_index": len(self._items.items), index: 0}
         return self._event(kind, **where, **fields)

@@ -1,6 +1,6 @@
-"""`ResponseStore`: the responses of one session that later requests refer to by id.
+"""`ResponseStore`: the responses of one session that later requests can refer to by id.
 
-Invariant: a stored response holds only its own output. Its conversation is taken from its turn.
+Invariants: a stored response holds only its own output; its conversation is read from its turn.
 Parts that many requests repeat (tools, instructions) are stored once.
 """
 
@@ -14,8 +14,8 @@ from toolroll.rollout.types import Message
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response without its conversation: its id, the instructions of its request, and two JSON
-    objects. `echo` has the fields that repeat the request; `answer` has all others.
+    """A response without its conversation: the response's id, the request's instructions, and two
+    JSON objects. `echo` has the fields that repeat the request, and `answer` has all other fields.
     """
 
     id: str
@@ -26,7 +26,7 @@ class KeptResponse:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response and its turn. The other fields are those of `KeptResponse`."""
+    """A stored response and its turn. The other fields are the same as in `KeptResponse`."""
 
     turn: TurnNode
     instructions: str
@@ -39,8 +39,8 @@ class StoredResponse:
         return b"".join((memoryview(self.answer)[:-1], b",", memoryview(self.echo)[1:]))
 
     def messages(self, instructions: str) -> list[Message]:
-        """Return the conversation of the response as it was served, but with `instructions` instead
-        of the response's own instructions.
+        """Return the served conversation of the response, with `instructions` in place of the
+        response's own instructions.
         """
         found = self.turn.messages()
         if instructions == self.instructions:
@@ -61,7 +61,7 @@ class ResponseStore:
         self._echoes: dict[bytes, bytes] = {}
 
     def get(self, response_id: str) -> StoredResponse | None:
-        """Return a response, None if it is not stored."""
+        """Return the response with this id. Return None if it is not stored."""
         return self._responses.get(response_id)
 
     def add(self, turn: TurnNode, kept: KeptResponse) -> None:

@@ -1,6 +1,6 @@
-"""Convert a dialect's `thinking` and effort to switches of the chat template.
+"""Convert a dialect's `thinking` and effort fields to switches of the chat template.
 
-Invariant: a value that the template does not support is refused, and the error names the field. An
+Invariants: a value that the template does not support is refused, and the error names the field. An
 API's default value is never refused.
 """
 
@@ -17,7 +17,9 @@ _THINKING = ("enable_thinking", "thinking")
 def effort_switches(
     templates: TemplateCache, effort: str | None, param: str, *, default: str
 ) -> dict[str, Any]:
-    """Return the switch for `effort`, the value of `param`. `default`: the API's default value."""
+    """Return the switch for `effort`, the value of the field `param`. `default`: the API's default
+    value.
+    """
     if effort is None:
         return {}
     if effort == default and templates.effort_switch is None:

@@ -1,4 +1,4 @@
-"""The tools of a request: what the dialects have in common when they convert them to chat tools."""
+"""The tools of a request: the part of their conversion to chat tools that the dialects share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def is_function(
     *,
     drop: bool,
 ) -> bool:
-    """Return True if `tool`, one of the types `kinds`, is a function of the client. Return False if
-    it is a tool of the provider's servers, and `drop` says that those are left out.
+    """Return True if `tool` is a function of the client, which means that its type is in `kinds`.
+    Return False if it runs on the provider's servers and `drop` says to leave such tools out.
 
-    Raise `ApiError` if those are not left out, or if a field of `tool` is not `known`.
+    Raise `ApiError` if such tools are not left out, or if a field of `tool` is not `known`.
     """
     kind = tool.get("type")
     if kind not in kinds:

@@ -1,5 +1,5 @@
-"""The endpoint without a network: an `AsyncOpenAI` in process, and sessions that keep their own
-state.
+"""The endpoint without a network: an `AsyncOpenAI` that runs in process, and sessions that keep
+their own state.
 
 This package needs `openai` (2.8 or newer): pip install "openai>=2.8". No other part of the library
 imports `openai`.

@@ -1,8 +1,9 @@
-"""`ToolrollClient`: the OpenAI SDK's own asynchronous client, answered in process.
+"""`ToolrollClient`: the OpenAI SDK's own asynchronous client, whose requests are answered in
+process.
 
-Invariants: it is an `openai.AsyncOpenAI`, with that class's retries, streams, types and errors; a
-client and its copies use one session; `reset` starts another session for this client and does not
-delete tokens.
+Invariants: the client is an `openai.AsyncOpenAI`, with that class's retries, streams, types and
+errors. A client and its copies use the same session. `reset` starts another session for this client
+and does not delete tokens.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from toolroll.rollout.types import Trajectory
 
 
 class ToolrollClient(AsyncOpenAI):
-    """An `AsyncOpenAI` over `endpoint`, which must be started. `session` is the name of its session
-    (default: a new one).
+    """An `AsyncOpenAI` that sends its requests to `endpoint`, which must be started. `session` is
+    the name of its session (default: a new one).
 
-    Replies have logprobs unless `logprobs=False`. They have the extra fields `prompt_token_ids`,
-    `choices[i].token_ids` and `choices[i].logprobs.content[j].token_id`; in text completions, each
-    choice also has `prompt_token_ids`. `model` is optional. `post("/tokenize")` works too.
-    `options` are those of `AsyncOpenAI`. Sampling parameters that the SDK does not know go into
-    `extra_body`.
+    Replies have logprobs unless you set `logprobs=False`. They have the extra fields
+    `prompt_token_ids`, `choices[i].token_ids` and `choices[i].logprobs.content[j].token_id`. In
+    text completions, each choice also has `prompt_token_ids`. `model` is optional.
+    `post("/tokenize")` works too. `options` are the arguments of `AsyncOpenAI`. Put sampling
+    parameters that the SDK does not know into `extra_body`.
     """
 
     def __init__(self, endpoint: Endpoint, *, session: str | None = None, **options: Any) -> None:
         self.endpoint = endpoint
         self.session = check_id(session) if session is not None else f"client-{uuid.uuid4().hex}"
         if options.get("http_client") is None:
-            # independent of the HTTP library: the SDK changed its own between two versions
+            # independent of the HTTP library, because the SDK replaced its own between two versions
             transport: Any = InProcessTransport(endpoint)
-            # trust_env: a proxy in the environment would be used instead of the transport
+            # with trust_env, a proxy in the environment would be used instead of the transport
             options["http_client"] = DefaultAsyncHttpxClient(transport=transport, trust_env=False)
         super().__init__(**{"api_key": "in-process", **options, "base_url": _address(self.session)})
 
@@ -56,7 +57,9 @@ class ToolrollClient(AsyncOpenAI):
         return TextCompletions(self, self.endpoint.model)
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
-        """Return the same client with other `options`, for the same session or for `session`."""
+        """Return the same client with other `options`. The copy uses the same session, or
+        `session`.
+        """
         extra = {"endpoint": self.endpoint, "session": self.session if session is None else session}
         options.pop("base_url", None)
         return super().copy(_extra_kwargs=extra, **options)
@@ -64,7 +67,7 @@ class ToolrollClient(AsyncOpenAI):
     with_options = copy
 
     async def trajectories(self) -> tuple[Trajectory, ...]:
-        """Return the session's trajectories so far; none before its first reply."""
+        """Return the session's trajectories so far. There are none before the first reply."""
         live = self.endpoint.sessions.get(self.session)
         if live is None:
             return ()

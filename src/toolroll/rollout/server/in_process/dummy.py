@@ -1,8 +1,8 @@
-"""`DummyManagedServer`: the calls of a `ManagedServer` for a server without token ids. Its nodes
-cannot be trained, and are marked so.
+"""`DummyManagedServer`: a `ManagedServer` for a server that returns no token ids. Its nodes cannot
+be trained, and are marked as such.
 
-Invariants: every token is masked and `metadata["trainable"]` is False. If there is a tokenizer, the
-tokens are made from text (`source` "transcript"): they are not what was sampled.
+Invariants: every token is masked, and `metadata["trainable"]` is False. If there is a tokenizer,
+the tokens are made from text (`source` "transcript"), so they are not the sampled tokens.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class DummyManagedServer:
     """Passes calls on to `server` and keeps their texts.
 
     `server`: an `openai.AsyncOpenAI`, or an object with the coroutines `chat_completion` and
-    `completion`, such as Atropos' servers. `model`: the model of calls that name none, required by
-    `AsyncOpenAI`. `track_tree` selects the form of `get_state`.
+    `completion`, such as Atropos' servers. `model`: the model for calls that name none. An
+    `AsyncOpenAI` requires it. `track_tree` selects the form of `get_state`.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DummyManagedServer:
         self._nodes: dict[str, SequenceNode] = {}
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """Return a chat completion of `server`."""
+        """Return a chat completion from `server`."""
         asked = {**self._named, **kwargs}
         if isinstance(self.server, AsyncOpenAI):
             asked.pop("split", None)
@@ -54,7 +54,7 @@ class DummyManagedServer:
         return reply
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """Return a text completion of `server`."""
+        """Return a text completion from `server`."""
         asked = {**self._named, **kwargs}
         if isinstance(self.server, AsyncOpenAI):
             asked.pop("split", None)
@@ -66,13 +66,13 @@ class DummyManagedServer:
         return reply
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """Raise `UsageError`: a server without token ids has no logprobs of prompts."""
+        """Raise `UsageError`, because a server without token ids has no prompt logprobs."""
         raise UsageError(
             "a DummyManagedServer has no logprobs: use a ManagedServer, whose engine is SGLang"
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Return `{"nodes": [...]}`. With `track_tree`, return `{"sequences": {...}, "tree":
+        """Return `{"nodes": [...]}`. If `track_tree` is True, return `{"sequences": {...}, "tree":
         {...}}`, whose keys are the texts.
         """
         if self.track_tree:

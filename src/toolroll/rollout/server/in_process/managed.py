@@ -1,9 +1,9 @@
 """`ManagedSession`: the calls and the state of one rollout, with the methods of Atropos'
 `ManagedServer`.
 
-Invariants: a call returns only its own data. `get_state` has every returned answer exactly once,
-and may have the answer of a call that was cancelled just before it returned. Concurrent calls are
-safe. A session is dropped when its context ends.
+Invariants: a call returns only its own data. `get_state` contains every returned answer exactly
+once. It may also contain the answer of a call that was cancelled just before it returned.
+Concurrent calls are safe. The session is dropped when its context ends.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)
-"""Arguments of Atropos' calls that tell Atropos' own servers how to change a request."""
+"""Arguments that tell Atropos' own servers how to change a request."""
 
 
 class ManagedSession:
-    """Chat and text completions of one session of `endpoint`, and its state. `client` is an
-    `AsyncOpenAI` for the same session; `track_tree` selects the form of `get_state`.
+    """Chat and text completions in one session of `endpoint`, and the session's state. `client` is
+    an `AsyncOpenAI` for the same session. `track_tree` selects the form of `get_state`.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class ManagedSession:
         self.client = ToolrollClient(endpoint, session=session)
 
     async def chat_completion(self, *, split: str = "train", **kwargs: Any) -> ChatCompletion:
-        """Return a chat completion. `kwargs`: those of `chat.completions.create`, and every other
-        field that the endpoint knows. `split`: Atropos' "train" or "eval"; the tokens are the same.
-        If the last message is from the assistant, the model continues it, and the reply is only the
-        continuation.
+        """Return a chat completion. `kwargs`: the arguments of `chat.completions.create`, and every
+        other field that the endpoint supports. `split`: Atropos' "train" or "eval"; the tokens are
+        the same. If the last message is the assistant's, the model continues it, and the reply is
+        only the continuation.
         """
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
@@ -60,8 +60,8 @@ class ManagedSession:
         return reply
 
     async def completion(self, *, split: str = "train", **kwargs: Any) -> Completion:
-        """Return a text completion. It continues an earlier completion if `prompt` starts with the
-        text or the ids of that one. `split`: as in `chat_completion`.
+        """Return a text completion. It continues an earlier completion if `prompt` starts with that
+        completion's text or ids. `split`: as in `chat_completion`.
         """
         create = self.client.completions.create
         async with self._slot(split):
@@ -84,8 +84,8 @@ class ManagedSession:
         arguments in `sampling` (`max_tokens`, `temperature`, `model`) have no effect.
 
         Give exactly one of `prompt` (text), `messages` and `input_ids` (such as the `tokens` of a
-        node). `messages` are rendered with the chat template. If the last message is from the
-        assistant, its turn is closed.
+        node). `messages` are rendered with the chat template. If the last message is the
+        assistant's, its turn is closed.
         """
         if [prompt, messages, input_ids].count(None) != 2:
             raise UsageError("get_logprobs takes one of prompt, messages and input_ids")
@@ -111,9 +111,9 @@ class ManagedSession:
     def get_state(self) -> dict[str, Any]:
         """Return `{"nodes": [...]}`, with one `SequenceNode` per sequence.
 
-        With `track_tree`, return `{"sequences": {...}, "tree": {...}}`. Both values are equal, as
-        in Atropos: they map the full text of each sampled turn to a node in which only that turn is
-        unmasked.
+        If `track_tree` is True, return `{"sequences": {...}, "tree": {...}}`. Both values are the
+        same, as in Atropos: each maps the full text of each sampled turn to a node in which only
+        that turn is unmasked.
         """
         live = self.endpoint.sessions.get(self.client.session)
         if live is not None:
@@ -134,7 +134,7 @@ class ManagedSession:
         return {"nodes": found}
 
     def reset(self) -> None:
-        """Drop all nodes, and use a new session for later calls."""
+        """Drop all nodes. Later calls use a new session."""
         left = self.client.reset()
         self.endpoint.sessions.discard(left)
 
@@ -165,10 +165,11 @@ async def managed_session(
 ) -> AsyncIterator[ManagedSession]:
     """Yield a `ManagedSession` over `engine`.
 
-    `engine` is an address, a configuration, an `Engine` or a `Model`. For the first two, a
-    connection is opened and closed; the other two stay open. `tokenizer` is an object or a name;
-    default: the tokenizer of the model that the engine serves. If `engine` is a `Model`, tokenizer,
-    parser and template are ignored.
+    `engine` is an address, a configuration, an `Engine` or a `Model`. For an address or a
+    configuration, a connection is opened and closed. An `Engine` or a `Model` stays open.
+    `tokenizer` is an object or a name; by default, it is the tokenizer of the model that the engine
+    serves. If `engine` is a `Model`, the arguments for the tokenizer, parser and template are
+    ignored.
     """
     if isinstance(engine, Model):
         served, owned = engine, False
@@ -204,7 +205,9 @@ async def managed_session(
 
 
 async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None:
-    """Return the name or folder of the model that `engine` serves; None if it reports none."""
+    """Return the name or folder of the model that `engine` serves. Return None if it reports
+    neither.
+    """
     if isinstance(engine, str | EngineConfig):
         async with Engine(engine) as client:
             return (await client.model_info()).model_path
@@ -212,14 +215,16 @@ async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None
 
 
 def _continues(messages: Sequence[Any]) -> bool:
-    """Return True if the last message, a mapping or an object of the SDK, is the assistant's."""
+    """Return True if the last message is the assistant's. It is a mapping or an object of the
+    SDK.
+    """
     last = messages[-1] if messages else None
     role = last.get("role") if isinstance(last, Mapping) else getattr(last, "role", None)
     return role == "assistant"
 
 
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the arguments for `create` from `kwargs`. Names that the SDK does not know go into
+    """Return `kwargs` as arguments for `create`. Names that the SDK does not know go into
     `extra_body`, which the endpoint honors or refuses.
     """
     known = inspect.signature(create).parameters

@@ -1,8 +1,9 @@
 """`ManagedServer`: a `ManagedSession` with the constructor that Atropos' environments call.
 
-Invariants: the tokenizer is the given one, else the server's, else the one that the server's
-configuration names. Without a tokenizer nothing is sent. Requests hold the server's semaphores, if
-it has any. So the server's limits, and the choice among servers, count these requests.
+Invariants: the tokenizer is the one that was passed, or else the server's, or else the one that the
+server's configuration names. Without a tokenizer, nothing is sent. Requests hold the server's
+semaphores, if it has any. So these requests count for the server's limits and for the choice among
+servers.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
 
 _UNNAMED = frozenset({"", "none", "default"})
-"""Placeholders in Atropos' configurations for a name that is not set."""
+"""Placeholders in Atropos' configurations for names that are not set."""
 
 _MAX_CHOICES = 1024
-"""A high limit of `n`, because Atropos has none."""
+"""A high limit for `n`, because Atropos has no limit."""
 
 
 class ManagedServer(ManagedSession):
-    """Chat and text completions of one rollout, and its tokens. Replaces Atropos' `ManagedServer`.
+    """Chat and text completions of one rollout, and their tokens. It replaces Atropos'
+    `ManagedServer`.
 
     Example::
 
@@ -86,7 +88,7 @@ class ManagedServer(ManagedSession):
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Return a chat completion, as `ManagedSession.chat_completion` does.
 
-        Raise `UsageError` if `kwargs` has tools, but no parser for their calls was named.
+        Raise `UsageError` if `kwargs` has tools but no parser for calls was named.
         """
         if kwargs.get("tools") and not self._reads_calls:
             raise UsageError(
@@ -118,7 +120,7 @@ def open_model(
     history: HistoryPolicy = "preserve",
     chat_template: str | None = None,
 ) -> Model:
-    """Return the model that `server` serves; the arguments are those of `ManagedServer`."""
+    """Return the model that `server` serves. The arguments are the same as for `ManagedServer`."""
     config = getattr(server, "config", None)
     found = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
     if found is None:
@@ -180,5 +182,5 @@ def _engine(server: Any, *, vocab_size: int) -> Any:
 
 
 def _root(address: str) -> str:
-    """Return `address` without the /v1 that OpenAI's clients want."""
+    """Return `address` without the `/v1` that OpenAI's clients need."""
     return address.rstrip("/").removesuffix("/v1")

@@ -1,8 +1,9 @@
-"""`SequenceNode`: a sequence in Atropos' form: -100 for masked tokens, logprob 1.0 on prompts.
+"""`SequenceNode`: a sequence in Atropos' form. Masked tokens are -100, and prompt tokens have the
+logprob 1.0.
 
-Invariants: a token that was not sampled, or is context, is masked and has logprob 1.0. A token with
-loss has the engine's logprob; if it has none, `TokenError` is raised. A sampled token is unmasked
-in exactly one node of a state.
+Invariants: a token that was not sampled, or is context, is masked and has the logprob 1.0. A token
+with loss has the engine's logprob. If the engine gave none, `TokenError` is raised. A sampled token
+is unmasked in exactly one node of a state.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
 def tree_nodes(
     session: Session, sampled: Sequence[Node], encoder: Encoder
 ) -> dict[str, SequenceNode]:
-    """Return a sequence for each sampled node: its whole path. The key is the text of the sequence.
+    """Return a sequence for each sampled node: the tokens from the root to the node. The key is the
+    text of the sequence.
 
-    `metadata["parent"]` is the key of the sampled node that the node continues. If several nodes
-    have the same text (equal answers to one prompt), the keys of the later ones get the suffix
+    `metadata["parent"]` is the key of the sampled node that this node continues. If several nodes
+    have the same text (identical answers to one prompt), the keys of the later ones get the suffix
     "#2", "#3" and so on.
     """
     keys: dict[Node, str] = {}

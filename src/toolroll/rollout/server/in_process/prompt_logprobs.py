@@ -1,7 +1,7 @@
-"""`prompt_logprobs`: the logprobs of a prompt's tokens, and of the likeliest tokens at each
+"""`prompt_logprobs`: the logprobs of a prompt's tokens and of the most likely tokens at each
 position, in Atropos' form.
 
-Invariant: the ids are those that were sent. If the engine leaves a value out, that is an error:
+Invariants: the ids are the ids that were sent. A value that the engine leaves out is an error:
 nothing is padded.
 """
 
@@ -17,9 +17,9 @@ from toolroll.rollout.server.endpoint import Endpoint
 async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> dict[str, Any]:
     """Return `{"prompt_tokens": ids, "prompt_topk_token_ids": [...], "prompt_topk_logprobs":
     [...]}`. The last two have one list per position: the prompt's own token, then the others of the
-    `top` likeliest. The lists of the first position are empty, because it has no logprobs.
+    `top` most likely tokens. The lists of the first position are empty, because it has no logprobs.
 
-    Raise `UsageError` for an id outside the vocabulary, `ContextOverflowError` for a prompt that is
+    Raise `UsageError` if an id is outside the vocabulary, `ContextOverflowError` if the prompt is
     too long, and `EngineError` if the engine answers without logprobs.
     """
     await endpoint.refresh()

@@ -1,4 +1,4 @@
-"""The resources of the in-process client. Their `create` needs no `model`."""
+"""The resources of the in-process client. Their `create` does not require `model`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openai.resources.completions import AsyncCompletions as AsyncTextCompletion
 
 
 class Chat(AsyncChat):
-    """`client.chat`. `model`: the model of calls that name none."""
+    """`client.chat`. `model`: the model for calls that name none."""
 
     def __init__(self, client: AsyncOpenAI, model: str) -> None:
         super().__init__(client)
@@ -35,7 +35,7 @@ class ChatCompletions(AsyncCompletions):
 
     @wraps(AsyncCompletions.create, assigned=())  # for its signature
     async def create(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Do what the SDK's `create` does; `model` is optional."""
+        """Do what the SDK's `create` does. `model` is optional."""
         return await super().create(**_with_model(kwargs, self._model))
 
 
@@ -48,7 +48,7 @@ class TextCompletions(AsyncTextCompletions):
 
     @wraps(AsyncTextCompletions.create, assigned=())
     async def create(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Do what the SDK's `create` does; `model` is optional."""
+        """Do what the SDK's `create` does. `model` is optional."""
         return await super().create(**_with_model(kwargs, self._model))
 
 

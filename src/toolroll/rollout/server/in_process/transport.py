@@ -1,9 +1,9 @@
-"""`InProcessTransport`: the OpenAI SDK's HTTP requests answered by an `Endpoint` in the same event
+"""`InProcessTransport`: answers the OpenAI SDK's HTTP requests with an `Endpoint` in the same event
 loop, without a socket.
 
-Invariants: paths, refusals and streams are the same as over HTTP, from the same code. An answer has
-its logprobs unless they are declined. A cancelled call has the effect of a closed connection (the
-grace time starts). No network is used.
+Invariants: paths, refusals and streams come from the same code as over HTTP, so they are the same.
+An answer has its logprobs unless the request declines them. Cancelling a call has the effect of
+closing a connection (the grace time starts). No network is used.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from toolroll.rollout.server.tokenizing import tokenize
 logger = logging.getLogger(__name__)
 
 BASE = "http://toolroll.invalid"
-"""A host name that cannot be resolved, so that a request that bypasses this transport fails."""
+"""A host name that cannot be resolved. If a request bypasses this transport, it fails."""
 _PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
 
 
 class InProcessTransport:
-    """A transport for the `http_client` of `openai.AsyncOpenAI`. It works with httpx, and with the
+    """A transport for the `http_client` of `openai.AsyncOpenAI`. It works with httpx and with the
     HTTP library that newer SDKs use instead.
     """
 
@@ -51,7 +51,7 @@ class InProcessTransport:
         return None
 
     async def aclose(self) -> None:
-        """Do nothing: no connection is open."""
+        """Do nothing, because no connection is open."""
 
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request of the SDK.
@@ -62,7 +62,7 @@ class InProcessTransport:
         try:
             return await self._answer(http, request)
         except http.TimeoutException:
-            # the SDK's timeout: it retries, and joins the request that it gave up on
+            # the SDK's timeout: the SDK retries, and its retry joins this request
             raise
         except Exception as error:  # the endpoint's border: an answer, as over HTTP
             found = api_error(error)
@@ -136,15 +136,15 @@ class InProcessTransport:
 
 
 def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
-    """Request logprobs and all ids unless `data` sets these fields (`logprobs: false` is kept),
-    because code written for Atropos and verifiers reads them without requesting them.
+    """Request logprobs and all ids unless `data` sets these fields. (`logprobs: false` is kept.)
+    Code that was written for Atropos and verifiers reads them without requesting them.
     """
     wanted = {"logprobs": True if chat else 0, **({} if chat else {"return_token_ids": True})}
     data |= {name: value for name, value in wanted.items() if data.get(name) is None}
 
 
 class _Lines:
-    """The lines of a stream. `hang_up` takes effect once."""
+    """The lines of a stream. Only the first call of `hang_up` has an effect."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Lines:
 
 
 def _byte_stream(http: Any, lines: _Lines) -> Any:
-    """Return `lines` as the HTTP library's own stream, which its client requires."""
+    """Return `lines` as a stream of the HTTP library, because the library's client requires one."""
 
     class EventStream(http.AsyncByteStream):  # type: ignore[misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -1,1 +1,1 @@
-"""Optimizations that do not affect tokens. Skip this package if you review correctness."""
+"""Optimizations that do not affect tokens. You can skip this package if you review correctness."""

@@ -1,13 +1,13 @@
-"""Compile a chat template like `transformers`, with a fixed clock and a faster sandbox.
+"""Compile a chat template as `transformers` does, but with a fixed clock and a faster sandbox.
 
-The environment (options, extensions, filters, globals) is that of `transformers`. Three things
-differ: `strftime_now` reads a given time, Jinja's sandbox does not repeat its safety checks for the
-built-in types that templates use often, and one render takes at most `MOST_STEPS` steps of loops
-and calls.
+The environment (options, extensions, filters, globals) is the same as in `transformers`, with three
+differences: `strftime_now` reads a given time, Jinja's sandbox does not repeat its safety checks
+for the built-in types that templates use often, and one render runs at most `MOST_STEPS` steps of
+loops and calls.
 
 Invariant: within this limit, `CachingSandbox` returns, refuses and raises exactly what
 `ImmutableSandboxedEnvironment` does (`tests/unit/template/test_sandbox.py`). For an object of a
-built-in type, the safety check of Jinja depends only on the type and the attribute's name, so its
+built-in type, Jinja's safety check depends only on the type and the attribute's name, so its
 results are computed once, at import.
 """
 
@@ -25,13 +25,13 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MOST_STEPS = 10_000_000
-"""Maximum number of loop iterations and calls of macros, functions and methods in one render (a few
-seconds of work).
+"""The maximum number of loop iterations and calls of macros, functions and methods in one render (a
+few seconds of work).
 """
 _COUNTED = "toolroll_counted"
 
 _SAMPLES: tuple[Any, ...] = ("", {}, [], (), 0, 0.0, True, None, LoopContext((), Undefined))
-"""One object of each type whose attributes are fixed and whose checks are cached."""
+"""One object of each type that has fixed attributes and cached checks."""
 
 _CHECKER = ImmutableSandboxedEnvironment()
 _SAFE = frozenset(
@@ -62,8 +62,7 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return `obj.attribute`, or the key `attribute` of a plain dict.
 
-        A plain dict has only the attributes of its type, so other names are looked up as keys
-        directly.
+        A plain dict has only its type's attributes, so other names are looked up as keys directly.
         """
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
             try:
@@ -84,8 +83,8 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
 
 @jinja2.pass_context
 def _counted(context: Context, iterable: Any) -> Any:
-    """Return the items of a loop, and count its iterations: all at once if the items have a length,
-    else one by one.
+    """Return the items of a loop, and count its iterations. If the items have a length, they are
+    counted all at once, else one by one.
     """
     if isinstance(iterable, Undefined):
         return iterable
@@ -114,9 +113,10 @@ def _count(context: Context, steps: int) -> None:
 
 @lru_cache(64)
 def compile_template(source: str, now: datetime) -> jinja2.Template:
-    """Return `source`, compiled for `transformers`' renderer, with `now` as its time.
+    """Compile `source` for `transformers`' renderer, with `now` as its time.
 
-    `transformers` shares its environment with the whole process, so this uses an overlay of it.
+    `transformers` shares its environment with the whole process, so this function uses an overlay
+    of that environment.
     """
     from transformers.utils import chat_template_utils
 

@@ -1,6 +1,6 @@
-"""`Batch`: the running sequences of the language model, computed step by step.
+"""`Batch`: the language model's running sequences, which are computed step by step.
 
-Invariants: the cache of a sequence has the keys and values of its first `computed` tokens, under
+Invariants: a sequence's cache contains the keys and values of its first `computed` tokens, under
 the current weights. Prompts come first: no step mixes prompts with sequences that need only their
 last token.
 """
@@ -23,9 +23,11 @@ from toolroll.rollout.testing.language_model.weights import Tensor
 from toolroll.rollout.testing.prefix_cache import common_length
 
 _PROMPT_TOKENS = 4096
-"""Prompt tokens of one step: the running sequences wait for it."""
+"""The maximum number of prompt tokens in one step. The running sequences wait for such a step."""
 _WORTH_WAITING = 32
-"""A prompt waits for another one of the same step if it can then reuse more tokens than this."""
+"""A prompt waits for another prompt of the same step if this lets it reuse more tokens than this
+number.
+"""
 _INPUT_ROWS = 256
 """Prompt positions whose logits are computed at once."""
 _FIRST_ROOM = 128
@@ -55,7 +57,7 @@ class Batch:
         return self._decode() if self.sequences else []
 
     def retract(self) -> None:
-        """Drop the keys and values of the running sequences, which are computed again."""
+        """Drop the keys and values of the running sequences. They are computed again."""
         for sequence in self.sequences:
             sequence.computed = 0
 
@@ -121,7 +123,7 @@ class Batch:
         return self._sample(ready, hidden[rows]) if ready else []
 
     def _chosen(self, prompts: list[Sequence]) -> list[tuple[Sequence, _Ids]]:
-        """Return the ids to compute now, after reusing what is computed."""
+        """Return the ids to compute now. Computed prefixes are reused first."""
         chosen: list[tuple[Sequence, _Ids]] = []
         room = _PROMPT_TOKENS
         for sequence in prompts:
@@ -134,8 +136,8 @@ class Batch:
         return chosen
 
     def _reuse(self, sequence: Sequence, chosen: list[Sequence]) -> bool:
-        """Use the longest computed prefix. Return False if the sequence should wait for one of
-        `chosen`, with which it shares more.
+        """Use the longest prefix that is already computed. Return False if the sequence should wait
+        for one of `chosen`, because they share a longer prefix.
         """
         wanted = sequence.ids[: sequence.reusable]
         stored, kept = self._store.best(sequence.group, wanted)
@@ -159,8 +161,8 @@ class Batch:
         return True
 
     def _best_running(self, group: str, wanted: _Ids) -> tuple[Sequence | None, int]:
-        """Return the sequence that has the most computed tokens in common with `wanted`, and their
-        number.
+        """Return the sequence whose computed tokens share the longest prefix with `wanted`, and the
+        length of this prefix.
         """
         best, most = None, 0
         for other in self.sequences:
@@ -170,7 +172,7 @@ class Batch:
         return best, most
 
     def _score_input(self, sequence: Sequence, part: Part, hidden: Tensor) -> None:
-        """Add the logprobs of prompt tokens, from the hidden states of `part`."""
+        """Add the logprobs of prompt tokens. They are computed from the hidden states of `part`."""
         last = min(part.end, sequence.prompt_length - 1)
         for at in range(max(part.start, sequence.next_input), last, _INPUT_ROWS):
             until = min(at + _INPUT_ROWS, last)

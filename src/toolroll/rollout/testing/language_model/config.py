@@ -1,4 +1,6 @@
-"""`LlamaConfig`: the shape of a Llama network, from the config.json of a Hugging Face folder."""
+"""`LlamaConfig`: the shape of a Llama network, read from the config.json of a Hugging Face
+folder.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ _BESIDE_THE_NETWORK = ("max_position_embeddings", "eos_token_ids")
 
 
 class ModelFolderError(ValueError):
-    """A model cannot be loaded. The message names the file, and what is wrong or not supported."""
+    """A model cannot be loaded. The message names the file, and says what is wrong or not
+    supported.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """Names as in config.json. `eos_token_ids` has all ids that end a sequence, also those in
-    generation_config.json, as in SGLang.
+    """The names are the same as in config.json. As in SGLang, `eos_token_ids` contains all ids that
+    end a sequence, including those in generation_config.json.
     """
 
     vocab_size: int
@@ -77,7 +81,7 @@ class LlamaConfig:
         )
 
     def differences(self, other: LlamaConfig) -> list[str]:
-        """Return the names of the fields by which the networks differ."""
+        """Return the names of the fields in which the two networks differ."""
         names = [name for name in self.__slots__ if name not in _BESIDE_THE_NETWORK]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
@@ -88,8 +92,8 @@ def _eos(data: dict[str, Any]) -> list[int]:
 
 
 def _rope(data: dict[str, Any]) -> dict[str, Any]:
-    """Return `rope_parameters`, which transformers 5 writes instead of `rope_theta`, or the same
-    from the old fields.
+    """Return `rope_parameters`, which transformers 5 writes instead of `rope_theta`. For older
+    files, build it from the old fields.
     """
     given = data.get("rope_parameters")
     return dict(given) if given else {"rope_theta": data.get("rope_theta")}

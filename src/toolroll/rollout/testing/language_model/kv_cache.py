@@ -9,8 +9,8 @@ from toolroll.rollout.testing.language_model.weights import Tensor
 
 
 class KVCache:
-    """`keys` is (layers, heads, head_dim, positions), and `values` (layers, heads, positions,
-    head_dim). In these orders, attention from one token reads memory from start to end.
+    """`keys` is (layers, heads, head_dim, positions), and `values` is (layers, heads, positions,
+    head_dim). With these orders, attention from one token reads memory from start to end.
     """
 
     def __init__(self, config: LlamaConfig, positions: int) -> None:
@@ -24,7 +24,9 @@ class KVCache:
         return self.values.shape[2]
 
     def reserve(self, positions: int) -> None:
-        """Make room for `positions` tokens. The room grows by half, so that copies stay rare."""
+        """Make room for `positions` tokens. The room grows by half each time, so that copies are
+        rare.
+        """
         layers, heads, room, width = self.values.shape
         if positions > room:
             old_keys, old_values, grown = self.keys, self.values, max(positions, room * 3 // 2)

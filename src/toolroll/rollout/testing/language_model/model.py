@@ -1,4 +1,4 @@
-"""`LanguageModel`: a Hugging Face folder of a small Llama network."""
+"""`LanguageModel`: a small Llama network, loaded from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from toolroll.rollout.testing.language_model.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class LanguageModel:
-    """A network that the embedded engine can sample (`load_engine`). It needs numpy, not torch."""
+    """A network that the embedded engine can sample from (`load_engine`). It needs numpy, not
+    torch.
+    """
 
     folder: Path
     network: Network
@@ -26,7 +28,7 @@ class LanguageModel:
     def from_folder(cls, folder: str | Path) -> LanguageModel:
         """Load config.json and model.safetensors.
 
-        Raise `ModelFolderError` with the name of what is missing or not supported.
+        Raise `ModelFolderError`, which names what is missing or not supported.
         """
         path = Path(folder)
         config = LlamaConfig.from_folder(path)
@@ -35,7 +37,7 @@ class LanguageModel:
     def updated(self, folder: str | Path) -> LanguageModel:
         """Return the same network with the weights in `folder`.
 
-        Raise `ModelFolderError` if they do not fit.
+        Raise `ModelFolderError` if the weights do not fit.
         """
         updated = LanguageModel.from_folder(folder)
         if different := self.config.differences(updated.config):

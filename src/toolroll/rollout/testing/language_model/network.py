@@ -1,7 +1,7 @@
 """`Network`: the forward pass of a Llama network in float32, with numpy.
 
 Invariant: each token attends to the same keys, whether it is computed with its prompt or alone, and
-whatever else is in the batch. Only the rounding of float32 differs.
+whatever else is in the batch. Only float32 rounding differs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from toolroll.rollout.testing.language_model.kv_cache import KVCache
 from toolroll.rollout.testing.language_model.weights import Tensor, Weights
 
 _QUERY_BLOCK = 128
-"""Queries of a prompt whose scores are computed at once: fewer waste less above the diagonal."""
+"""The number of prompt queries whose scores are computed at once. A smaller number wastes less work
+above the diagonal.
+"""
 
 _Ids = npt.NDArray[np.int32]
 _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -25,8 +27,8 @@ _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive tokens of the sequence of `cache`, of which the first has the position `start`.
-    The cache has the tokens before it, and room for these.
+    """Consecutive tokens of one sequence. `cache` is the sequence's cache, and the first token has
+    the position `start`. The cache contains the tokens before it, and has room for these tokens.
     """
 
     cache: KVCache
@@ -57,8 +59,8 @@ class Network:
         self.frequencies = (1 / config.rope_theta**exponents).astype(np.float32)
 
     def prefill(self, parts: Sequence[Part]) -> Tensor:
-        """Compute the tokens of all parts, and return their final hidden states one after the
-        other.
+        """Prefill: compute the tokens of all parts. Return their final hidden states,
+        concatenated.
         """
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -76,12 +78,12 @@ class Network:
         return self._forward(ids, positions, attend)
 
     def decode(self, caches: Sequence[KVCache], ids: _Ids, positions: Sequence[int]) -> Tensor:
-        """Compute one token of each sequence, and return the final hidden states. The caches have
-        the tokens before them, and room for these.
+        """Compute one token of each sequence and return the final hidden states. The caches contain
+        the tokens before these, and have room for these.
         """
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            # a product of a vector and a matrix for each query is faster than one of two matrices
+            # one vector-matrix product per query is faster than one product of two matrices
             grouped = self._grouped(queries)[..., None, :]
             scores = np.full((*grouped.shape[:-1], max(positions) + 1), -np.inf, np.float32)
             for row, (cache, at) in enumerate(zip(caches, positions, strict=True)):
@@ -99,7 +101,7 @@ class Network:
         return self._forward(ids, np.array(positions), attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits after final hidden states: (tokens, vocabulary)."""
+        """Return the logits for final hidden states: (tokens, vocabulary)."""
         logits: Tensor = hidden @ self._weights.head
         return logits
 
@@ -126,14 +128,16 @@ class Network:
         return normed
 
     def _grouped(self, queries: Tensor) -> Tensor:
-        """Return scaled queries by key head: (tokens, key heads, queries of each, head_dim)."""
+        """Return scaled queries, grouped by key head: (tokens, key heads, queries per key head,
+        head_dim).
+        """
         shape = (len(queries), self._kv_heads, -1, self._width)
         grouped: Tensor = queries.reshape(shape) * self._scale
         return grouped
 
     def _attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, end: int) -> Tensor:
         """Attend from the last tokens before the position `end` of one sequence. `queries` is
-        (tokens, heads, head_dim); `keys` and `values` are those of one layer of its cache.
+        (tokens, heads, head_dim). `keys` and `values` come from one layer of the sequence's cache.
         """
         grouped = self._grouped(queries)
         found = np.empty_like(grouped)
@@ -151,7 +155,7 @@ class Network:
 
 
 def _exponentiate(scores: Tensor) -> Tensor:
-    """Overwrite scores by the numerators of softmax over the last axis, and return the
+    """Replace the scores with the numerators of softmax over the last axis. Return the
     denominators.
     """
     scores -= scores.max(axis=-1, keepdims=True)
@@ -161,7 +165,7 @@ def _exponentiate(scores: Tensor) -> Tensor:
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return queries or keys with their positions (rotary embedding)."""
+    """Apply the rotary position embedding to queries or keys."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     turned = np.empty_like(x)

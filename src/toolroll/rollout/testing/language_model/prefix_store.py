@@ -15,7 +15,7 @@ _Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredPrefix:
-    """The ids of a prefix. `cache` has their keys and values."""
+    """The ids of a prefix. `cache` contains their keys and values."""
 
     group: str
     ids: _Ids
@@ -32,7 +32,7 @@ class PrefixStore:
         self._prefixes: list[StoredPrefix] = []  # the last used is the last
 
     def add(self, prefix: StoredPrefix) -> None:
-        """Add a prefix. It replaces those that it continues."""
+        """Add a prefix. It replaces the prefixes that it continues."""
         self._prefixes = [
             each
             for each in self._prefixes
@@ -43,8 +43,8 @@ class PrefixStore:
             del self._prefixes[0]
 
     def best(self, group: str, ids: _Ids) -> tuple[StoredPrefix | None, int]:
-        """Return the prefix of the group that has the most ids in common with `ids`, and their
-        number.
+        """Return the prefix of the group that shares the most leading ids with `ids`, and the
+        number of these ids.
         """
         found, most = None, 0
         for prefix in self._prefixes:
@@ -53,8 +53,8 @@ class PrefixStore:
         return found, most
 
     def take(self, prefix: StoredPrefix, tokens: int) -> KVCache | None:
-        """Use the first `tokens` of a prefix. If these are all, return its cache and drop it: the
-        sequence that uses it is added when it ends.
+        """Use the first `tokens` tokens of a prefix. If this is the whole prefix, return its cache
+        and drop the prefix: the sequence that uses it is added when it ends.
         """
         self._prefixes.remove(prefix)
         if tokens == len(prefix.ids):

@@ -1,7 +1,7 @@
 """Sample token ids from logits, with SGLang's parameters.
 
-The logprob of a token is log-softmax of logits / temperature, before top-k and top-p. If sampling
-is greedy (temperature 0 or top_k 1), the temperature is 1. Source: SGLang 0.5.23,
+A token's logprob is log-softmax of logits / temperature, before top-k and top-p. If sampling is
+greedy (temperature 0 or top_k 1), the temperature is 1. Source: SGLang 0.5.23,
 `srt/layers/sampler.py`.
 """
 
@@ -19,7 +19,7 @@ from toolroll.rollout.testing.language_model.weights import Tensor
 from toolroll.rollout.testing.wire import invalid, refused
 
 TopLogprobs = list[tuple[float, int]]
-"""Pairs of logprob and id, the likeliest first."""
+"""Pairs of logprob and id, the most likely first."""
 
 _GREEDY_BELOW = 1e-6  # SGLang's smallest temperature
 _HASH_BYTES = 6
@@ -40,13 +40,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermark": (None, False),
     "choice": (None,),
 }
-"""Parameters that are not implemented, with the values that have no effect."""
+"""Parameters that are not implemented, with their neutral values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The parameters of one request. `top_k`: 0 for all ids. `seed` and the position of a token
-    determine its random number.
+    """The sampling parameters of one request. `top_k`: 0 for all ids. The `seed` and a token's
+    position determine the token's random number.
     """
 
     seed: str
@@ -75,7 +75,7 @@ class Sampling:
         return not self.greedy and (self.top_k > 0 or self.top_p < 1)
 
     def uniform(self, position: int) -> float:
-        """Return a number in [0, 1)."""
+        """Return a random number in [0, 1)."""
         digest = blake2b(f"{self.seed}/{position}".encode(), digest_size=_HASH_BYTES).digest()
         return int.from_bytes(digest, "big") / (1 << 8 * _HASH_BYTES)
 
@@ -98,7 +98,7 @@ def sample(
 ) -> tuple[npt.NDArray[np.int64], Tensor]:
     """Return one id for each row of `logits` (rows, vocabulary), and the logprobs of all ids.
 
-    Raise `FloatingPointError` if the logits are not numbers, as those of diverged weights.
+    Raise `FloatingPointError` if the logits are not numbers, which happens if the weights diverged.
     """
     temperatures = np.array([each.temperature for each in samplings], np.float32)
     logprobs = log_softmax(logits / temperatures[:, None])
@@ -120,21 +120,21 @@ def sample(
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """Return the logprobs of logits (rows, vocabulary)."""
+    """Return the logprobs for logits of the shape (rows, vocabulary)."""
     shifted: Tensor = logits - logits.max(axis=-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted
 
 
 def top_logprobs(logprobs: Tensor, most: int) -> TopLogprobs:
-    """Return the `most` likeliest ids of one row."""
+    """Return the `most` most likely ids of one row."""
     most = min(most, len(logprobs))
     best = np.argpartition(-logprobs, most - 1)[:most] if most else np.arange(0)
     return sorted(((float(logprobs[index]), int(index)) for index in best), reverse=True)
 
 
 def _filter(weights: Tensor, sampling: Sampling) -> None:
-    """Set the weights of ids outside top-k and top-p to 0. An id is inside top-p if the likelier
+    """Set the weights of ids outside top-k and top-p to 0. An id is inside top-p if all more likely
     ids together do not exceed it.
     """
     order = np.argsort(-weights, kind="stable")

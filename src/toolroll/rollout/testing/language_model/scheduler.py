@@ -1,7 +1,8 @@
 """`Scheduler`: runs the steps of a batch in a thread, while the event loop stays free.
 
-Invariants: the batch is used by one step, or by the event loop between two steps. A token that was
-sampled during a pause, or after its sequence ended, is dropped; its keys and values stay.
+Invariants: at any time, the batch is used either by one step, or by the event loop between two
+steps. A token that was sampled during a pause, or after its sequence ended, is dropped; its keys
+and values stay.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from toolroll.rollout.testing.language_model.sequence import Sequence
 
 
 class Scheduler:
-    """Samples all added sequences together. `kept_tokens`: how many tokens of ended sequences stay
-    in memory, for requests that continue them.
+    """Samples all added sequences together. `kept_tokens`: the number of tokens of ended sequences
+    that stay in memory, for requests that continue them.
     """
 
     def __init__(self, network: Network, kept_tokens: int) -> None:
@@ -33,7 +34,7 @@ class Scheduler:
         self._wake()
 
     def pause(self, *, retract: bool) -> None:
-        """Sample nothing until `resume`. `retract`: also drop the keys and values of the running
+        """Stop sampling until `resume`. `retract`: also drop the keys and values of the running
         sequences.
         """
         self._paused = True
@@ -49,8 +50,8 @@ class Scheduler:
         self._flush = True
 
     async def replace(self, network: Network, replaced: Callable[[], None]) -> None:
-        """Use other weights from the next token on, and call `replaced` before it is sampled. All
-        keys and values are computed again.
+        """Use the weights of `network` from the next token on. Call `replaced` before that token is
+        sampled. All keys and values are computed again.
         """
         async with self._lock:
             self._batch.network = network
@@ -93,7 +94,7 @@ class Scheduler:
                 sequence.append(token)
 
     def _fail(self, error: Exception) -> None:
-        """End all sequences. The state of the batch is unknown."""
+        """End all sequences, because the state of the batch is unknown."""
         failed = self._batch.sequences
         self._batch = Batch(self._batch.network, self._kept_tokens)
         for sequence in failed:

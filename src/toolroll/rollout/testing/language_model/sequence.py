@@ -1,4 +1,4 @@
-"""`Sequence`: one request of the language model, with its tokens and their logprobs."""
+"""`Sequence`: one request to the language model, with its tokens and their logprobs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ class Sequence:
 
     Args:
         limit: The maximum number of sampled tokens.
-        sampled: Called in the event loop after each sampled token. It returns True if this is the
-            last one.
+        sampled: Called in the event loop after each sampled token. It returns True if this token is
+            the last.
         top: The number of top logprobs at each position.
-        first_input: The first prompt position whose logprob is wanted; None for no position.
-        group: Only sequences of the same group share computed prefixes.
+        first_input: The first prompt position whose logprob is wanted, or None if no logprobs are
+            wanted.
+        group: Only sequences in the same group share computed prefixes.
 
     Attributes:
         computed: The number of tokens whose keys and values are in `cache`.
-        reused: The number of prompt tokens that were not computed, but taken from the cache; None
+        reused: The number of prompt tokens that were taken from the cache instead of computed. None
             before the prompt is computed.
-        ended: True if no token is sampled any more.
+        ended: True if no more tokens are sampled.
         error: The exception that ended it.
     """
 
@@ -85,12 +86,14 @@ class Sequence:
 
     @property
     def next_input(self) -> int:
-        """The position after which the next logprob of the prompt is wanted."""
+        """The position after which the next prompt logprob is wanted."""
         return self._first_input + len(self.input_logprobs)
 
     @property
     def reusable(self) -> int:
-        """The maximum number of tokens that need not be computed: their logits are not wanted."""
+        """The maximum number of leading tokens that need not be computed, because their logits are
+        not wanted.
+        """
         return min(self.length - 1, self.next_input)
 
     def append(self, token: Token) -> None:

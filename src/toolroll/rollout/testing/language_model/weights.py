@@ -1,4 +1,4 @@
-"""`Weights`: the tensors of a Llama network in float32, from model.safetensors."""
+"""`Weights`: the tensors of a Llama network in float32, read from model.safetensors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from toolroll.rollout.testing.language_model.config import LlamaConfig, ModelFol
 
 Tensor = npt.NDArray[np.float32]
 _Take = Callable[..., Tensor]
-_UNUSED = "rotary_emb.inv_freq"  # old checkpoints store what the configuration determines
+_UNUSED = "rotary_emb.inv_freq"  # in old checkpoints, although the configuration determines it
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer. Matrices are (inputs, outputs). `qkv` and `gate_up` are several matrices side by
-    side.
+    """One layer. Matrices are (inputs, outputs). `qkv` and `gate_up` each hold several matrices
+    side by side.
     """
 
     attention_norm: Tensor
@@ -45,7 +45,7 @@ class Weights:
     def from_folder(cls, folder: Path, config: LlamaConfig) -> Weights:
         """Read model.safetensors (F32, F16 or BF16).
 
-        Raise `ModelFolderError` if it cannot be read, or if its tensors do not fit `config`.
+        Raise `ModelFolderError` if the file cannot be read, or if its tensors do not fit `config`.
         """
         path = folder / "model.safetensors"
         tensors = _read(path)
