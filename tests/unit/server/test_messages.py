@@ -399,6 +399,7 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice.type", {"tools": [LOOK], "tool_choice": {"type": "some"}}),
     ("tool_choice.name", {"tools": [LOOK], "tool_choice": {"type": "tool"}}),
     ("tool_choice", {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "x"}}),
+    ("tool_choice.name", {"tools": [LOOK], "tool_choice": {"type": "auto", "name": "x"}}),
     ("thinking.type", {"thinking": {"type": "between_tools"}}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
     ("output_config.effort", {"output_config": {"effort": "low"}}),
@@ -498,3 +499,11 @@ async def test_a_failure_in_a_stream_is_an_error_event(tokenizer: Any) -> None:
         assert (last["type"], last["error"]["type"]) == ("error", "api_error")
         assert last["error"]["code"] == "stream_mismatch"
         assert await bench.trajectories(refused=1) == []
+
+
+async def test_tokens_are_counted_with_and_without_a_limit(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        asked = {"messages": [USER]}
+        for more in ({}, {"max_tokens": None}, {"max_tokens": 9}):
+            status, answer = await bench.post(PATH + "/count_tokens", {**asked, **more})
+            assert (status, list(answer)) == (200, ["input_tokens"])

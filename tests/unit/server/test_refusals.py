@@ -226,3 +226,37 @@ async def test_defaults_are_sent_as_they_are_set(tokenizer: Any) -> None:
 
 def test_every_parameter_of_sglang_but_n_can_be_a_default() -> None:
     assert set(SamplingDefaults.model_fields) == KNOWN - {"n"}
+
+
+CALL: dict[str, Any] = {"id": "c", "type": "function"}
+FUNCTION = {"name": "look", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "choice"),
+    [
+        ("messages[1].tool_calls[0].type", {**CALL, "type": "custom", "function": FUNCTION}, {}),
+        ("messages[1].tool_calls[0].extra", {**CALL, "extra": 1, "function": FUNCTION}, {}),
+        (
+            "messages[1].tool_calls[0].function.extra",
+            {**CALL, "function": {**FUNCTION, "extra": 2}},
+            {},
+        ),
+        ("tool_choice.function.extra", {**CALL, "function": FUNCTION}, {"extra": 1}),
+        # what client libraries add on their own
+        (None, {"function": {**FUNCTION, "extra": None}, "id": "c", "index": 0, "extra": ""}, {}),
+    ],
+)
+async def test_no_field_of_a_call_is_ignored(
+    tokenizer: Any, name: str | None, call: dict[str, Any], choice: dict[str, Any]
+) -> None:
+    result = {"role": "tool", "tool_call_id": "c", "content": "seen"}
+    body = {
+        "messages": [USER, {"role": "assistant", "tool_calls": [call]}, result],
+        "tools": [TOOL],
+        "tool_choice": {"type": "function", "function": {"name": "look", **choice}},
+    }
+    reply = '<tool_call>{"name": "look", "arguments": {"at": "a"}}</tool_call>'
+    async with endpoint(tokenizer, lambda request: reply) as bench:
+        status, answer = await bench.post("/v1/chat/completions", body)
+        assert (status, answer.get("error", {}).get("param")) == (400 if name else 200, name)

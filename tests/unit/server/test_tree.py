@@ -367,7 +367,7 @@ async def test_a_session_with_constant_switches_never_forks_however_many_others_
     tokenizer: Any,
 ) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "off"}) as bench:
-        made = {}
+        made: dict[int, list[Any]] = {}
         for _ in range(2):
             for at in range(18):
                 body = {

@@ -249,7 +249,8 @@ class EndpointServer:
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         body = await receive(request, self.settings)
-        body.data.setdefault("max_tokens", 1)
+        if body.data.get("max_tokens") is None:
+            body.data["max_tokens"] = 1
         await self.endpoint.refresh()
         live = self._live(request, body.data)
         counted = await self.endpoint.count(self.endpoint.messages, live, body)

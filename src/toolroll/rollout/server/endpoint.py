@@ -190,14 +190,11 @@ class Endpoint:
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
-            choices, order = [], context if dialect.ordered else None
+            order = context if dialect.ordered else None
+            made, choices = partial(self._chat_choice, prompt, sent, use, request, order), []
             for completion, seed in zip(completions, seeds, strict=True):
-                choice = partial(
-                    self._chat_choice, prompt, completion, sent, use, request, seed, order
-                )
-                choices.append(
-                    await call_of_size(choice, large=large or len(completion.output_ids) > LONG)
-                )
+                long = large or len(completion.output_ids) > LONG
+                choices.append(await call_of_size(made, completion, seed, large=long))
             result = CompletionResult(
                 context.answer_id, context.created, self.model, prompt.input_ids, choices, sent,
                 prompt_json, use.constrained, first, dialect.exact,
@@ -424,12 +421,12 @@ class Endpoint:
     def _chat_choice(
         self,
         prompt: Prompt,
-        completion: Completion,
         params: Mapping[str, Any],
         use: ToolUse,
         request: ChatRequest,
-        seed: str,
         order: StreamContext | None,
+        completion: Completion,
+        seed: str,
     ) -> Choice:
         """Return the answer `completion`. `order`: with its pieces in order, as in this stream."""
         reading: ParsedTurn = parse_turn(

@@ -28,6 +28,10 @@ _ROLES = {
         {"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}
     ),
 }
+_CALL = frozenset({"id", "type", "function", "index"})
+_FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
+"""The openai SDK adds `index` and `parsed_arguments`; models never see them."""
+
 _INERT = frozenset({"provider_specific_fields", "annotations"})
 """Fields that client libraries add to messages and that models never see."""
 
@@ -72,14 +76,9 @@ def _read(given: Any, index: int) -> Message:
         raise refused(f"messages[{index}].role", words, code="invalid_messages")
     message: Message = {"role": role}
     for name, value in given.items():
-        if name in known:
-            if value is not None or name == "content":
-                message[name] = value
-        elif value and name not in _INERT:
-            raise refused(
-                f"messages[{index}].{name}",
-                f"messages[{index}].{name} cannot be honored: no chat template shows it",
-            )
+        if name in known and (value is not None or name == "content"):
+            message[name] = value
+    _only(given, known, f"messages[{index}]")
     try:
         message = plain_content(message)
     except (TemplateError, KeyError) as error:
@@ -122,6 +121,11 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise refused(place, f"{place} is not a function call with a name", code="invalid_messages")
+    if call.get("type") not in (None, "function"):
+        words = f"{place}.type is {call['type']!r}; there is only function"
+        raise refused(f"{place}.type", words, code="invalid_messages")
+    _only(call, _CALL, place)
+    _only(function, _FUNCTION, f"{place}.function")
     arguments = function.get("arguments")
     return {
         "id": str(call.get("id") or ""),
@@ -131,6 +135,14 @@ def _call(call: Any, place: str) -> dict[str, Any]:
             "arguments": "{}" if arguments in (None, "") else arguments,
         },
     }
+
+
+def _only(given: Mapping[str, Any], known: frozenset[str], place: str) -> None:
+    """Refuse a field of `given` that has a value and is not `known`."""
+    for name, value in given.items():
+        if value and name not in known and name not in _INERT:
+            where = f"{place}.{name}"
+            raise refused(where, f"{where} cannot be honored: no chat template shows it")
 
 
 def check_arguments(messages: Sequence[Message]) -> None:

@@ -37,11 +37,12 @@ def with_pieces(choice: Choice, stream: ChoiceStream) -> Choice:
 def joined(steps: Iterable[Delta]) -> list[Delta]:
     """Return `steps` with neighbors of one kind joined, except calls."""
     found: list[Delta] = []
-    for kind, same in groupby(steps, lambda step: step.kind):
-        if kind == "tool_call":
-            found += same
+    for _, same in groupby(steps, lambda step: step.kind):
+        first, *rest = same
+        if first.call is not None:
+            found += [first, *rest]
         else:
-            found.append(Delta(kind, "".join(step.text for step in same)))
+            found.append(replace(first, text="".join(step.text for step in (first, *rest))))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
 
@@ -99,6 +99,8 @@ class ToolDefinition(BaseModel):
 
 class NamedFunction(BaseModel):
     """The function that must be called."""
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str
 
@@ -233,7 +235,8 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
     """Return the refusal of a body in which `error` was found. `within`: the place of the checked
     part in the body.
     """
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((one for one in errors if _is_unknown(one, errors[0])), errors[0])
     place = [*within, *(part for part in first["loc"] if not _is_branch(part))]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(
         "."
@@ -243,6 +246,13 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
         words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
         return UnknownFieldError(param, words)
     return refused(param, f"{param}: {first['msg']}", code="invalid_value")
+
+
+def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:
+    """Return True if `one` is an unknown field in the same field of the body as the `first` error.
+    In a union, `first` is only about the first branch.
+    """
+    return one["type"] == "extra_forbidden" and one["loc"][:1] == first["loc"][:1]
 
 
 def _is_branch(part: int | str) -> bool:

@@ -162,6 +162,9 @@ def tool_choice(request: MessagesRequest) -> dict[str, Any]:
         return {}
     if choice.type == "tool" and not choice.name:
         raise refused("tool_choice.name", "tool_choice.name is missing", code="invalid_value")
+    if choice.type != "tool" and choice.name:
+        words = f"tool_choice.name has no meaning for the type {choice.type!r}: leave it out"
+        raise refused("tool_choice.name", words, code="invalid_value")
     named = NamedChoice(function=NamedFunction(name=choice.name or ""))
     return {
         "tool_choice": {"auto": "auto", "none": "none", "any": "required"}.get(choice.type, named),
