@@ -392,18 +392,11 @@ class Endpoint:
             progress = (lambda got: pending.report(index, list(got))) if request.stream else None
             completion = await self.served.generate(ask, progress=progress)
             if completion.finish_reason == "abort":
-                raise ApiError(
-                    503,
-                    "engine_aborted",
-                    "the engine aborted the request (for example, for a weight update)",
-                    retry=True,
-                )
+                words = "the engine aborted the request (for example, for a weight update)"
+                raise ApiError(503, "engine_aborted", words, retry=True)
             if top and completion.top_logprobs is None and len(completion.output_ids):
-                raise ApiError(
-                    502,
-                    "engine_error",
-                    "the engine returned no top logprobs, although the request asks for them",
-                )
+                words = "the engine returned no top logprobs, although the request asks for them"
+                raise ApiError(502, "engine_error", words)
             return completion
 
         async with asyncio.timeout(self.settings.timeout):
