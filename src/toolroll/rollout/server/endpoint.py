@@ -1,5 +1,4 @@
-"""`Endpoint`: chat and text completions with exact tokens. The HTTP server and the in-process
-client use it.
+"""`Endpoint`: chat and text completions with exact tokens, over HTTP or in process.
 
 Invariants: a plan changes nothing, and it stays valid if other requests are committed in the
 meantime. So a large request can be planned in a thread without blocking others. All answers to a
@@ -133,9 +132,7 @@ class Endpoint:
             await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
-        """If the engine was not ready at the start and so reported no context length, ask it
-        again.
-        """
+        """Ask the engine again if it was not ready at the start: it gave no context length."""
         if self.capabilities.context_length is None:
             await self.start()
 
@@ -315,9 +312,8 @@ class Endpoint:
         """Return the result of a finished request, or raise the request's error."""
         if pending.task.cancelled():
             self.sessions.check_open()
-            raise ApiError(
-                409, "request_aborted", "the request was aborted: its session was deleted"
-            )
+            words = "the request was aborted: its session was deleted"
+            raise ApiError(409, "request_aborted", words)
         if pending.failure is not None:
             raise pending.failure
         return pending.task.result()
@@ -345,12 +341,8 @@ class Endpoint:
         live.check()
         settings = self.settings
         if settings.model_names == "own" and request.model not in (None, self.model):
-            raise ApiError(
-                404,
-                "model_not_found",
-                f"this endpoint serves {self.model!r}, not {request.model!r}",
-                param="model",
-            )
+            words = f"this endpoint serves {self.model!r}, not {request.model!r}"
+            raise ApiError(404, "model_not_found", words, param="model")
         if live.session.nodes >= settings.max_nodes:
             words = f"the session has {live.session.nodes} nodes, the limit: start another session"
             raise ApiError(409, "session_full", words, param="session_id")
@@ -501,13 +493,12 @@ class Endpoint:
 
 def model_card(endpoint: Endpoint) -> dict[str, Any]:
     """Return the entry for the served model in `/v1/models`."""
-    length = endpoint.capabilities.context_length
     return {
         "id": endpoint.model,
         "object": "model",
         "created": 0,
         "owned_by": "toolroll",
-        "max_model_len": length,
+        "max_model_len": endpoint.capabilities.context_length,
     }
 
 
