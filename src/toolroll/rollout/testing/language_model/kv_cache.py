@@ -21,7 +21,8 @@ class KVCache:
     @property
     def positions(self) -> int:
         """The number of positions for which there is room."""
-        return self.values.shape[2]
+        positions: int = self.values.shape[2]
+        return positions
 
     def reserve(self, positions: int) -> None:
         """Make room for `positions` tokens. The room grows by half each time, so that copies are
