@@ -193,22 +193,22 @@ async def test_an_agent_exactly_as_published() -> None:
 
 
 class Raising(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any) -> Any:
+    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
         raise KeyError("mine")
 
 
 class Leaving(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any) -> Any:
+    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
         raise SystemExit(3)
 
 
 class Nothing(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any) -> Any:
+    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
         res.judged_by = "nobody"
 
 
 class NotANumber(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any) -> Any:
+    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
         res.reward = float("nan")
         return res
 
