@@ -16,6 +16,7 @@ from support.faults.tally import Tally, contents
 from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.testing import (
     EmbeddedEngine,
@@ -101,3 +102,11 @@ async def test_a_node_that_dies_loses_and_doubles_nothing(
     tally.tried()
     tally.played(list(read_episodes(tmp_path / "ray")), whole, whole)
     tally.check()
+
+
+def test_a_local_cluster_is_a_new_one(
+    engine: EmbeddedEngine, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Even if another one runs on this machine: it would end with its owner."""
+    RayRunner(config(engine, tmp_path, ray="local", ray_workers=1)).connect()
+    assert ray.get_runtime_context().gcs_address != cluster.address

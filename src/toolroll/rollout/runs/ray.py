@@ -69,7 +69,7 @@ class Worker:
 
 class RayRunner:
     """Plays a run with `config.ray_workers` workers on the cluster at `config.ray` (`local`: a
-    cluster on this machine).
+    new cluster on this machine).
 
     Raise `UsageError` if ray is not installed or the cluster cannot be reached.
     """
@@ -93,7 +93,7 @@ class RayRunner:
         todo = remaining(tasks, self._config.samples, done)
         if not todo:
             return
-        self._connect()
+        self.connect()
         players = [_Actor(self._ray, self._config, share) for share in self._shares[: len(todo)]]
         try:
             await play_on_workers(todo, [(player, player.share) for player in players], on_episode)
@@ -109,15 +109,16 @@ class RayRunner:
         for worker in workers:
             self._ray.kill(worker)
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Connect this process to the cluster, unless it is connected to one."""
         if self._ray.is_initialized():
             return
-        address = None if self._config.ray == "local" else self._config.ray
+        address = self._config.ray
         try:
             self._ray.init(
-                address=address,
+                address=address,  # "local" starts a cluster; None would join one that runs here
                 log_to_driver=False,
-                include_dashboard=False if address is None else None,
+                include_dashboard=False if address == "local" else None,
             )
         except (ConnectionError, ValueError) as error:
             raise UsageError(
