@@ -21,7 +21,7 @@ async def _main() -> None:
     parser.add_argument(
         "--control",
         choices=MISTAKES,
-        help="run the policy gradient from the middle of the imitation, with this mistake",
+        help="run the policy gradient after a third of the imitation, with this mistake",
     )
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     given = parser.parse_args()

@@ -22,13 +22,13 @@ _Piece = tuple[str, bool]
 
 
 def drill(tokenizer: Any, task: Task, rng: random.Random) -> Sample:
-    """Return a sample: the rows of an account and of two books, then exercises about them. Only
-    the answers are trained.
+    """Return a sample: the rows of an account and of two other books, then exercises about them.
+    Only the answers are trained.
     """
     member = teacher.account(task.data)
-    titles = [book[1] for book in task.data["rows"]["books"]]
-    books = [teacher.found_book(task.data, title) for title in rng.sample(titles, 2)]
-    rows = [*member["loans"], *member["holds"], *books]
+    rows = [*member["loans"], *member["holds"]]
+    titles = {book[1] for book in task.data["rows"]["books"]} - {row["title"] for row in rows}
+    rows += [teacher.found_book(task.data, title) for title in rng.sample(sorted(titles), 2)]
     pieces: list[_Piece] = [(json.dumps(rows) + "\n", False)]
     for row in rng.sample(rows * 2, len(rows) * 2):
         pieces += _lookup(row)

@@ -40,7 +40,7 @@ BATCH, DRILLS = 16, 20
 
 UPDATES = 2
 EVALUATED = 400
-"""How many held-out tasks are played in the middle and at the end of the imitation, and every ten
+"""How many held-out tasks are played after a third and at the end of the imitation, and every ten
 steps of the policy gradient.
 """
 
@@ -53,7 +53,7 @@ class Lessons:
     """
 
     drills: int = 500
-    imitation: int = 1000
+    imitation: int = 1600
     reinforcement: int = 40
     control: int = 20
     rate: float = 2e-3
@@ -68,7 +68,7 @@ class Learner:
 
     `state.pt` is written every 100 steps, every 10 of the policy gradient. If it exists, the run
     continues from it. With `control`, the run is a policy gradient with one mistake. It starts from
-    the network in the middle of the imitation, which has much to learn.
+    the network after a third of the imitation, which has much to learn.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Learner:
         if (self.folder / "state.pt").exists():
             self._load()
         elif self.control is not None:
-            start = torch.load(self.out / f"seed-{self.seed}" / "half.pt")
+            start = torch.load(self.out / f"seed-{self.seed}" / "third.pt")
             self.network.load_state_dict(start)
             self.step = self._taught
         if self.step < self._taught:
@@ -132,8 +132,8 @@ class Learner:
             if self.step % 50 == 0:
                 lesson = "drills" if self.step <= self.lessons.drills else "imitation"
                 self._log(lesson=lesson, loss=round(loss, 4))
-            if self.step == self.lessons.drills + self.lessons.imitation // 2:
-                _write(self.network.state_dict(), self.folder / "half.pt")
+            if self.step == self.lessons.drills + self.lessons.imitation // 3:
+                _write(self.network.state_dict(), self.folder / "third.pt")
                 await self._evaluate("imitation")
             if self.step == self._taught:
                 await self._evaluate("imitation")

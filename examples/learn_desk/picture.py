@@ -62,11 +62,11 @@ def table(out: Path) -> str:
     """Return the held-out reward of each control after its policy gradient: the mean of the last
     two evaluations.
     """
-    half = Lessons().drills + Lessons().imitation // 2
+    third = Lessons().drills + Lessons().imitation // 3
     [start] = [
         line["held_out"]
         for line in read_log(out / "seed-0")
-        if line["step"] == half and "held_out" in line
+        if line["step"] == third and "held_out" in line
     ]
     rows = ["| control | reward |", "| --- | --- |", f"| (before) | {start:.3f} |"]
     for name in MISTAKES:

@@ -114,7 +114,7 @@ def _settle(
     second = None
     if kind in _SECOND and rng.random() < _TWO_REQUESTS:
         second = _one(rng, library, rng.choice(_SECOND[kind]))
-        if second is None or second.title == first.title:
+        if second is None or (second.title and second.title == first.title):
             return None
     return [first, second] if second else [first]
 
