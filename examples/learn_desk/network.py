@@ -129,12 +129,12 @@ class Network(nn.Module):
         """Return the logits of the next token. The output matrix is that of the embedding."""
         return states @ self.model.embed_tokens.weight.T
 
-    def logprobs(self, ids: Tensor, where: Tensor, temperature: float = 1.0) -> Tensor:
+    def logprobs(self, ids: Tensor, where: Tensor) -> Tensor:
         """Return the logprobs of the tokens of `ids` at which `where`, bool [batch, tokens], is
         True, as one row. The first token of a sequence has none.
         """
         states = self(ids[:, :-1])[where[:, 1:]]
-        found = functional.log_softmax(self.logits(states) / temperature, dim=-1)
+        found = functional.log_softmax(self.logits(states), dim=-1)
         return found.gather(1, ids[:, 1:][where[:, 1:]].unsqueeze(1)).squeeze(1)
 
 

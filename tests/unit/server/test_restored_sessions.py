@@ -422,19 +422,9 @@ async def test_an_older_session_of_a_name_is_finished_by_the_next_server(
 ) -> None:
     """The server was killed while it finished a session whose name was used again."""
     out, killed = tmp_path / "out", tmp_path / "killed"
-    go_on, reached = asyncio.Event(), asyncio.Event()
     async with endpoint(tokenizer, policy, out=out) as bench:
         talk = await ask(bench, [USER])
-        store = bench.endpoint.store
-        assert store is not None
-        settle = store._settle
-
-        async def held(live: LiveSession) -> None:
-            reached.set()
-            await go_on.wait()
-            await settle(live)
-
-        store._settle = held
+        reached, go_on = hold_the_end(bench)
         deleting = asyncio.create_task(delete(bench, "s"))
         await reached.wait()
         await ask(bench, talk)
@@ -450,6 +440,24 @@ async def test_an_older_session_of_a_name_is_finished_by_the_next_server(
     assert [one.sample for one in read_episodes(killed)] == [0, 1]
 
 
+def hold_the_end(bench: Bench) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold each session that is being finished. Return the event that one is held, and the event
+    that lets it go on.
+    """
+    reached, go_on = asyncio.Event(), asyncio.Event()
+    store = bench.endpoint.store
+    assert store is not None
+    settle = store._settle
+
+    async def held(live: LiveSession) -> None:
+        reached.set()
+        await go_on.wait()
+        await settle(live)
+
+    store._settle = held
+    return reached, go_on
+
+
 async def delete(bench: Bench, session: str) -> int:
     async with bench.http.delete(f"{bench.url}/sessions/{session}") as response:
         return response.status
@@ -459,19 +467,9 @@ async def delete(bench: Bench, session: str) -> int:
 async def test_a_client_that_disconnects_does_not_stop_the_end_of_its_session(
     tokenizer: Any, tmp_path: Path, path: str
 ) -> None:
-    go_on, reached = asyncio.Event(), asyncio.Event()
     async with endpoint(tokenizer, policy, out=tmp_path) as bench:
         await ask(bench, [USER])
-        store = bench.endpoint.store
-        assert store is not None
-        settle = store._settle
-
-        async def held(live: LiveSession) -> None:
-            reached.set()
-            await go_on.wait()
-            await settle(live)
-
-        store._settle = held
+        reached, go_on = hold_the_end(bench)
         method = "POST" if path.endswith("export") else "DELETE"
         asking = asyncio.create_task(bench.http.request(method, bench.url + path).__aenter__())
         await reached.wait()

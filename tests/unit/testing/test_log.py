@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from support.embedded import Held, says, wired
 
-from toolroll.rollout.testing import Fault, fault_at, reference_logprobs
+from toolroll.rollout.testing import Fault, Reply, fault_at, reference_logprobs
 
 
 async def test_an_entry_is_what_was_asked_and_what_was_sent(tokenizer: Any) -> None:
@@ -92,6 +92,24 @@ async def test_calls_count_by_routing_key(tokenizer: Any) -> None:
         ]
     assert texts == ["a0", "b0", "a1", "a2", "b1"]
     assert [entry.call for entry in engine.log] == [0, 0, 1, 2, 1]
+
+
+async def test_requests_that_wait_count_in_the_order_in_which_they_begin(tokenizer: Any) -> None:
+    go_on = asyncio.Event()
+    said = lambda request: Reply(f"Line {request.call}.", hold=go_on, hold_after=1)
+    async with wired(tokenizer, said, max_running=1) as (engine, wire):
+        running = asyncio.create_task(wire.generate([300]))
+        await engine.until(lambda engine: engine.held == 1)
+        tasks = [
+            asyncio.create_task(wire.generate([300], headers={"x-smg-routing-key": "s"}))
+            for _ in range(2)
+        ]
+        await engine.until(lambda engine: len(engine.log) == 3)
+        go_on.set()
+        await running
+        texts = [(await task).body["text"] for task in tasks]
+    assert sorted(texts) == ["Line 0.", "Line 1."]
+    assert [entry.call for entry in engine.log[1:]] == [0, 1]
 
 
 async def test_a_log_that_is_not_kept(tokenizer: Any) -> None:

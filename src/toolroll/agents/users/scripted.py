@@ -48,4 +48,4 @@ class ScriptedUser:
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
-        """Do nothing, because there are no resources to release."""
+        """Do nothing: there is nothing to release."""

@@ -60,8 +60,8 @@ def _parts(
 ) -> list[tuple[str, RunConfig, Sequence[Task]]]:
     """Return the title, the settings and the tasks of each part."""
     parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
-    out = out if out.name else out.resolve()
-    beside = out.with_name(f"{out.name}-held-out")  # a folder has one split of an environment
+    whole = out.resolve()  # "." has no name
+    beside = whole.with_name(f"{whole.name}-held-out")  # a folder has one split of an environment
     for title, env, model, split, folder in (
         (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
         (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),

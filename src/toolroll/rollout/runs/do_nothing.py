@@ -39,7 +39,7 @@ class LeavingUser:
         return {}
 
     async def close(self) -> None:
-        """Do nothing, because there are no resources to release."""
+        """Do nothing: there is nothing to release."""
 
 
 async def play_floor(

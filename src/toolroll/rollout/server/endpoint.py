@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from toolroll.parsers.types import Delta
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -34,7 +35,6 @@ from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.server.paths import api_of
 from toolroll.rollout.server.pending import PendingRequest, request_key
-from toolroll.rollout.server.pieces import with_pieces
 from toolroll.rollout.server.prefill import (
     check_continued,
     sampled_part,
@@ -56,7 +56,7 @@ from toolroll.rollout.server.sessions import LiveSession, Sessions
 from toolroll.rollout.server.stream_deltas import choice_stream
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import check_called
-from toolroll.rollout.server.turn import TurnNode, sequence_of
+from toolroll.rollout.server.verifying import check_all, check_all_now, start_checks
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
@@ -187,8 +187,7 @@ class Endpoint:
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
-            order = context if dialect.ordered else None
-            made, choices = partial(self._chat_choice, prompt, sent, use, request, order), []
+            made, choices = partial(self._chat_choice, prompt, sent, use, request, context), []
             for completion, seed in zip(completions, seeds, strict=True):
                 long = large or len(completion.output_ids) > LONG
                 choices.append(await call_of_size(made, completion, seed, large=long))
@@ -409,11 +408,10 @@ class Endpoint:
         params: Mapping[str, Any],
         use: ToolUse,
         request: ChatRequest,
-        order: StreamContext | None,
+        context: StreamContext,
         completion: Completion,
         seed: str,
     ) -> Choice:
-        """Return the answer `completion`. `order`: with its pieces in order, as in this stream."""
         reading: ParsedTurn = parse_turn(
             self.served,
             prompt.template,
@@ -428,11 +426,11 @@ class Endpoint:
         )
         check_called(use.forced, use.strict, reading, completion, prompt.template)
         shown = sampled_part(self.served, prompt, reading, use.tools) if prompt.prefill else None
-        choice = Choice(completion, reading.text, reading, shown)
-        if order is None:
-            return choice
-        stream = choice_stream(self.served, order, request.stop_strings, seed)
-        return with_pieces(choice, stream)
+
+        def stream(choice: Choice) -> list[Delta]:
+            return choice_stream(self.served, context, request.stop_strings, seed).finish(choice)
+
+        return Choice(completion, reading.text, reading, shown, stream)
 
     def _text(
         self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
@@ -457,38 +455,23 @@ class Endpoint:
         switches = self.templates.switches_of(prompt.template)
         commit_chat(live, prompt, parsed, result, pending, switches)
         if self.settings.verify == "always":
-            self._start_checks(live)
+            start_checks(live)
 
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, including those that are committed in the meantime.
-        Exclude wrong sequences from training. Call this before the sequences are returned.
+        """Verify the sequences of `live`, and exclude wrong ones from training. Call this before
+        the sequences are returned.
         """
-        while self.settings.verify != "off" and live.tree.unchecked():
-            self._start_checks(live)
-            await live.checked()
+        if self.settings.verify != "off":
+            await check_all(live)
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
         """Do the same as `settle`, but synchronously: the event loop is blocked."""
-        for turn in live.tree.unchecked() if self.settings.verify != "off" else ():
-            live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
+        if self.settings.verify != "off":
+            check_all_now(live)
         live.exclude_wrong()
-
-    def _start_checks(self, live: LiveSession) -> None:
-        for turn in live.tree.unchecked():
-            if turn not in live.checks:
-                live.checks[turn] = asyncio.get_running_loop().create_task(self._check(live, turn))
-
-    async def _check(self, live: LiveSession, turn: TurnNode) -> None:
-        try:
-            kind = await asyncio.to_thread(
-                turn.template.verifier.check, sequence_of(turn, live.session)
-            )
-            live.check_done(turn, kind)
-        finally:
-            del live.checks[turn]
 
 
 def model_card(endpoint: Endpoint) -> dict[str, Any]:

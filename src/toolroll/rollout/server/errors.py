@@ -72,6 +72,11 @@ def refused(param: str, message: str, *, code: str = "unsupported_parameter") ->
     return ApiError(400, code, message, param=param)
 
 
+def not_rendered(place: str) -> ApiError:
+    """Return the refusal of a field of a message that no chat template renders."""
+    return refused(place, f"{place} cannot be honored: no chat template shows it")
+
+
 def server_stopping() -> ApiError:
     """Return the answer of a server that is being stopped. The next server answers a retry."""
     words = "the server is stopping: send the request again"

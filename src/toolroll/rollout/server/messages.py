@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import not_rendered, refused
 from toolroll.rollout.server.nesting import too_deep, too_deep_text
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message
@@ -141,8 +141,7 @@ def _only(given: Mapping[str, Any], known: frozenset[str], place: str) -> None:
     """Refuse a field of `given` that has a value and is not `known`."""
     for name, value in given.items():
         if value and name not in known and name not in _INERT:
-            where = f"{place}.{name}"
-            raise refused(where, f"{where} cannot be honored: no chat template shows it")
+            raise not_rendered(f"{place}.{name}")
 
 
 def check_arguments(messages: Sequence[Message]) -> None:

@@ -14,24 +14,22 @@ from itertools import groupby
 from toolroll.parsers.types import Delta
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.result import Choice
-from toolroll.rollout.server.stream_deltas import ChoiceStream
 
 logger = logging.getLogger(__name__)
 
 
-def with_pieces(choice: Choice, stream: ChoiceStream) -> Choice:
-    """Return `choice` with its pieces. `stream` has not read anything yet.
+def pieces_of(choice: Choice) -> list[Delta]:
+    """Return the pieces of a reply.
 
     The calls come last in the sampled part of a continued message, which is never streamed, and in
-    a reply that `stream` cannot send.
+    a reply that a stream cannot send.
     """
-    if choice.shown is not None:
-        return replace(choice, pieces=list(_by_kind(choice)))
-    try:
-        return replace(choice, pieces=joined(stream.finish(choice)))
-    except ApiError as error:  # only a stream must fail: the message is right
-        logger.warning("the order of text and calls is not known: %s", error)
-        return replace(choice, pieces=list(_by_kind(choice)))
+    if choice.shown is None and choice.stream is not None:
+        try:
+            return joined(choice.stream(choice))
+        except ApiError as error:  # only a stream must fail: the message is right
+            logger.warning("the order of text and calls is not known: %s", error)
+    return list(_by_kind(choice))
 
 
 def joined(steps: Iterable[Delta]) -> list[Delta]:

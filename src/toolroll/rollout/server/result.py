@@ -20,16 +20,15 @@ class Choice:
     """One answer. `text` is the text for the client. `reading` is the parsed turn, which is always
     the whole turn. It is None for a text completion.
 
-    `shown`: the message for the client, if it differs from the message of `reading`. `pieces`: the
-    reply as a stream would send it, in the order in which it was sampled; empty if the dialect does
-    not show this order.
+    `shown`: the message for the client, if it differs from the message of `reading`. `stream`:
+    returns the deltas that a stream would send. None for a text completion.
     """
 
     completion: Completion
     text: str
     reading: ParsedTurn | None = None
     shown: Message | None = None
-    pieces: Sequence[Delta] = ()
+    stream: Callable[[Choice], Sequence[Delta]] | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
@@ -231,6 +232,8 @@ class EngineCore:
                 entry.aborted, entry.finish_reason = True, "abort"
                 return queue_abort_body(request, self.weight_version)
             limit = self.limits.max_new_tokens(len(entry.input_ids), request.params)
+            # Others with this routing key may have begun while it waited.
+            seen = replace(seen, call=self._calls[request.routing_key])
             turn = Turn(request, entry, seen, fault, generation, limit, self._calls)
             body = await self._sample(turn, send)
             return fault.garble(body) if fault.garble is not None else body

@@ -59,13 +59,12 @@ class ModelSource:
         """Return the model's answer."""
         if turn.fault.abort_after is not None or turn.fault.weight_version is not None:
             raise ValueError("only a script has faults with abort_after or weight_version")
-        seed = f"{self._seed}/{turn.seen.routing_key}/{turn.next_call}"
-        turn.count_call(turn.next_call)
+        turn.count_call()
         answer = _SampledAnswer(turn, StopRules(self._sampler, turn.request.params))
-        request = turn.request
+        seen, request = turn.seen, turn.request
         sequence = answer.sequence = Sequence(
             turn.entry.input_ids,
-            Sampling.read(request.params, seed),
+            Sampling.read(request.params, f"{self._seed}/{seen.routing_key}/{seen.call}"),
             limit=turn.limit,
             sampled=answer.sampled,
             top=request.top_logprobs_num if request.return_logprob else 0,

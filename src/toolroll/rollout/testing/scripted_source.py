@@ -106,7 +106,7 @@ class ScriptedSource:
         sequence, rest = self._rests.pop(turn.entry.routing_key, (b"", []))
         if rest and sequence == turn.entry.input_ids.tobytes():
             return Reply(output_ids=rest)
-        turn.count_call(turn.seen.call)
+        turn.count_call()
         said = self._script.policy(turn.seen)
         reply = await turn.generation.race(said) if inspect.isawaitable(said) else said
         return reply if isinstance(reply, Reply) else Reply(reply)

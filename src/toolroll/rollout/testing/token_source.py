@@ -75,15 +75,10 @@ class Turn:
         """The number of tokens between two parts of a stream."""
         return max(1, int(self.request.params.get("stream_interval") or 1))
 
-    def count_call(self, call: int) -> None:
-        """Count this request as a new call of its routing key, the one with the number `call`."""
-        self.entry.call = call
+    def count_call(self) -> None:
+        """Count this request as a new call of its routing key."""
+        self.entry.call = self.seen.call
         self.calls[self.entry.routing_key] += 1
-
-    @property
-    def next_call(self) -> int:
-        """The number of the next call of the routing key. Others may have begun since `seen`."""
-        return self.calls[self.entry.routing_key]
 
 
 class TokenSource(Protocol):

@@ -43,7 +43,7 @@ class DeskUser:
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:
-        """Do nothing, because there are no resources to release."""
+        """Do nothing: there is nothing to release."""
 
 
 def details(task: Mapping[str, Any]) -> list[str]:

@@ -86,4 +86,4 @@ class ReferenceUser:
         return {"user_calls": float(self._lines)}
 
     async def close(self) -> None:
-        """Do nothing, because there are no resources to release."""
+        """Do nothing: there is nothing to release."""

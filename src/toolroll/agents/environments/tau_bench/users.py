@@ -86,7 +86,7 @@ class TauBenchUser:
         return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
 
     async def close(self) -> None:
-        """Do nothing, because there are no resources to release."""
+        """Do nothing: there is nothing to release."""
 
 
 class TauBenchUsers:

@@ -12,7 +12,12 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
+from toolroll.rollout.server.errors import (
+    ApiError,
+    UnknownFieldError,
+    not_rendered,
+    refused,
+)
 from toolroll.rollout.server.nesting import too_deep
 from toolroll.rollout.types import Message
 
@@ -47,8 +52,7 @@ def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
     """Raise `ApiError` if `given` has a field that is neither null nor `known`."""
     for name, value in given.items():
         if name not in known and value is not None:
-            where = f"{place}.{name}"
-            raise refused(where, f"{where} cannot be honored: no chat template shows it")
+            raise not_rendered(f"{place}.{name}")
 
 
 def unknown_type(kind: Any, place: str) -> ApiError:

@@ -36,7 +36,6 @@ class ChatCompletions:
     kind = "chat.completion"
     prefix = "chatcmpl-"
     exact = True
-    ordered = False
     done = b"data: [DONE]\n\n"
 
     def __init__(self, encoder: Encoder, model: str, *, openrlhf_token_ids: bool) -> None:

@@ -106,11 +106,6 @@ class Dialect(Protocol):
         ...
 
     @property
-    def ordered(self) -> bool:
-        """True if the API's answers show text and calls in the order in which they were sampled."""
-        ...
-
-    @property
     def done(self) -> bytes:
         """The last bytes of a stream."""
         ...

@@ -37,7 +37,6 @@ class AnthropicMessages:
     kind = "message"
     prefix = "msg_"
     exact = False
-    ordered = True
     done = b""
 
     def __init__(

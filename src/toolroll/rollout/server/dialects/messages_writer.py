@@ -17,6 +17,7 @@ from toolroll.rollout.server.dialects.blocks import input_json, input_of
 from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext
 from toolroll.rollout.server.dialects.messages_errors import error_body
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.pieces import pieces_of
 from toolroll.rollout.server.result import Choice, CompletionResult
 
 _DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
@@ -26,7 +27,7 @@ def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
     """Return a `message`."""
     [choice] = result.choices
     content: list[dict[str, Any]] = []
-    for step in choice.pieces:
+    for step in pieces_of(choice):
         if step.call is not None:
             function = openai_function(step.call)
             given = input_of(function["arguments"])

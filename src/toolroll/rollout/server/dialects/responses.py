@@ -62,7 +62,6 @@ class OpenAIResponses:
     kind = "response"
     prefix = "resp_"
     exact = False
-    ordered = True
     done = b""
 
     def __init__(

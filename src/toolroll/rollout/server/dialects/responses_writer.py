@@ -16,6 +16,7 @@ from toolroll.rollout.server.dialects.dialect import Event, StreamContext
 from toolroll.rollout.server.dialects.messages_writer import signature
 from toolroll.rollout.server.dialects.responses_items import Names
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.pieces import pieces_of
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.template.encode import Encoder
 
@@ -26,7 +27,7 @@ def output_of(result: CompletionResult, names: Names, *, encrypted: bool) -> lis
     """Return the items of a finished answer."""
     [choice] = result.choices
     made = Items(result.id, names, encrypted=encrypted)
-    for step in choice.pieces:
+    for step in pieces_of(choice):
         if step.call is not None:
             function = openai_function(step.call)
             made.add(made.call(step.call.id, function["name"], function["arguments"]))

@@ -1,0 +1,36 @@
+"""Verify the sequences of a session in threads, and exclude wrong ones from training."""
+
+from __future__ import annotations
+
+import asyncio
+
+from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.turn import TurnNode, sequence_of
+
+
+def start_checks(live: LiveSession) -> None:
+    """Start to verify the sequences of `live` that are not verified yet."""
+    for turn in live.tree.unchecked():
+        if turn not in live.checks:
+            live.checks[turn] = asyncio.get_running_loop().create_task(_check(live, turn))
+
+
+async def check_all(live: LiveSession) -> None:
+    """Verify the sequences of `live`, including those that are committed in the meantime."""
+    while live.tree.unchecked():
+        start_checks(live)
+        await live.checked()
+
+
+def check_all_now(live: LiveSession) -> None:
+    """Do the same as `check_all`, but synchronously: the event loop is blocked."""
+    for turn in live.tree.unchecked():
+        live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
+
+
+async def _check(live: LiveSession, turn: TurnNode) -> None:
+    try:
+        sequence = sequence_of(turn, live.session)
+        live.check_done(turn, await asyncio.to_thread(turn.template.verifier.check, sequence))
+    finally:
+        del live.checks[turn]
