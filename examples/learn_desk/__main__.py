@@ -17,6 +17,9 @@ async def _main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("out/learn"), help="continues what is there"
     )
+    parser.add_argument(
+        "--prepare", action="store_true", help="only train the tokenizer and play the references"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--control",
@@ -32,6 +35,8 @@ async def _main() -> None:
     logging.getLogger("examples.learn_desk").setLevel(logging.INFO)
     lessons = Lessons()
     await prepare(given.out, lessons)
+    if given.prepare:
+        return
     control = MISTAKES[given.control] if given.control else None
     await Learner(given.out, given.seed, lessons, control).run()
 

@@ -32,7 +32,7 @@ def drill(tokenizer: Any, task: Task, rng: random.Random) -> Sample:
     pieces: list[_Piece] = [(json.dumps(rows) + "\n", False)]
     for row in rng.sample(rows * 2, len(rows) * 2):
         pieces += _lookup(row)
-    for _ in range(4):
+    for _ in range(8):
         pieces += _comparison(rng)
     return _sample(tokenizer, pieces)
 

@@ -68,9 +68,14 @@ def found_book(data: Facts, title: str) -> dict[str, Any]:
 
 
 def identity(given: str, member: Facts) -> str:
-    """Return the comparison of the postcode that the member gave with the account's."""
+    """Return the comparison of the postcode that the member gave with the account's.
+
+    One token is between them, so a head that looks back two tokens sees both at once. With the
+    quoted field between them, three seeds of three did not learn to compare them.
+    """
     right = given == member["postcode"]
-    return f"the postcode {given}, {quote(member, 'postcode')} {'ok' if right else 'A1'}"
+    account = member["postcode"]
+    return f"the postcode {given}, in the account {account} {'ok' if right else 'A1'}"
 
 
 def loan(member: Facts, title: str) -> str:
