@@ -19,6 +19,9 @@ Facts = Mapping[str, Any]
 Fact = tuple[str, str | None]
 """A quoted fact, and the rule that it is judged by."""
 
+_LOAN = ("title", "loan_id", "due", "renewals")
+_HOLD = ("title", "hold_id")
+
 
 def replies(task: Task) -> list[str]:
     """Return the texts of the model's turns in the generated task `task`."""
@@ -71,23 +74,23 @@ def identity(given: str, member: Facts) -> str:
     """Return the comparison of the postcode that the member gave with the account's.
 
     One token is between them, so a head that looks back two tokens sees both at once. With the
-    quoted field between them, three seeds of three did not learn to compare them.
+    name of the field between them, some seeds never learn to compare them.
     """
     right = given == member["postcode"]
     account = member["postcode"]
     return f"the postcode {given}, in the account {account} {'ok' if right else 'A1'}"
 
 
-def loan(member: Facts, title: str) -> str:
-    """Return the quoted loan of a title."""
+def loan(member: Facts, title: str) -> Facts:
+    """Return the loan of a title."""
     [row] = [row for row in member["loans"] if row["title"] == title]
-    return quote(row, "title", "loan_id", "due", "renewals")
+    return row
 
 
-def hold(member: Facts, title: str) -> str:
-    """Return the quoted hold on a title."""
+def hold(member: Facts, title: str) -> Facts:
+    """Return the hold on a title."""
     [row] = [row for row in member["holds"] if row["title"] == title]
-    return quote(row, "title", "hold_id")
+    return row
 
 
 def _said(thought: str, action: Action) -> str:
@@ -126,9 +129,9 @@ def _settling(start: str, request: Facts, member: Facts, data: Facts) -> Iterato
             else _holding(member, found_book(data, title))
         )
     elif kind == "cancel":
-        facts = [(f"{start}cancel {hold(member, title)}", None)]
+        facts = [(f"{start}cancel {quote(hold(member, title), *_HOLD)}", None)]
     elif kind == "due":
-        facts = [(f"{start}due {loan(member, title)}", None)]
+        facts = [(f"{start}due {quote(loan(member, title), *_LOAN)}", None)]
     elif kind == "owed":
         facts = [(f"{start}owed {quote(member, 'owed')}", None)]
     elif kind == "waive":
@@ -142,11 +145,11 @@ def _settling(start: str, request: Facts, member: Facts, data: Facts) -> Iterato
         yield ""
 
 
-def _renewal(member: Facts, row: str, book: Facts) -> list[Fact]:
+def _renewal(member: Facts, row: Facts, book: Facts) -> list[Fact]:
     return [
-        (quote(member, "tier") + "\n" + row, "R1"),
+        (f"{quote(member, 'tier')}\n{quote(row, *_LOAN)}", "R1"),
         (quote(book, "waiting"), "R2"),
-        ("due", "R3"),
+        (quote(row, "due"), "R3"),
         (quote(member, "owed"), "R4"),
     ]
 
