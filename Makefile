@@ -24,8 +24,7 @@ LEARN := OMP_NUM_THREADS=1 $(VENV)/bin/python -m examples.learn_desk --out out/l
 CONTROLS := none shifted-mask mask-everywhere tokens-from-text failures failures-are-reward-0 forks forks-trained-twice
 learn: $(VENV)/.learn
 	$(LEARN) --prepare
-	printf '%s\n' '--seed 0' '--seed 1' '--seed 2' | xargs -P 2 -I{} sh -c '$(LEARN) {}'
-	printf '%s\n' $(CONTROLS:%='--control %') | xargs -P 2 -I{} sh -c '$(LEARN) {}'
+	printf '%s\n' '--seed 0' '--seed 1' '--seed 2' $(CONTROLS:%='--control %') | xargs -P 2 -I{} sh -c '$(LEARN) {}'
 	$(VENV)/bin/python -m examples.learn_desk.picture --out out/learn --to out/learn/learn.svg
 
 # The quick tier: minutes, and no torch. It ends by saying what it leaves out.

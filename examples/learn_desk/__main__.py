@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 import torch
-from examples.learn_desk.learn import Learner, Lessons, prepare
+from examples.learn_desk.learn import CONTROL_SEED, Learner, Lessons, prepare
 from examples.learn_desk.mistakes import MISTAKES
 
 
@@ -20,7 +20,7 @@ async def _main() -> None:
     parser.add_argument(
         "--prepare", action="store_true", help="only train the tokenizer and play the references"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="0 by default; a control has its own")
     parser.add_argument(
         "--control",
         choices=MISTAKES,
@@ -28,8 +28,8 @@ async def _main() -> None:
     )
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     given = parser.parse_args()
-    if given.control and given.seed:
-        parser.error("a control starts from seed 0")
+    if given.control and given.seed is not None:
+        parser.error(f"a control starts from seed {CONTROL_SEED}")
     torch.set_num_threads(given.threads)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("examples.learn_desk").setLevel(logging.INFO)
@@ -38,7 +38,8 @@ async def _main() -> None:
     if given.prepare:
         return
     control = MISTAKES[given.control] if given.control else None
-    await Learner(given.out, given.seed, lessons, control).run()
+    seed = CONTROL_SEED if control else given.seed or 0
+    await Learner(given.out, seed, lessons, control).run()
 
 
 if __name__ == "__main__":

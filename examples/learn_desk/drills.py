@@ -1,4 +1,4 @@
-"""Exercises before the first episode: look up a row, compare two numbers.
+"""Exercises before the first episode: look up a row, compare two numbers, judge a date.
 
 An episode needs a few of these skills among hundreds of tokens. A drill practices them a dozen
 times in a hundred tokens, so a small network learns them in minutes.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ def drill(tokenizer: Any, task: Task, rng: random.Random) -> Sample:
     for row in rng.sample(rows * 2, len(rows) * 2):
         pieces += _lookup(row)
     for _ in range(8):
-        pieces += _comparison(rng)
+        pieces += _comparison(rng) + _judgment(rng)
     return _sample(tokenizer, pieces)
 
 
@@ -50,7 +51,21 @@ def _comparison(rng: random.Random) -> list[_Piece]:
     if rng.random() < 0.2:  # only one digit differs
         at = rng.randrange(4)
         other = given[:at] + str(rng.randint(0, 9)) + given[at + 1 :]
-    text = teacher.identity(given, {"postcode": other})
+    return _verdict(teacher.identity(given, {"postcode": other}))
+
+
+def _judgment(rng: random.Random) -> list[_Piece]:
+    late = rng.random() < 0.5
+    due = (
+        date(2031, 1, 2) + timedelta(rng.randrange(50))
+        if late
+        else date(2031, 3, rng.randint(1, 30))
+    )
+    return _verdict(f"{teacher.quote({'due': str(due)}, 'due')} {'R3' if late else 'ok'}")
+
+
+def _verdict(text: str) -> list[_Piece]:
+    """Ask for the last word of `text`."""
     end = text.rindex(" ")
     return [(text[:end], False), (text[end:] + "\n", True)]
 

@@ -44,18 +44,22 @@ EVALUATED = 400
 steps of the policy gradient.
 """
 
+CONTROL_SEED = 1
+"""The seed whose network the controls start from. It earns about 0.65 at that point. Seed 0 earns
+0.04 there, which is too little to learn from rewards.
+"""
+
 
 @dataclass(frozen=True)
 class Lessons:
     """The number of steps of each lesson. `rate` is the largest learning rate before the policy
     gradient, and `last_rate` the one in it. A step of the policy gradient plays `groups` tasks
-    `group` times. `control`: the steps of a control's policy gradient.
+    `group` times.
     """
 
     drills: int = 500
     imitation: int = 1600
-    reinforcement: int = 40
-    control: int = 20
+    reinforcement: int = 20
     rate: float = 2e-3
     last_rate: float = 1e-4
     references: int = 6000
@@ -164,9 +168,7 @@ class Learner:
     # --- policy gradient: the likelihood of what earned more than its group ----------------------
 
     async def _reinforce(self) -> None:
-        lessons = self.lessons
-        steps = lessons.reinforcement if self.control is None else lessons.control
-        last = self._taught + steps
+        last = self._taught + self.lessons.reinforcement
         save_network(self.network, self.model)
         version = f"{self.folder.name}/{self.step}"
         async with load_engine(self.model, weight_version=version, keep_log=False) as engine:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from examples.learn_desk.learn import Lessons
+from examples.learn_desk.learn import CONTROL_SEED, Lessons
 from examples.learn_desk.mistakes import MISTAKES
 from matplotlib import pyplot
 
@@ -65,7 +65,7 @@ def table(out: Path) -> str:
     third = Lessons().drills + Lessons().imitation // 3
     [start] = [
         line["held_out"]
-        for line in read_log(out / "seed-0")
+        for line in read_log(out / f"seed-{CONTROL_SEED}")
         if line["step"] == third and "held_out" in line
     ]
     rows = ["| control | reward |", "| --- | --- |", f"| (before) | {start:.3f} |"]
