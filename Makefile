@@ -49,7 +49,7 @@ test-transformers: $(VENV)/.all $(VENV)/transformers-oldest $(VENV)/transformers
 	done
 
 # The endpoint and its clients with the oldest supported openai (2, on httpx); the other tests run with the newest.
-OPENAI_FILES := tests/unit/client tests/unit/server/test_openai_client.py tests/unit/server/test_chat.py tests/unit/adapters/test_openrlhf.py
+OPENAI_FILES := tests/unit/in_process tests/unit/server/test_openai_client.py tests/unit/server/test_chat.py tests/unit/adapters/test_openrlhf.py
 test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 	PYTHONPATH=$(VENV)/openai-oldest $(VENV)/bin/python -c "import openai; print('openai', openai.__version__)"
 	PYTHONPATH=$(VENV)/openai-oldest $(PYTEST) $(OPENAI_FILES) $(XDIST) $(PYTEST_ARGS)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from typing import Any
 
 import pytest
 from support.episodes import call
 from support.source import ROOT
-from typer.testing import CliRunner
 
-from toolroll.rollout.adapters.frameworks import FRAMEWORKS
-from toolroll.rollout.cli.app import app
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import reference_logprobs
 
 PAGE = (ROOT / "docs" / "adapters.md").read_text()
@@ -77,23 +72,3 @@ async def test_the_driven_episode_of_the_page(tokenizer: Any) -> None:
 
 def test_the_adapter_is_short() -> None:
     assert len(BLOCKS[0].splitlines()) <= 45
-
-
-def test_the_command_and_the_table_name_what_exists() -> None:
-    printed = CliRunner().invoke(app, ["frameworks"], env={"COLUMNS": "200"}).stdout
-    table = (ROOT / "docs" / "trainers.md").read_text()
-    for one in FRAMEWORKS:
-        module, _, name = one.path.rpartition(".")
-        try:
-            assert getattr(importlib.import_module(module), name) is not None
-        except UsageError as error:  # Atropos' is a subclass of atroposlib's own class
-            assert "pip install atroposlib" in str(error)
-        assert f"{one.name} {one.version}" in printed
-        assert one.path in printed
-        assert f"| {one.name} | {one.version} | `{one.path}` |" in table
-
-
-def test_every_adapter_is_listed() -> None:
-    listed = {one.path.split(".")[3] for one in FRAMEWORKS}
-    packages = (ROOT / "src" / "toolroll" / "rollout" / "adapters").glob("*/__init__.py")
-    assert {path.parent.name for path in packages} == listed

@@ -1,0 +1,141 @@
+"""What is added is complete: registered, documented and tested. CONTRIBUTING.md says where each
+belongs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import tomllib
+from functools import cache
+from itertools import product
+
+import pytest
+from support.source import ROOT, library
+from typer.main import get_command
+from typer.testing import CliRunner
+from unit.adapters.test_same_episodes import ADAPTERS
+
+from toolroll.parsers import formats
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.registry import built_in_parsers
+from toolroll.rollout.adapters.frameworks import FRAMEWORKS
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.registry import environment_names
+
+PACKAGES = {one.path.split(".")[3] for one in FRAMEWORKS}
+COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
+ENVIRONMENTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+    "entry-points"
+]["toolroll.environments"]
+
+
+@cache
+def all_tests() -> str:
+    return "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+
+
+# --- adapters -------------------------------------------------------------------------------------
+
+
+def test_the_command_and_the_table_name_what_exists() -> None:
+    printed = CliRunner().invoke(app, ["frameworks"], env={"COLUMNS": "200"}).stdout
+    table = (ROOT / "docs" / "trainers.md").read_text()
+    for one in FRAMEWORKS:
+        module, _, name = one.path.rpartition(".")
+        try:
+            assert getattr(importlib.import_module(module), name) is not None
+        except UsageError as error:  # Atropos' is a subclass of atroposlib's own class
+            assert "pip install atroposlib" in str(error)
+        assert f"{one.name} {one.version}" in printed
+        assert one.path in printed
+        assert f"| {one.name} | {one.version} | `{one.path}` |" in table
+
+
+def test_every_adapter_is_listed() -> None:
+    folders = (ROOT / "src" / "toolroll" / "rollout" / "adapters").glob("*/__init__.py")
+    assert {path.parent.name for path in folders} == PACKAGES
+
+
+def test_every_adapter_plays_the_same_episodes() -> None:
+    """A new adapter needs a case in `ADAPTERS` of tests/unit/adapters/test_same_episodes.py."""
+    assert set(ADAPTERS) == PACKAGES
+
+
+# --- environments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_an_environment_is_installed_documented_and_tested(name: str) -> None:
+    assert name in environment_names(), "install the package again: pip install -e ."
+    assert name in documented_environments(), f"docs/runs.md has no row for {name}"
+    assert ENVIRONMENTS[name].split(":")[0] in all_tests()
+
+
+def documented_environments() -> set[str]:
+    """The names in the first column of the tables in docs/runs.md, such as `a/{b,c}`."""
+    names: set[str] = set()
+    for cell in re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "runs.md").read_text(), re.MULTILINE):
+        parts = [part.split(",") for part in re.split(r"[{}]", cell)]
+        names |= {"".join(chosen) for chosen in product(*parts)}
+    return names
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_an_example_and_a_test(name: str) -> None:
+    help_text = inspect.getdoc(COMMANDS[name].callback) or ""
+    assert f"Example: toolroll {name}" in help_text
+    assert f'"{name}"' in all_tests()
+
+
+# --- parsers --------------------------------------------------------------------------------------
+
+
+def test_every_format_is_registered() -> None:
+    for module in pkgutil.iter_modules(formats.__path__, f"{formats.__name__}."):
+        if not module.name.endswith(".sglang_parser"):  # it has no name of its own
+            importlib.import_module(module.name)
+    assert unregistered(ToolCallParser) == []
+
+
+def test_the_pages_count_the_formats() -> None:
+    parsers = len(built_in_parsers())
+    formats_with_calls = parsers - 1  # all except `plain`
+    assert f"| {formats_with_calls} tool-call formats" in (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "parsers.md").read_text()
+    assert f"each of the {formats_with_calls} formats with calls" in page
+    assert f"each of the {parsers} parsers" in page
+
+
+def unregistered(kind: type) -> list[str]:
+    """The subclasses with a name, in the package's own formats, that are not registered."""
+    found = []
+    for child in kind.__subclasses__():
+        found += unregistered(child)
+        own = child.__module__.startswith(formats.__name__)
+        if own and "name" in vars(child) and child not in built_in_parsers():
+            found.append(child.__qualname__)
+    return found
+
+
+# --- docs/architecture.md -------------------------------------------------------------------------
+
+
+def test_every_step_of_the_drawings_exists() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    steps = re.findall(r"^ *((?:agents|rollout|parsers)/\S+)", page, re.MULTILINE)
+    assert len(steps) > 20
+    assert [step for step in steps if not (ROOT / "src" / "toolroll" / step).exists()] == []
+
+
+def test_every_room_of_the_rollout_is_on_the_map() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {name.split(".")[2] for name in library() if name.startswith("toolroll.rollout.")}
+    folders = {room for room in rooms if (ROOT / "src" / "toolroll" / "rollout" / room).is_dir()}
+    assert [room for room in sorted(folders) if f"| `{room}/` |" not in page] == []
