@@ -11,6 +11,7 @@ import re
 import tomllib
 from functools import cache
 from itertools import product
+from typing import Any
 
 import pytest
 from support.source import ROOT, library
@@ -113,7 +114,7 @@ def test_the_pages_count_the_formats() -> None:
     assert f"each of the {parsers} parsers" in page
 
 
-def unregistered(kind: type) -> list[str]:
+def unregistered(kind: type[Any]) -> list[str]:
     """The subclasses with a name, in the package's own formats, that are not registered."""
     found = []
     for child in kind.__subclasses__():
