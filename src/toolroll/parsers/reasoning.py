@@ -67,8 +67,8 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 SAID = replace(THINK, implied=False)
-"""The tags for formats whose calls start without a marker. In such a format, a lone `</think>` may be
-text inside a call, so the text before it does not count as reasoning.
+"""The tags for formats whose calls start without a marker. A lone `</think>` may then be text
+inside a call, so the text before it does not count as reasoning.
 """
 
 _IFM = tuple((f"<ifm|{name}>", f"</ifm|{name}>") for name in ("think_fast", "think_faster"))
