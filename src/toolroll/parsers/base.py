@@ -5,8 +5,8 @@ Invariants:
 - Parsing never raises an error, whatever the text, and loses nothing (see
   `toolroll.parsers.types`).
 - `parse` returns the same result as `feed` and `close`, however the text is split into pieces.
-- If ids are given and a marker is one token of the vocabulary, only that token counts as the
-  marker.
+- If offsets are given and a marker is one control token of the vocabulary, only that token counts
+  as the marker.
 - The time is linear in the length of the text.
 """
 
@@ -35,7 +35,7 @@ class ToolCallParser(ABC):
 
     Args:
         control_tokens: The texts that are single control tokens in the vocabulary.
-        reasoning: How the model writes its reasoning. Default: as the format does.
+        reasoning: The tags around the model's reasoning. Default: the tags of the format.
     """
 
     name: ClassVar[str] = ""
@@ -46,8 +46,8 @@ class ToolCallParser(ABC):
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
     prose_has_no_markers: ClassVar[bool] = False
-    """True if a reply without any marker is only visible text. Most replies have no marker, so
-    their parsing can be skipped.
+    """True if a reply without any marker contains only visible text. `parse` returns such a reply
+    without scanning it.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ToolCallParser(ABC):
         Args:
             text: The reply, without the stop token.
             ids: The token ids of `text`.
-            offsets: [start, stop) in characters for each of `ids`.
+            offsets: For each of `ids`, its character range `[start, stop)` in `text`.
             tools: The tools that were offered. If it is None, names and arguments are not checked.
             in_reasoning: True if the prompt opened the reasoning, or None if this is unknown.
             calls_as_text: If True, return no calls: all text from the first call on is content.
@@ -107,7 +107,7 @@ class ToolCallParser(ABC):
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """Return `call` with the status that results from the tools that were offered."""
+        """Check `call` against the offered tools, and return it with the resulting status."""
         return self._schemas.check(call, offered) if call.ok else call
 
     def read(
@@ -125,8 +125,8 @@ class ToolCallParser(ABC):
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
-        """Read the visible text and every call, even an unreadable one, from `at` to the end of
-        `source` into `out`.
+        """Read `source` from `at` to its end. Add the visible text and every call, even an
+        unreadable one, to `out`.
         """
 
 
@@ -243,9 +243,9 @@ def broken_call(
 ) -> Steps[tuple[ToolCall, int]]:
     """Return an unreadable call that starts at `begin`, and the position where the text continues.
 
-    `problem` becomes the call's error. The `raw` text starts at `start`. The call ends after the
-    next of `closes`, before the next of `openers`, or at the end of the text. In the last two cases
-    it is unclosed.
+    `problem` becomes the call's error. The `raw` text starts at `start`. The call ends after one of
+    `closes`, before one of `openers`, or at the end of the text, whichever comes first. Unless it
+    ends after one of `closes`, it is unclosed.
     """
     at, marker = yield from source.until(start, (*closes, *openers))
     raw = source.text[start:at]

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UnknownParserError(ValueError):
-    """No parser has this name or can read this template. The message lists the known names."""
+    """No parser has this name, or no parser can read this template."""

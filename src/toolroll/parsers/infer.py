@@ -32,7 +32,7 @@ _TOOL = {
         },
     },
 }
-# Kimi identifies a call by its id. Mistral's template takes only nine letters and digits.
+# Kimi identifies a call by its id. Mistral's template accepts only ids of nine letters and digits.
 _IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")
 _REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
@@ -106,8 +106,8 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
                 ),
                 len(prompt),
             )
-            # both texts start with the first characters of different markers: go back to the start
-            # of the marker
+            # The texts may first differ inside a marker, after characters that both markers share.
+            # Go back to the start of the marker.
             while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):
                 at -= 1
             if whole[at:] not in found:

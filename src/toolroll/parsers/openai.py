@@ -61,7 +61,7 @@ def create_openai_adapter(
 
 
 def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") -> dict[str, Any]:
-    """Return `{normal_text, calls}`, with the parameters as JSON text."""
+    """Parse `response` and return `{normal_text, calls}`. Each call's parameters are JSON text."""
     result: dict[str, Any] = create_openai_adapter(tools, parser).parse_response_to_openai_format(
         response
     )["parsed_result"]
@@ -69,7 +69,7 @@ def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") ->
 
 
 def from_openai(message: Mapping[str, Any]) -> ParsedReply:
-    """Return an assistant message in OpenAI's format, which is a mapping, as a reply.
+    """Convert `message`, an assistant message in OpenAI's format, to a reply.
 
     This is the inverse of `to_openai`, except for spans and raw text. Arguments may be JSON text or
     an object. Raises `ValueError` if the message has a different role, or if its content is in
@@ -77,7 +77,7 @@ def from_openai(message: Mapping[str, Any]) -> ParsedReply:
     """
     if message.get("role", "assistant") != "assistant":
         raise ValueError(
-            f"expected an assistant message, not one of the role {message.get('role')!r}"
+            f"expected an assistant message, not a message of role {message.get('role')!r}"
         )
     content = message.get("content")
     if content is not None and not isinstance(content, str):

@@ -1,7 +1,7 @@
 """Separate reasoning in tags (`<think>` and similar) from the rest of the reply.
 
-Invariants: only a tag at the start of the reply opens reasoning. Reasoning that is never closed
-ends where a tool call starts, so that it does not hide the call.
+Invariants: a tag opens reasoning only at the start of the reply. Reasoning that is never closed
+ends where a tool call starts, so it does not hide the call.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from toolroll.parsers.reading.source import Source, Steps
 class Tags:
     """Reasoning between `open` and `close`.
 
-    `implied`: True if the text before a lone `close` is reasoning when it is unknown whether the
-    prompt opened the reasoning. `others`: further pairs of tags, for example for different
-    reasoning efforts.
+    `implied` is used if it is unknown whether the prompt opened the reasoning. If it is True, the
+    text before a lone `close` is then reasoning. `others`: further pairs of tags, for example for
+    different reasoning efforts.
     """
 
     open: str
@@ -67,7 +67,7 @@ class Tags:
 
 THINK = Tags("<think>", "</think>")
 SAID = replace(THINK, implied=False)
-"""For formats whose calls start without a marker. In such a format, a lone `</think>` may be text
+"""The tags for formats whose calls start without a marker. A lone `</think>` may then be text
 inside a call, so the text before it does not count as reasoning.
 """
 

@@ -1,6 +1,8 @@
-"""Parsers by name. The names are the ones of SGLang's `--tool-call-parser`, and the ones that other
-packages add with `register` or with the entry-point group `toolroll.parsers` (which maps a name to
-a `ToolCallParser` class).
+"""Find a parser by its name.
+
+The names are those of SGLang's `--tool-call-parser`, and `plain`. Other packages add names with
+`register`, or with the entry-point group `toolroll.parsers`, which maps a name to a
+`ToolCallParser` class.
 """
 
 from __future__ import annotations
@@ -54,9 +56,8 @@ _BUILT_IN: tuple[type[ToolCallParser], ...] = (
 _NO_FORMATS = {
     "response_template": "it is not a wire format: SGLang parses a reply with the "
     "response_template in the tokenizer configuration of the checkpoint, so the format depends on "
-    "the model. Name the parser of the format that the model writes "
-    "(tool_call_parser='auto', or infer_parser(tokenizer), finds it from the chat template), or "
-    "register your own",
+    "the model. Name the parser of the format that the model writes, or register your own. "
+    "tool_call_parser='auto' and infer_parser(tokenizer) find the parser from the chat template",
 }
 """The SGLang names that are not formats, each with an explanation."""
 
@@ -78,7 +79,7 @@ def parser_names() -> tuple[str, ...]:
 def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> None:
     """Register `parser` under `name` in this process.
 
-    `parser` is a class, or a function that returns a parser for the control tokens. Raises
+    `parser` takes the control tokens and returns a parser. It may be a class or a function. Raises
     `ValueError` if the name is already used. Packages should use the entry-point group
     `toolroll.parsers` instead.
     """

@@ -1,9 +1,9 @@
 """The result of a parser: the reasoning of a reply, its visible text, and every tool call with a
 status.
 
-Invariant: nothing that the model wrote is lost. Each character of the reply is reasoning, content,
-a call's `raw`, or the format's own marker. A call that cannot be read is kept, with its raw text
-and the reason.
+Invariant: nothing that the model wrote is lost. Each character of the reply, except white space
+between these parts, is reasoning, content, a call's `raw`, or the format's own marker. A call that
+cannot be read is kept, with its raw text and the reason.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class ToolCall:
     """One tool call. It may be unreadable.
 
     `arguments` is the decoded JSON object, or None if it could not be read. `raw` is the text
-    between the format's markers, as the model wrote it. `span` is [start, stop) in characters of
-    the reply's text. `token_span` is this range in `output_ids` if the parser got ids. `id` is the
-    id that the model wrote, or "" until `with_id` sets one. `error` is an error message that can be
-    given to the model.
+    between the format's markers, as the model wrote it. `span` is the call's character range
+    `[start, stop)` in the reply. `token_span` is the call's range in `output_ids`, or None if the
+    parser got no offsets. `id` is the id that the model wrote, or "" until `with_id` sets one.
+    `error` is an error message that can be given to the model.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Delta:
     """One step of a streamed reply: a piece of reasoning, a piece of content, or a whole call.
 
     The joined pieces are `ParsedReply.reasoning` and `ParsedReply.content`. The calls are
-    `tool_calls`.
+    `ParsedReply.tool_calls`.
     """
 
     kind: Literal["reasoning", "content", "tool_call"]

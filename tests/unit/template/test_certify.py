@@ -110,7 +110,7 @@ def test_a_tokenizer_whose_pieces_are_encoded_otherwise_is_not_exact() -> None:
     assert not report.exact
     assert (
         report.tokenizer
-        == "its ids for a text with control tokens are not those of the text's pieces"
+        == "for a text with control tokens, its ids differ from the ids of the text's pieces"
     )
     assert report.remarks()[0] == f"the tokenizer: {report.tokenizer}"
 

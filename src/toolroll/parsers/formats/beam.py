@@ -1,7 +1,7 @@
 """Beam: messages as in harmony, but the arguments of a call are elements.
 
-A call is ` to=name<|channel|>analysis <|constrain|>xml<|message|>`, followed for each argument by
-`<rfl:parameter name="key">`, the value on separate lines, and `</rfl:parameter>`.
+A call starts with ` to=name<|channel|>analysis <|constrain|>xml<|message|>`. Each argument is
+`<rfl:parameter name="key">`, then the value on separate lines, then `</rfl:parameter>`.
 
 The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to the tag.
 The closing tag may be missing if another parameter follows. Source: SGLang 0.5.23 (beam).
@@ -81,7 +81,8 @@ class BeamParser(HarmonyParser):
             if marker not in (_CLOSE, _NEXT):
                 raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
             stop = at + len(marker) if marker == _CLOSE else at
-            # the line break after the start tag, because values start on the next line
+            # This line break follows the start tag, so it does not end the value: values start on
+            # the next line.
             if marker == _NEXT and at == first:
                 at += 1
                 continue

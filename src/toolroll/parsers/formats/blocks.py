@@ -1,8 +1,8 @@
 """The base class of most formats: calls are elements with a start marker and an end marker, usually
 several in a block.
 
-Invariants: the calls of a block are read one by one, and an unreadable call does not hide the
-others. Text between calls is content. If a block has no end marker, its last call is unclosed.
+Invariants: the calls of a block are read one by one, and an unreadable call does not hide other
+calls. Text between calls is content. If a block has no end marker, its last call is unclosed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class BlockParser(ToolCallParser):
         """Return the call whose start marker ends at `start`, and the position after the call's end
         marker.
 
-        The call's span starts at `begin`. Raises `Broken`.
+        The call's span starts at `begin`. Raises `Broken` if the call cannot be read.
         """
 
     def read_calls(
@@ -99,7 +99,7 @@ class BlockParser(ToolCallParser):
         """Add the calls of the block that opens at `at`. Return where the text continues.
 
         `block`: the start and end markers of the block. `begin`: where the first call's span
-        starts. This is `at`, or a header before the block that belongs to the call (Muse).
+        starts. It is `at`, or the start of a header before the block (Muse).
         """
         opener, closer = block
         last: ToolCall | None = None  # held back, because its span includes the block's end marker
@@ -171,8 +171,8 @@ class BlockParser(ToolCallParser):
 def json_arguments(
     source: Source, at: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """Return the arguments of the call of `name`, and where they end. They are a JSON value at
-    `at`, after white space. Raises `Broken`.
+    """Return the arguments of the call of `name`, and where they end. The arguments are the JSON
+    value at `at`, after white space. Raises `Broken` if they cannot be read.
     """
     at = yield from source.skip(at)
     scanned = yield from scan_json(source, at)
@@ -191,7 +191,8 @@ def json_arguments(
 class NamedJsonParser(BlockParser):
     """A parser for calls that consist of a name, a separator, and the arguments as JSON.
 
-    `fence`: the markers around the JSON. The name is then before the fence.
+    `fence`: the markers around the JSON, if the format has them. The name is then between the
+    separator and the fence.
     """
 
     separator: ClassVar[str]

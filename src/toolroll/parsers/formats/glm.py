@@ -25,8 +25,8 @@ _HUNYUAN = Shape(
 
 
 class Glm45Parser(TagParser):
-    """See the module. A line break after the name (as in 4.5 and 4.6) is optional (4.7 and 5 have
-    none).
+    """See the module. The line break after the name is optional: GLM 4.5 and 4.6 write it, and GLM
+    4.7 and 5 do not.
     """
 
     name = "glm45"

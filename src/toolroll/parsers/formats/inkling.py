@@ -26,8 +26,8 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """See the module. If a message calls a tool with plain text, it has no tool name. It is kept as
-    a call without a name.
+    """See the module. A message with plain text for a tool is kept as a call without a tool
+    name.
     """
 
     name = "inkling"
@@ -85,7 +85,7 @@ class InklingParser(JsonBlockParser):
                 thinks = marker == _THINKING
 
     def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
-        """Return the tool's name at `at`, and the call's marker after the name, which is "" if
+        """Return the tool's name at `at`, and the call's marker after the name. The marker is "" if
         there is no call.
         """
         stop = yield from source.run(at, _HEADER)

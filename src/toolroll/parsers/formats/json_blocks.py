@@ -1,5 +1,5 @@
-"""The base classes of formats with JSON in a block. Between two markers there are one or several
-objects, or a list of objects.
+"""The base classes of formats that write calls as JSON: one or several objects, or a list of
+objects, between two markers or after one marker.
 
 Invariants: text between blocks is content. Text inside a JSON string is not a marker, unless it is
 a control token.
@@ -21,7 +21,7 @@ class JsonBlockParser(ToolCallParser):
     """A parser for JSON between `opener` and `closer`.
 
     Attributes:
-        names: The keys of the parts of a call object.
+        names: The keys that hold the name, the arguments and the id in a call object.
         wrappers: The markers around visible text.
         ends: The stop tokens that also end a block. They may be in the text, or may already be
             removed from its end.
@@ -175,8 +175,10 @@ def broken_open(
     incomplete: bool,
     name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """Return an unreadable call without an end marker, and its end, which is the next of `stops` or
-    the end of the text.
+    """Return an unreadable call of a format without end markers, and the call's end.
+
+    The call ends before the next of `stops`, or at the end of the text. `incomplete`: the text
+    ended inside the call.
     """
     stop, _ = yield from source.until(start, stops)
     raw = source.text[start:stop]

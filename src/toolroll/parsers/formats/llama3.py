@@ -1,8 +1,8 @@
 """Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or several of them
 separated by `;`, sometimes after `<|python_tag|>`.
 
-A reply that starts with `{` is a call only if the object has a name, and arguments or no other key.
-Unreadable JSON is a call if it has a name. Other JSON is text.
+If a reply starts with `{`, the object is a call only if it has a name, and either arguments or no
+other key. Unreadable JSON is a call if it has a name. Other JSON is text.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ _DOTS = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"
 
 
 def _unwrapped(text: str) -> str:
-    """Return the text of a CDATA section. If `text` is not one, return it with XML escapes
-    decoded.
+    """Return the content of `text` if it is a CDATA section. Otherwise return `text` with HTML
+    escapes decoded.
     """
     bare = text.strip()
     if bare.startswith("<![CDATA[") and bare.endswith("]]>"):

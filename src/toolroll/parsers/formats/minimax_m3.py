@@ -1,5 +1,5 @@
-"""MiniMax M3: `<tool_call>` around `<invoke name="...">`, with one element per argument, which has
-the argument's key as its name.
+"""MiniMax M3: `<tool_call>` around `<invoke name="...">`, with one element per argument. The
+argument's key is the element's name.
 
 Objects and arrays are nested elements (array items are `<item>`). A mark, the token
 `]<]minimax[>[`, precedes every tag.
@@ -181,8 +181,8 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
 
 
 def _leaf(text: str, schema: Any) -> Any:
-    """Return the value of an element's `text`. If the schema requires an array or an object, an
-    empty text is an empty one.
+    """Return the value of an element's `text`. If the schema allows an array or an object but no
+    string, empty text becomes an empty array or object.
     """
     kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
     if (

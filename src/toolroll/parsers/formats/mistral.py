@@ -1,5 +1,5 @@
 """Mistral: `[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`. Since Mistral Small 3.1,
-the format is `[TOOL_CALLS]name[ARGS]{...}`, with `[CALL_ID]id` between them in some versions. Calls
+the format is `[TOOL_CALLS]name[ARGS]{...}`. In some versions, `[CALL_ID]id` follows the name. Calls
 have no end marker.
 """
 

@@ -1,9 +1,9 @@
 """Calls in Python syntax: Llama 4's `[f(a=1), g(b="x")]` and LFM2's
 `<|tool_call_start|>[f(a=1)]<|tool_call_end|>`.
 
-Llama 4 writes calls without markers. So at the start of a line, a list of calls counts even if it
-is unreadable. Within a line, a list counts only if it names an offered tool. If no tools are given,
-it counts only if it is readable.
+Llama 4 writes calls without markers, so the position decides what counts as a list of calls. A list
+at the start of a line counts even if it is unreadable. A list within a line counts only if it names
+an offered tool. If no tools are given, it counts only if it is readable.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class PythonicParser(ToolCallParser):
         """Add the calls of the list at `begin`. If it is not a list of calls, add only its bracket
         as text.
 
-        Return where the text continues.
+        Return where the text continues. `alone`: the list is at the start of a line or after the
+        start marker.
         """
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)
@@ -125,7 +126,7 @@ def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], i
                 at,
                 "expected ',' or ']' after a call"
                 if char
-                else "the text ends in the list of calls",
+                else "the text ends inside the list of calls",
                 incomplete=not char,
             )
         if char == "]":
@@ -183,7 +184,7 @@ class Lfm2Parser(ToolCallParser):
         if not (
             yield from source.starts(behind, _LFM_END, _LFM_START, spelled=True)
         ) and behind < len(source.text):
-            raise Unreadable(behind, f"text follows the calls before {_LFM_END}")
+            raise Unreadable(behind, f"expected {_LFM_END} directly after the calls")
         return calls, stop
 
 

@@ -1,5 +1,5 @@
 """Qwen3-Coder, Qwen3.5, Nemotron 3 and Step 3.5: `<tool_call>` around `<function=name>` with a
-`<parameter=key>` for each argument. Also MiMo, which writes the same with HTML escapes.
+`<parameter=key>` for each argument. Also MiMo, which adds HTML escapes to the values.
 """
 
 from __future__ import annotations

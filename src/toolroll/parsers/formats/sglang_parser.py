@@ -1,7 +1,8 @@
 """`sglang:NAME`: SGLang's own tool-call parser if SGLang is installed.
 
-Invariant: if SGLang's parser returns a part of the reply neither as text nor as a call, the part is
-kept as a call with a status.
+Invariant: a call that SGLang's parser drops is kept as a call with an error status. This library's
+parser of the same format finds the dropped calls. If there is none, only replies without calls are
+checked: if part of the text was dropped, the whole reply is kept as one unreadable call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 class SGLangParser(ToolCallParser):
     """SGLang's parser `sglang_name`.
 
-    `ours` is this library's parser of the same format. Its reasoning tags and markers are used.
+    `ours` is this library's parser of the same format, or None. It provides the reasoning tags and
+    the markers, and finds calls that SGLang's parser drops.
+
     Raises `UnknownParserError` if SGLang is not installed or has no parser of this name.
     """
 
@@ -42,8 +45,8 @@ class SGLangParser(ToolCallParser):
             from sglang.srt.function_call.function_call_parser import FunctionCallParser
         except ImportError as error:
             problem = (
-                f"sglang:{sglang_name} needs SGLang in this environment, and it cannot be "
-                f"imported: {error}"
+                f"sglang:{sglang_name} needs SGLang, which cannot be imported in this "
+                f"environment: {error}"
             )
             raise UnknownParserError(problem) from error
         if sglang_name not in FunctionCallParser.ToolCallParserEnum:
@@ -64,7 +67,7 @@ class SGLangParser(ToolCallParser):
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`. Nothing is returned before the end of the text, because
+        """See `ToolCallParser.read_calls`. Nothing is added before the end of the text, because
         SGLang's parser gets the whole text at once.
         """
         if out.calls_as_text:

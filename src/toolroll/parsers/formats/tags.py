@@ -4,9 +4,9 @@ with a key and bare text.
 Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and similar formats differ in their markers, which `Shape`
 lists.
 
-Invariants: a value ends at the first closing marker after which the format can continue, so a value
-may contain the format's own tags. A value that is never closed ends with its call and block, so
-that it does not hide the next call.
+Invariants: a value ends at the first closing marker that another parameter or the end of the call
+follows, so a value may contain the format's own tags. A value that is never closed ends with its
+call and block, so it does not hide the next call.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Shape:
 
 
 class TagParser(BlockParser):
-    """A parser for formats of one `shape`."""
+    """A parser for the format that `shape` describes."""
 
     shape: ClassVar[Shape]
     _name_ends: ClassVar[tuple[str, ...]]
@@ -109,7 +109,7 @@ class TagParser(BlockParser):
             raise Broken(
                 f"the tool's name is not closed with {shape.name_end[0]!r}"
                 if marker
-                else "the text ends in the tool's name"
+                else "the text ends before the tool's name is complete"
             )
         name = name.split(shape.attribute_end)[0] if shape.attribute_end else name
         if _NO_NAME.search(name):
@@ -179,9 +179,10 @@ class TagParser(BlockParser):
     def _kind(
         self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
     ) -> Steps[tuple[int, Any]]:
-        """Return the position after the optional type at `at`, and the schema for the value. If
-        `schema` allows exactly one type, this is `schema`. Otherwise it is a schema with the type
-        that was read.
+        """Return the position after the optional type at `at`, and the schema for the value.
+
+        The schema for the value is `schema` if no type was written, or if `schema` allows only one
+        type besides null. Otherwise it is a schema with the type that was written.
         """
         start = yield from source.skip(at)
         if not (yield from source.starts(start, marks[0])):
@@ -199,7 +200,11 @@ class TagParser(BlockParser):
         return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
 
     def value(self, text: str, schema: Any, *, is_string: bool | None) -> Any:
-        """Return the value that a parameter's bare `text` represents."""
+        """Return the value that a parameter's bare `text` represents.
+
+        `is_string`: whether the parameter's attribute marks a string, or None if there is no
+        attribute.
+        """
         if self.shape.trim_newline:
             text = text.removeprefix("\n").removesuffix("\n")
         if self.shape.unescape is not None:

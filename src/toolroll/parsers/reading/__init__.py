@@ -1,3 +1,3 @@
-"""Read the values in a reply: JSON, Python literals, and bare text whose type a JSON schema
-gives.
+"""Read the values in a reply: JSON, Python literals, and bare text. A JSON schema gives the type of
+bare text.
 """

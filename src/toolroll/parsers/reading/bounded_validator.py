@@ -91,8 +91,8 @@ def _refuse(objects: list[Mapping[str, Any]]) -> None:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Allow `MOST_STEPS` steps. Raises `NotChecked` if there are more, or if the schema cannot be
-    applied.
+    """Limit the code in the `with` block to `MOST_STEPS` steps. Raises `NotChecked` if it takes
+    more, or if the schema cannot be applied.
     """
     token = _LEFT.set([MOST_STEPS])
     try:
@@ -146,6 +146,7 @@ _WITHOUT_NAMES = extend(  # type: ignore[no-untyped-call]
     _BOUNDED,
     dict.fromkeys(_BY_PATTERN, _ignored),
 )
-"""For schemas with `patternProperties`. Their patterns would decide which other names are allowed.
-But patterns are never evaluated, so `additionalProperties` and `unevaluatedProperties` are ignored.
+"""The validator for schemas with `patternProperties`. Their patterns would decide which other names
+are allowed. But patterns are never evaluated, so `additionalProperties` and `unevaluatedProperties`
+are ignored.
 """

@@ -42,8 +42,8 @@ class _Trimmed:
 class Collector:
     """Collects reasoning, content and calls in the order in which they were written.
 
-    `check` sets a call's status and token span. `calls_as_text`: from the first call on, all text
-    is content.
+    `check` sets a call's status and token span. If `calls_as_text` is True, all text from the first
+    call on is content.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
         known = _whole(source.text, at)
         if known is not None:
             return Scanned(known)
-        # raw_decode counts all lines before an error. It may fail only once per reply, so that the
-        # total time stays linear.
+        # raw_decode counts all lines before an error. To keep the total time linear, it may fail
+        # only once per reply.
         source.set_absent(_DECODER, at)
     stack: list[str] = []
     expect = "value"
@@ -108,9 +108,10 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
 
 
 def _whole(text: str, at: int) -> int | None:
-    """Return the end of the value at `at`, as found by the standard library's decoder in C. Return
-    None if the decoder rejects the value, or if the value is nested too deep. In this case it must
-    be scanned character by character.
+    """Return the end of the value at `at`, as found by the standard library's decoder in C.
+
+    Return None if the decoder rejects the value, or if the value may be nested too deep. The caller
+    must then scan the value character by character.
     """
     try:
         stop = int(_DECODER.raw_decode(text, at)[1])
@@ -213,8 +214,10 @@ def _deeper(value: Any, depth: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The keys of the parts of a call object. If an object has several keys for a part, the first
-    in the tuple counts.
+    """The keys that hold the name, the arguments and the id in a call object.
+
+    Each tuple lists the accepted keys. If an object has several of them, the first in the tuple
+    counts.
     """
 
     name: tuple[str, ...] = ("name",)
@@ -223,7 +226,7 @@ class Names:
 
 
 def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCall:
-    """Return the call that the decoded object `value` represents. It is not checked against
+    """Return the call that the decoded object `value` represents. Do not check the call against
     tools.
     """
     if not isinstance(value, dict):

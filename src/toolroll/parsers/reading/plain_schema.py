@@ -16,7 +16,7 @@ _NOTES = frozenset(
 )
 _KNOWN = _NOTES | {"type", "enum", "properties", "required", "items", "additionalProperties"}
 
-# The Python types of JSON's types. A boolean is not a number.
+# One check for each JSON type. A boolean is not a number.
 _TYPES: dict[str, Fits] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
@@ -53,8 +53,8 @@ def _of_type(schema: Mapping[str, Any]) -> Fits | None:
 
 
 def _of_enum(schema: Mapping[str, Any]) -> Fits | None:
-    """Return a check for an enum of strings. All other values are left to the validator, because
-    JSON schema and Python differ on whether 1, 1.0 and true are equal.
+    """Return a check for an enum of strings. Any other enum is left to the validator, because JSON
+    schema and Python differ on whether 1, 1.0 and true are equal.
     """
     if "enum" not in schema:
         return _anything

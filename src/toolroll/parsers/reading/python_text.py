@@ -136,7 +136,7 @@ def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]
 
 
 def _run(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
-    """Return the characters of one class at `at`, like `Source.run`."""
+    """Return the text at `at` that matches `pattern`, a repeated character class."""
     stop = yield from source.run(at, pattern)
     return source.text[at:stop]
 
@@ -182,7 +182,7 @@ def _string(source: Source, at: int, quote: str, *, raw: bool = False) -> Steps[
 
 
 def _closes(source: Source, at: int) -> Steps[bool]:
-    """Return True if the text after a quote at `at` can follow a value."""
+    """Return True if the text at `at`, directly after a quote, can follow a value."""
     behind = yield from source.skip(at)
     char = yield from source.char(behind)
     return bool(char) and char in ",)]}:"

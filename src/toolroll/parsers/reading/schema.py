@@ -25,8 +25,8 @@ class Offered:
         }
 
     def parameters(self, name: str) -> Mapping[str, Any]:
-        """Return the JSON schemas of the parameters of the tool `name`, by parameter name. They are
-        empty if they are unknown.
+        """Return the JSON schemas of the parameters of the tool `name`, by parameter name. Return
+        an empty mapping if they are unknown.
         """
         schema = self.functions.get(name, {}).get("parameters")
         found = schema.get("properties") if isinstance(schema, Mapping) else None
@@ -42,8 +42,8 @@ class ToolSchemas:
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """Return `call`. Its status becomes unknown_tool or bad_arguments if it does not fit the
-        tools.
+        """Return `call`. If it does not fit the tools, set its status to unknown_tool or
+        bad_arguments.
         """
         functions = offered.functions
         function = functions.get(call.name)

@@ -40,7 +40,9 @@ class Source:
         self._absent: dict[object, int] = {}
 
     def feed(self, text: str, offsets: Sequence[Span] | None) -> None:
-        """Append `text`. `offsets`: [start, stop) of each of its tokens, relative to `text`."""
+        """Append `text`. `offsets`: for each token of `text`, its character range `[start, stop)`
+        in `text`.
+        """
         base = len(self.text)
         if offsets is not None:
             if self._starts is None:
@@ -66,7 +68,7 @@ class Source:
         self.text = whole
 
     def exact(self, marker: str) -> bool:
-        """Return True if only the control token of `marker` counts, and the same text does not."""
+        """Return True if only the control token counts as `marker`, and ordinary text does not."""
         return self._starts is not None and marker in self._control
 
     def is_control_token(self, marker: str, at: int) -> bool:
@@ -92,9 +94,10 @@ class Source:
         return (first, last) if first < last else None
 
     def is_absent(self, key: object, start: int) -> bool:
-        """Return True if it is known that `key` does not occur at or after `start`. This is known
-        if an earlier search that began at or before `start` reached the end of the finished text
-        without a match.
+        """Return True if an earlier search has shown that `key` does not occur at or after `start`.
+
+        That search began at or before `start`, and reached the end of the finished text without a
+        match.
         """
         return self._absent.get(key, len(self.text) + 1) <= start
 
@@ -118,8 +121,8 @@ class Source:
             match = pattern.search(self.text, at)
             while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
-            # A marker may be the start of a longer marker whose end has not arrived. It counts only
-            # once this is excluded.
+            # The match may be the start of a longer marker whose end has not arrived. The match
+            # counts only if more text cannot turn it into that longer marker.
             certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
             if match is not None and match.start() < certain:
                 if put is not None and match.start() > start:
@@ -156,7 +159,7 @@ class Source:
         return len(self.text)
 
     def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
-        """Return the longest of `prefixes` that is at `at`, or "".
+        """Return the longest of `prefixes` with which the text at `at` starts, or "".
 
         `spelled`: also accept a prefix that is ordinary text and not a control token.
         """

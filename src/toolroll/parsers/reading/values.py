@@ -3,7 +3,8 @@ parameter's JSON schema.
 
 Such formats write strings without quotes and all other values as JSON (or, in some templates, as
 Python). So only the schema distinguishes `3` from `"3"`. Invariant: decoding never fails. If a
-value fits no type of the schema, it is guessed, and the check against the schema then reports it.
+value fits no type of the schema, its type is guessed. The check against the schema then reports the
+mismatch.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _NUMBER = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
 
 
 def typed(text: str, schema: Any) -> Any:
-    """Return the value that `text` represents under `schema`. Anything that is not a schema, such
-    as None, counts as unknown.
+    """Return the value that `text` represents under `schema`. If `schema` is not a mapping or names
+    no type, guess the type.
 
     If the schema allows several types, the most specific type that fits is used, and string comes
     last.

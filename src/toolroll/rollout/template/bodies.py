@@ -1,9 +1,9 @@
 """Find the parts of a render that spell a control token but are ordinary text, because they come
 from a message or a tool (I6 in the README).
 
-The conversation is rendered twice: as it is, and with a marker in place of each such text in a
-message or a tool. The text that a marker replaced is ordinary text. If the two renders differ in
-anything else, the spans are unknown, and the conversation is refused.
+The conversation is rendered twice: as it is, and with a marker in place of each text in a message
+or a tool that spells a control token. The text that a marker replaced is ordinary text. If the two
+renders differ in anything else, the spans are unknown, and the conversation is refused.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class BodyMasker:
     """Replaces control-token text in messages and tools with markers, and finds this text in a
     render.
 
-    In assistant messages, only special tokens are replaced. Special tokens for which the template
-    itself searches are not: Qwen3's template splits the reasoning from the content at `</think>`.
+    In assistant messages, only the text of special tokens is replaced. A special token that the
+    template itself searches for is kept, because the template may split reasoning from content
+    there.
     """
 
     def __init__(self, encoder: Encoder, source: str) -> None:
@@ -123,8 +124,7 @@ class BodyMasker:
             )
 
     def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
-        """Return the spans of `text` that were replaced by the markers in `masked`. Both are
-        renders.
+        """Return the spans of the render `text` that the markers replace in the render `masked`.
 
         Raises `TemplateError` if the two renders differ in anything else.
         """

@@ -2,10 +2,11 @@
 `TemplateReport`.
 
 Each probe is a small conversation. Its assistant turn is treated as sampled, with exactly the text
-that the template renders for it. Then prompt + sampled + delta must be the ids of the whole
-conversation's render, token for token. Any other outcome is reported: the template rewrites history
-(the session then forks, or preserves history on request), or it refuses the conversation. One more
-conversation has twelve calls in a row. `Verifier` checks it like an episode.
+that the template renders for it. The render of the whole conversation must then be the text of
+prompt + sampled + delta, and must end with exactly the delta's ids. Any other outcome is reported:
+the template rewrites history (the session then forks, or preserves history on request), or it
+refuses the conversation. One more conversation has twelve calls in a row. `Verifier` checks it like
+an episode.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from toolroll.rollout.types import Message, Tool
 Outcome = Literal["append", "fork", "refuse", "wrong"]
 
 CORE = ("tool", "cycles", "tool_control_text", "twelve_calls")
-"""The probes that must append, so that tool calling is exact in one sequence."""
+"""The probes whose outcome must be `append` for tool calling to be exact in one sequence."""
 
 
 _THEN: Mapping[Outcome, str] = {
@@ -57,10 +58,10 @@ _THEN: Mapping[Outcome, str] = {
 class ProbeResult:
     """The outcome of one probe.
 
-    - `append`: the ids are exactly the whole render's ids.
+    - `append`: prompt + sampled + delta is the whole render, and the delta's ids are exact.
     - `fork`: the template rewrites what was served.
     - `refuse`: the template raises an error.
-    - `wrong`: the ids differ from the whole render's ids. Please report this as a bug.
+    - `wrong`: prompt + sampled + delta differs from the whole render. Please report this as a bug.
 
     `what` describes the probe. `detail` gives the reason for any outcome except `append`.
     `preserved` is set for a fork: True if history="preserve" can continue the sequence instead.
@@ -100,16 +101,16 @@ class TemplateReport:
 
     @property
     def exact(self) -> bool:
-        """True if every core probe appends, so that tool results are exact after any number of
-        calls.
+        """True if the outcome of every core probe is `append` and the tokenizer's encoding does not
+        differ. Tool results are then exact after any number of calls.
         """
         return not self.tokenizer and all(
             probe.outcome == "append" for probe in self.probes if probe.name in CORE
         )
 
     def remarks(self) -> list[str]:
-        """Return warnings for users of this template: one line for each reason why a probe does not
-        append.
+        """Return warnings for users of this template: one line for each reason why the outcome of a
+        probe is not `append`.
         """
         found: dict[tuple[Outcome, str], list[str]] = {}
         for probe in self.probes:
@@ -234,8 +235,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
 
 
 def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
-    """Play twelve calls in a row, with different names, arguments, ids and results. Check the
-    sequence with `Verifier`.
+    """Build a sequence of twelve calls in a row, with different names, arguments, ids and results.
+    Check the sequence with `Verifier`.
     """
     messages: list[Message] = list(BASE)
     stream = _encoded(template, messages, TOOLS)
@@ -244,7 +245,7 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
     result = partial(
         ProbeResult,
         "twelve_calls",
-        "twelve calls in a row, with other names, arguments, ids and results",
+        "twelve calls in a row, with different names, arguments, ids and results",
     )
     probe = Probe("", "", tuple(messages), ())
     try:
@@ -294,7 +295,7 @@ def _tokenizer(template: ChatTemplate) -> str:
     return (
         ""
         if encoder.encode(text) == list(theirs)
-        else "its ids for a text with control tokens are not those of the text's pieces"
+        else "for a text with control tokens, its ids differ from the ids of the text's pieces"
     )
 
 
@@ -325,8 +326,9 @@ def _sampled_text(
 ) -> tuple[str, str]:
     """Return the text of the sampled turn, including its stop token, and its finish reason.
 
-    A turn with reasoning is taken as the template renders it at the end of a conversation. Other
-    turns are taken as the template renders them once messages follow.
+    A turn with reasoning is taken as the template renders it at the end of a conversation. So is a
+    turn whose render stays the same once messages follow, apart from its close. Any other turn is
+    taken as the template renders it once messages follow.
     """
     render = template.renderer.render
     served = render(probe.messages[:-1], tools, generate=True)

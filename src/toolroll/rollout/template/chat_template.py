@@ -7,7 +7,7 @@ Invariants (I5 and I6 refer to the README):
 - If the template rewrites history, `HistoryRewrittenError` is raised, unless the caller asked to
   preserve history (I5).
 - Text from tools and users never becomes a control token (I6).
-- Renders are never predicted or cached. `encode` caches only a pure function.
+- Renders are never predicted or cached. `encode` caches only the results of a pure function.
 """
 
 from __future__ import annotations
@@ -182,8 +182,9 @@ class ChatTemplate:
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> tuple[str, Sequence[Span]]:
-        """Return the render of the conversation, and the spans of the render in which a message or
-        a tool spells a control token.
+        """Return the render of the conversation, and its body spans.
+
+        A body span is text from a message or a tool that spells a control token.
         """
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
@@ -206,8 +207,9 @@ class ChatTemplate:
 
         The last of `messages` is the assistant turn that was sampled as `sampled_ids`.
 
-        Raises `HistoryRewrittenError` if the template rewrites what was served (history="fork"),
-        and `TemplateError` if it refuses the conversation.
+        Raises `HistoryRewrittenError` if the template rewrites what was served. With
+        history="preserve", it is raised only if the ids to append cannot be determined. Raises
+        `TemplateError` if the template refuses the conversation.
         """
         sampled = self.sampled(
             sampled_ids, finish_reason=finish_reason, stop_token_ids=stop_token_ids or ()

@@ -45,10 +45,10 @@ class TemplateParts:
         start: int = 0,
         generate: bool = True,
     ) -> list[Span]:
-        """Return the spans of the render `text` in which a message or a tool spells a control
-        token. Only spans after `start` are returned, as positions relative to `start`.
+        """Return the body spans of the render `text`: the text from messages and tools that spells
+        a control token. Only spans from `start` on are returned, relative to `start`.
 
-        Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
+        Raises `TemplateError` if this text cannot be distinguished from the template's own tokens.
         """
         if not self.bodies.spells(text[start:], messages, tools):
             return []
@@ -107,8 +107,8 @@ class Cursor:
         """Return the ids of the whole prompt.
 
         `keep`: ids that were served for an earlier form of the conversation. They are reused up to
-        the last control token before the first difference from this prompt's text (ordinary tokens
-        never merge across a control token). Only the rest is encoded.
+        the last control token before the first difference from this prompt's text, because ordinary
+        tokens never merge across a control token. Only the rest of the prompt is encoded.
         """
         text, encoder = self.text, self._parts.encoder
         bodies = self._parts.body_spans(text, self._messages, self._head.tools)
@@ -134,16 +134,16 @@ class Cursor:
     ) -> tuple[IdArray, Cursor]:
         """Return the ids to append with loss mask 0, and the cursor after them.
 
-        The ids are the rest of the text that closes the turn, the new messages, and the next
-        generation prompt.
+        The ids encode the rest of the turn close, the new messages, and the next generation prompt.
 
         Args:
             sampled: What was sampled after this prompt (`ChatTemplate.sampled`).
-            messages: The message of that turn, then the new messages.
-            tools: The tools from now on. Default: the same as before.
+            messages: The message of the sampled turn, then the new messages.
+            tools: The tools from now on. Default: the same tools as before.
 
-        Raises `HistoryRewrittenError` if the template rewrites what was served, unless history is
-        preserved, and `TemplateError` if the template refuses the conversation.
+        Raises `HistoryRewrittenError` if the template rewrites what was served. If history is
+        preserved, it is raised only if the ids to append cannot be determined, or if `tools`
+        changes the served prompt. Raises `TemplateError` if the template refuses the conversation.
         """
         parts, head = self._parts, self._with_tools(tools)
         turn, new = self._prepared(messages)
@@ -159,7 +159,7 @@ class Cursor:
         return ids, Cursor(parts, whole, head, preserved=found.rewritten, text=found.whole)
 
     def derive(self, sampled: SampledText, messages: Sequence[Message]) -> RenderedDelta:
-        """Return the text that `after` appends if history is preserved. Its field `rewritten`
+        """Return the delta that `after` appends if history is preserved. Its field `rewritten`
         describes what the template would rewrite.
         """
         return self._derive(sampled, *self._prepared(messages), self._head, fork=False)

@@ -4,19 +4,20 @@ The template is a black box. There are two cases:
 
 1. The whole render starts with the text that was served and sampled, apart from white space within
    the turn. Then the rest of the render is the text to append.
-2. It does not: the turn was truncated, its message renders differently, or history is rewritten.
-   Then a sentinel is inserted at the last rendered position of the assistant turn. The text to
-   append is what follows the sentinel in the render with the new messages, without the part of the
-   turn's end that the model sampled itself. Two more comparisons show whether the template rewrites
-   history: the whole conversation must still start with the prompt that was served, and the
-   assistant turn must be the same with and without the new messages.
+2. In all other cases, the turn was truncated, its message renders differently, or history is
+   rewritten. A sentinel is then inserted at the last rendered position of the assistant turn, and
+   the conversation is rendered again with the new messages. The text to append is the text after
+   the sentinel, without the part of the turn's end that the model sampled itself. Two more
+   comparisons show whether the template rewrites history: the whole conversation must still start
+   with the prompt that was served, and the assistant turn must be the same with and without the new
+   messages.
 
 Invariants (I3 and I5 refer to the README):
 
 - Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
-- Sampled text is compared with a render only if the renders themselves disagree. So a difference
-  between what the model wrote and how its message renders (JSON spacing, for example) does not
-  count as a rewrite.
+- If the model wrote a turn differently from how its message renders (different JSON spacing, for
+  example), this alone does not count as a rewrite. The turn must also render differently with and
+  without the new messages.
 """
 
 from __future__ import annotations
@@ -128,9 +129,9 @@ class DeltaRenderer:
 
         `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
         `messages` is the assistant turn that was sampled after the text `served`. Raises
-        `HistoryRewrittenError` if the text to append cannot be determined, or, with `fork`, if the
-        whole render does not start with `served`. Raises `TemplateError` if the template refuses
-        the conversation.
+        `HistoryRewrittenError` if the text to append cannot be determined, or if `fork` is True
+        and the whole render does not start with `served`. Raises `TemplateError` if the template
+        refuses the conversation.
         """
         if messages[-1].get("role") != "assistant":
             raise TemplateError(
@@ -228,7 +229,7 @@ class DeltaRenderer:
             close = self._close_in_history(after, close_at, own, sampled.stop)
             if sampled.stop and sampled.stop != own:
                 raise HistoryRewrittenError(
-                    f"the model stopped with {sampled.stop!r}, the template closes with {own!r}"
+                    f"the model stopped with {sampled.stop!r}, but the template closes with {own!r}"
                 )
             return _Tail(probe, after, alone, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
@@ -280,7 +281,7 @@ class DeltaRenderer:
 
     @cached_property
     def _other_closes(self) -> tuple[str, ...]:
-        """The control token that follows a text turn in history, however the turn ended.
+        """The control token that closes a turn without calls in history, if there is one.
 
         Turns with calls are not used: Gemma puts tool results into the turn, so the next token may
         start a result.
@@ -372,13 +373,13 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
 
     Such a turn was truncated by its length, a stop string or an abort. The text starts after the
     part of the turn's end that the model already wrote, so the turn close is appended with mask 0.
-    The result is negative if the turn was truncated before the sentinel. This happens in reasoning,
-    because the template closes the reasoning before the content.
+    The result is negative if the turn was truncated before the position of the sentinel. This
+    happens inside reasoning, because the template closes the reasoning before the content.
     """
     if whole.startswith(served + sampled):
         rest = len(whole) - len(served) - len(sampled)
-        # The text before the sentinel of a call is the call itself. A truncated call is never
-        # completed with text that the model did not sample.
+        # In a turn with calls, the text before the sentinel belongs to a call. A truncated call is
+        # never completed with text that the model did not sample.
         if len(tail.after) - tail.close_at <= rest and (
             rest <= len(tail.after) or not turn.get("tool_calls")
         ):
@@ -399,14 +400,17 @@ def _shown_again(turn: Message, rest: str) -> bool:
 def _reads_like_history(text: str, alone: str, then: str) -> bool:
     """Return True if the sampled `text` agrees with the turn as it is rendered in history.
 
-    `alone` is the turn at the end of a conversation, and `then` is the turn in history. `text` must
-    agree with `then` up to the last position where `alone` and `then` differ. (An empty `<think>`
-    that the template adds only at the end of a conversation was not sampled. After that position, a
-    malformed call may render differently from how it was sampled.)
+    `alone` is the turn as rendered at the end of a conversation. `then` is the turn as rendered
+    with messages after it. `text` must start like `then`, up to the last position where `alone` and
+    `then` differ.
+
+    So an empty `<think>` that the template adds only to `alone` does no harm: it was not sampled.
+    After the last difference, `text` is not compared, because a malformed call may render
+    differently from how it was sampled.
     """
     begin = _common(alone, then)
     after = _common(alone[begin:][::-1], then[begin:][::-1])
-    # if `then` only omits something, its next character must agree
+    # if `then` only omits something, the next character of `then` must agree
     differs = max(len(then) - after, begin + 1)
     return text.startswith(then[:differs])
 

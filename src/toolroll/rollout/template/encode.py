@@ -8,9 +8,9 @@ A `tokenizers` pipeline first splits a text at added tokens. Then it normalizes,
 each piece separately. `Encoder` does the same: it splits the text at the real control tokens, and
 encodes each piece with a tokenizer that has the same model and the same steps but no control
 tokens. The encoding of a piece depends on what precedes it: a control token, ordinary text or
-nothing. After a control token, the piece is encoded after an anchor token. So a vocabulary that
-marks the start of a text (`▁`) marks nothing else, and a token that strips the white space next to
-it (`rstrip`) strips it here too.
+nothing. A piece that follows a control token is encoded after an anchor token. So the mark for the
+start of a text (`▁`) is added only if the whole pipeline adds it there. If a control token strips
+the white space next to it (`lstrip` or `rstrip`), `Encoder` strips it too.
 
 Pieces are cached by the complete input of a pure function: the piece and what precedes it.
 `Encoder(tokenizer)` refuses tokenizers that work differently.
@@ -67,8 +67,8 @@ _WINDOW = 64
 
 _TINY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _HARMLESS = frozenset({"NFC"})
-"""The normalizers for which tokens that match normalized text are accepted. With them, each text is
-checked (`_check_normalized`).
+"""Control tokens that match normalized text are accepted only with these normalizers. Each text is
+then checked (`_check_normalized`).
 """
 
 
@@ -239,7 +239,7 @@ class Encoder:
 
     @cached_property
     def _renumbered(self) -> dict[int, int]:
-        """Maps the ids that `_plain` gives to added white-space tokens to the ids of
+        """Maps each id that `_plain` gives to an added white-space token to the token's id in
         `tokenizer`.
         """
         own = self.tokenizer.get_added_vocab()
@@ -323,8 +323,8 @@ class Encoder:
         find out.
         """
         texts = self._texts_of(ids)
-        # It is not enough that the lengths agree: a decoder that strips spaces and joins bytes may
-        # change a length in both ways, so that the lengths agree by chance.
+        # Equal lengths are not enough: a decoder may strip spaces and join bytes, and the lengths
+        # may then be equal by chance.
         if "\ufffd" in text or "".join(texts) != text:
             return None
         return list(accumulate(map(len, texts)))
@@ -352,8 +352,8 @@ class TextDecoder:
     def feed(self, ids: Sequence[int], *, last: bool = False) -> tuple[str, list[Span]]:
         """Add `ids`. Return the new text, and the spans of its ids in all text so far.
 
-        Text that further ids may change is returned later. If these are the `last` ids, all text is
-        returned.
+        Text that further ids may change is returned later. If `last` is True, no ids follow, and
+        all text is returned.
         """
         text: list[str] = []
         spans: list[Span] = []
@@ -427,9 +427,10 @@ def _stripped(piece: str, *, left: bool, right: bool) -> str:
 def _refuse_flags(
     control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool
 ) -> bool:
-    """Raise `TemplateError` if there are control tokens that do not match everywhere in a text.
+    """Raise `TemplateError` if the flags of a control token prevent exact encoding.
 
-    Return True if some tokens match normalized text. Then each text must be checked.
+    Return True if some control tokens match normalized text. Each text must then be checked with
+    `_check_normalized`.
     """
     types = _types(component_state(fast.normalizer))
     checked = False

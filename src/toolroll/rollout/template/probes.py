@@ -138,8 +138,8 @@ _BATTERY = (
 
 
 def probes(*, opens_reasoning: bool) -> list[Probe]:
-    """Return the probes. If `opens_reasoning` is True, the generation prompt opens the reasoning,
-    so every assistant turn of a probe has reasoning.
+    """Return the probes. If `opens_reasoning` is True, the generation prompt opens the reasoning.
+    Every assistant turn then has reasoning, and probes with a truncated turn are left out.
     """
     if not opens_reasoning:
         return list(_BATTERY)

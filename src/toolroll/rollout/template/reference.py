@@ -30,8 +30,8 @@ RENDER_ERRORS = (
 
 
 class ReferenceRender:
-    """Renders with the switches `kwargs` and with `chat_template`, or with the tokenizer's own chat
-    template.
+    """Renders conversations with `chat_template`, or with the tokenizer's own chat template if
+    `chat_template` is None. `kwargs` are the template's switches.
     """
 
     def __init__(
@@ -102,7 +102,9 @@ class ReferenceRender:
         return False
 
     def _takes_parts(self, role: str) -> bool:
-        """True if the template renders the texts of a content that is a list of parts."""
+        """Return True if the template renders all texts of a message whose content is a list of
+        parts.
+        """
         if role not in self._shows_parts:
             parts = [{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]
             message = {"role": role, "content": parts}

@@ -8,7 +8,7 @@ Invariants:
 - Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
   the whole session.
 - The input forms that the template accepts (tool arguments as a dict or as JSON text, text parts or
-  one string) are detected with fixed conversations, never with an episode's.
+  one string) are detected with fixed conversations, never with an episode's messages.
 - Rendered text has no surrogates: they are replaced before rendering.
 """
 
@@ -66,8 +66,8 @@ class Head:
     """The part that all renders of one conversation share: its leading system messages and its
     tools.
 
-    `text` is the render of both, and `rewritten` is the same text after `head_hook`. Without a
-    hook, both are empty.
+    `text` is the render of the head, and `rewritten` is the result of `head_hook` for `text`.
+    Without a hook, `text` and `rewritten` are empty.
     """
 
     tools: list[Tool] | None
@@ -81,8 +81,8 @@ class Renderer:
     `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that
     `strftime_now` returns in the template (default: the time of construction). A tokenizer that
     overrides `apply_chat_template` reads the clock itself. `head_hook` rewrites the head of each
-    render, which is the leading system messages and the tools. It never sees the text of a user or
-    a tool.
+    render: the leading system messages and the tools. It never sees a user message or a tool
+    result.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class Renderer:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> str:
-        """Return the text of the conversation. If `generate`, it ends with the generation prompt.
+        """Return the text of the conversation. If `generate` is True, the text ends with the
+        generation prompt.
 
         Raises `TemplateError` with the template's own message if the template refuses the
         conversation.
@@ -214,8 +215,8 @@ class Renderer:
     def _shows_parts(self, role: str) -> bool:
         """Return True if the template renders a list of text parts in a message of `role`.
 
-        It does not if it raises, drops a part, or prints the list as Python source (`{{
-        message.content }}`).
+        Return False if the template raises, drops a part, or prints the list as Python source, as
+        `{{ message.content }}` does.
         """
         parts = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
         printed = repr(parts[0])
@@ -240,7 +241,8 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
 
     This is `transformers`' own code with one global name rebound. If the tokenizer overrides the
     method, or if this version of `transformers` compiles templates elsewhere, return the
-    tokenizer's method unchanged. It is correct, but it is slower and reads the clock on each call.
+    tokenizer's method unchanged. That method is correct, but it is slower and reads the clock on
+    each call.
     """
     from transformers import PreTrainedTokenizerBase
     from transformers.utils import chat_template_utils

@@ -34,12 +34,12 @@ class NeutralTextError(Exception):
 
 
 class ShownConversation:
-    """Renders the prompts of a conversation. Each prompt is the first messages of `messages`, with
+    """Renders the prompts of a conversation. Each prompt is a prefix of `messages`, rendered with
     `tools`.
 
-    `control` matches the text of control tokens. In the neutral form of a render, such text in a
-    message or a tool is replaced with text of the same length: different letters, or different
-    punctuation if different letters change the rest of the render.
+    `control` matches the text of control tokens. The neutral form of a render replaces this text in
+    messages and tools with other text of the same length. It first replaces the letters. If that
+    changes the rest of the render, it replaces the punctuation instead.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class ShownConversation:
         """Return the prompt after the first `stop` messages.
 
         `assistant`: replace control-token text in assistant messages too. Raises one of
-        `RENDER_ERRORS` if the template refuses the messages, or `NeutralTextError`.
+        `RENDER_ERRORS` if the template refuses the messages, or `NeutralTextError` if the prompt
+        has no neutral form.
         """
         key = (stop, assistant)
         if key not in self._prompts:
@@ -135,7 +136,7 @@ def _other_letters(text: str) -> str:
 
 
 def _other_marks(text: str) -> str:
-    """Replace the punctuation and keep the letters."""
+    """Replace the punctuation and keep the letters and digits."""
     turned = "".join(char if char.isalnum() else _MARK for char in text)
     return turned if turned != text else _UNKNOWN * len(text)
 

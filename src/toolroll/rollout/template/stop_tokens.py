@@ -37,7 +37,7 @@ _RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id":
 def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]:
     """Return the ids that end a turn."""
     found = _configured(tokenizer)
-    # a tokenizer may have another template for conversations with tools
+    # a tokenizer may have a separate template for conversations with tools
     for tools in (None, [_TOOL]):
         texts = _Closing(renderer, encoder, tools).texts()
         found |= {encoder.control[text] for text in texts}
@@ -70,9 +70,9 @@ class _Closing:
         """Return the control tokens that close a turn.
 
         A turn without calls is closed by the last control token after its text. A turn with calls
-        may be closed by another token (Gemma 4, gpt-oss). If no control token follows the text,
-        return the first control token of the user message or tool result that follows. (In GLM's
-        template the next role's marker is the stop token.)
+        may be closed by a different token (Gemma 4, gpt-oss). If no control token closes the text,
+        return the first control token of the user message or tool result after the turn. (In GLM's
+        template, the next role's marker is the stop token.)
         """
         alone = self._after_sentinel(_BASE)
         if alone is None:
@@ -89,8 +89,8 @@ class _Closing:
         return found | self._marker_after_call()
 
     def _closing_calls(self) -> set[str]:
-        """Return the last control token after a turn with calls if it occurs exactly once, whatever
-        the number of calls. (Then it is not part of a call.)
+        """Return the last control token after a turn with one call, if a turn with two calls also
+        has it exactly once. (It is then not part of a call.)
         """
         one, two = self._after_sentinel(_calling(1)), self._after_sentinel(_calling(2), first=True)
         closing = self._encoder.pattern.findall(one or "")
@@ -112,8 +112,8 @@ class _Closing:
         return {match.group()} if match else set()
 
     def _after_sentinel(self, messages: list[Message], *, first: bool = False) -> str | None:
-        """Return the text after the last sentinel (or after the `first`). Return None if the
-        template refuses the messages or omits the sentinel.
+        """Return the text after the last sentinel, or after the first one if `first` is True.
+        Return None if the template refuses the messages or omits the sentinel.
         """
         try:
             text = self._renderer.render(messages, self._tools, generate=False)

@@ -49,9 +49,9 @@ def tokenize_conversation(
     `Trajectory.spans` gives the token span of each assistant message. The messages between two
     assistant messages, and the generation prompt, share one span.
 
-    A turn that the template rewrites once messages follow (Qwen3.5 removes reasoning when a user
-    message follows) has `Turn.excluded` set and mask 0. To train on it too, tokenize the
-    conversation up to that turn as a separate sample.
+    If the template renders a turn differently once messages follow, the turn has mask 0 and
+    `Turn.excluded` is set. For example, Qwen3.5 removes reasoning when a user message follows. To
+    train on such a turn too, tokenize the conversation up to that turn as a separate sample.
 
     Raises `TemplateError` if the template refuses the conversation.
     """
@@ -88,8 +88,8 @@ def tokenize_conversation(
 def last_message_delta(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Return the ids and the loss mask that the last message (or the last run of tool messages)
-    adds to the conversation before it.
+    """Return the ids and the loss mask that the last message adds to the conversation before it. A
+    run of tool messages at the end counts as one message.
 
     An assistant message adds the generation prompt (mask 0), its text up to and including the stop
     token (mask 1), and the rest of the turn close (mask 0).
@@ -212,8 +212,10 @@ def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
 
 
 def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
-    """Return `stop`, or the start of the turn close that ends at `stop` if models do not sample
-    that close: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
+    """Return the end of the sampled text in the turn that ends at `stop`.
+
+    This is `stop`, or the start of the turn close if models do not sample that close: gpt-oss
+    samples `<|return|>`, but its history renders `<|end|>`.
     """
     if text.endswith(template.stop_texts, 0, stop):
         return stop
@@ -263,8 +265,8 @@ def _end(
     text: str,
     begin: int,
 ) -> int | None:
-    """Return where turn `index` ends in `text`, including its stop token. Return None if the
-    template moves its end.
+    """Return where turn `index` ends in `text`, including its stop token. Return None if the end is
+    unknown or the template moves it.
     """
     if index == len(messages) - 1:
         return _sampled_text_end(template, text, begin)

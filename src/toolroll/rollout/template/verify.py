@@ -1,19 +1,21 @@
 """`Verifier`: checks a finished sequence with `transformers` and the tokenizer alone.
 
 This module shares no code with the code that made the sequence. `tokenizer.apply_chat_template`
-renders the conversation, and the tokenizer itself encodes it. Three things are checked:
+renders the conversation, and the tokenizer itself encodes the render. Three things are checked:
 
 1. The tokens of the first prompt are the tokens of its render.
-2. The render continues with exactly the text of each delta, directly after the sampled turn. One
-   render of the whole conversation is enough for a turn that the template renders as it was
-   sampled, or with different text between the same control tokens (for example, different JSON
-   spacing). For all other turns (the template renders a different turn close, or the tokenizer
-   normalizes text), the prompts before and after the turn are also rendered. They are compared
-   token by token, starting at the turn's close.
-3. The tokens of each delta are the tokens of that text. If a message contains the text of a control
-   token, the conversation is also rendered with that text replaced by other text of the same
-   length. The control tokens of the sequence must agree with this render's. The other tokens must
-   agree too, except in pieces between control tokens that contain such text.
+2. The text of each delta follows its sampled turn in the render of the whole conversation.
+3. The tokens of each delta are the tokens of its text.
+
+One render of the whole conversation is enough if the template renders a turn as it was sampled. It
+is also enough if only the text between the turn's control tokens differs, as with JSON spacing. All
+other turns need two more renders: the prompts before and after the turn. The delta's tokens are
+then compared with the tokens of the later prompt, starting at the turn's close.
+
+If a message contains the text of a control token, the conversation is rendered again, with other
+text of the same length in place of that text. The control tokens of the sequence must be those of
+this second render. The tokens between two control tokens must agree too, unless text between them
+was replaced. In that case, only their text is compared.
 
 How the template renders a sampled turn is not checked, because the turn's tokens are the engine's.
 """
@@ -35,21 +37,20 @@ from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConver
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _SAMPLE = 3
-"""The number of turns that are checked in a sequence whose template rewrites history. Each of them
+"""The number of deltas that are checked in a sequence whose template rewrites history. Each check
 costs one render.
 """
 _PROMPTS = 128
-"""The number of encoded first prompts to cache. All samples of a task share one."""
+"""The number of encoded first prompts to cache. All samples of a task share one first prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSpan:
-    """The position of a sampled turn in the sequence ([start, stop) in tokens), and the index of
-    its message.
+    """A sampled turn: its token range `[start, stop)` in the sequence, and its message's index.
 
     `stopped`: True if the turn ended with a stop token, False if it was truncated (even if its last
-    token is a stop token). `prefill`: the text that the model was given to continue. Its tokens are
-    [start, sampled_from).
+    token is a stop token). `prefill`: the text that the model was given to continue. Its token
+    range is `[start, sampled_from)`.
     """
 
     start: int
@@ -188,8 +189,8 @@ class Verifier:
             raise _Mismatch("prompt: control tokens")
 
     def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
-        """Check that the text that the model continued is the turn's prefill, and that it contains
-        the same control tokens as the prefill and no others.
+        """Check the tokens that the model continued. They must decode to the turn's prefill, and
+        have exactly its control tokens.
         """
         if not turn.prefill:
             return
@@ -231,13 +232,17 @@ class Verifier:
         return len(after.text)
 
     def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], at: int) -> int | None:
-        """Return where the turn that starts at `at` ends in the render. Return None if this is
+        """Return where the turn that starts at `at` ends in the render. Return None if the end is
         uncertain.
 
-        The end is certain under three conditions: the generation prompt ends at `at`, the template
-        closes turns in history with the stop token that the model sampled, and the text up to the
-        next such token has exactly the control tokens of the turn. Then that text is the turn and
-        nothing else, because every other message comes after the stop token.
+        The end is certain if three conditions hold:
+
+        - The generation prompt ends at `at`.
+        - In history, the template closes turns with the stop token that the model sampled.
+        - From `at` to the next such stop token, the render has exactly the turn's control tokens.
+
+        The text up to that stop token is then the turn and nothing else, because every other
+        message comes after it.
         """
         stop = sampled[-1] if sampled else -1
         if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
@@ -254,7 +259,7 @@ class Verifier:
         return None
 
     def _is_encoded(self, sampled: list[int], delta: list[int], shown: Shown) -> bool:
-        """Return True if `delta` is the ids of the text `shown`, which follows the turn."""
+        """Return True if `delta` contains exactly the ids of `shown`, the text after the turn."""
         last = sampled[-1] if sampled else -1
         if last not in self._control:  # text follows text: the tokenizer may merge them
             return self._same(delta, self._encode(shown.neutral), shown, text_first=True)
@@ -264,11 +269,11 @@ class Verifier:
     def _check_after_stop(
         self, sampled: list[int], delta: list[int], shown: Shown, turn: list[int]
     ) -> None:
-        """Compare tokens, starting at the turn's close.
+        """Compare the tokens of the delta with the render, starting at the turn's close.
 
-        `shown`: the render from the turn's prompt to the next prompt. `turn`: the ids of the turn
-        as the template renders it at the end of a conversation. They identify the turn's own close
-        in `shown`.
+        `shown`: the render from the start of the turn to the end of the next prompt. `turn`: the
+        ids of the turn as the template renders it at the end of a conversation. They identify the
+        turn's own close in `shown`.
         """
         expected = self._encode(shown.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
@@ -278,7 +283,8 @@ class Verifier:
         if len(closing) >= count:
             place = closing[count - 1]
         elif len(controls) >= others > 0:
-            # history has another close (gpt-oss), after the same number of control tokens
+            # in history, a different token closes the turn (gpt-oss), but at the same position
+            # among the control tokens
             place = controls[others - 1]
         else:
             raise _Mismatch("delta")
@@ -286,7 +292,9 @@ class Verifier:
             raise _Mismatch("delta: tokens")
 
     def _check_after_cut(self, delta: list[int], shown: Shown, turn: list[int]) -> None:
-        """Compare tokens with the end of the render, which must include the turn's close."""
+        """Compare the delta's tokens with the end of the render. The delta must include the turn's
+        close.
+        """
         expected = self._encode(shown.neutral)
         controls, own, within = (
             self._controls(expected),
@@ -308,8 +316,8 @@ class Verifier:
     # --- a sequence whose history was preserved ---------------------------------------------------
 
     def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
-        """Check a sequence whose template rewrites history. A few of its deltas are checked. Each
-        must be the end of the prompt that was rendered when the delta was appended.
+        """Check a few deltas of a sequence whose template rewrites history. Each delta must be the
+        end of the prompt that was rendered when the delta was appended.
         """
         self._check_prompt(served, talk)
         gaps = list(zip(served.turns, served.turns[1:], strict=False))
@@ -360,11 +368,10 @@ class Verifier:
     def _same(
         self, given: list[int], expected: list[int], shown: Shown, *, text_first: bool = False
     ) -> bool:
-        """Return True if `given` is the ids at the end of `shown`, whose neutral form ends with
-        `expected`.
+        """Return True if `given` are the ids at the end of `shown`.
 
-        `text_first`: the ids before the first control token continue ordinary text, so only their
-        text is compared.
+        `expected`: the ids at the end of the neutral form of `shown`. `text_first`: the ids before
+        the first control token continue ordinary text, so only their text is compared.
         """
         if given == expected:
             return True
@@ -379,8 +386,8 @@ class Verifier:
         return all(map(self._alike, own, wanted, texts))
 
     def _alike(self, own: list[int], wanted: list[int], shown: Shown) -> bool:
-        """Return True if a piece has the wanted ids. If it contains control-token text, compare the
-        text instead.
+        """Return True if the ids `own` of a piece are the `wanted` ids. If the piece contains
+        control-token text, compare only the text.
         """
         if shown.text == shown.neutral:
             return own == wanted
@@ -444,8 +451,8 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What the check of each delta needs. `whole` is the prompt before the last turn: the texts of
-    all deltas are looked up in this render.
+    """The data for the checks of the deltas. `whole` is the render of the prompt before the last
+    turn, which contains the text of every delta.
     """
 
     served: ServedSequence

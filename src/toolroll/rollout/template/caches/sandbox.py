@@ -1,9 +1,11 @@
 """Compile a chat template as `transformers` does, but with a fixed clock and a faster sandbox.
 
 The environment (options, extensions, filters, globals) is the same as in `transformers`, with three
-differences: `strftime_now` reads a given time, Jinja's sandbox does not repeat its safety checks
-for the built-in types that templates use often, and one render runs at most `MOST_STEPS` steps of
-loops and calls.
+differences:
+
+- `strftime_now` uses a given time.
+- Jinja's sandbox does not repeat its safety checks for built-in types that templates use often.
+- One render runs at most `MOST_STEPS` steps of loops and calls.
 
 Invariant: within this limit, `CachingSandbox` returns, refuses and raises exactly what
 `ImmutableSandboxedEnvironment` does (`tests/unit/template/test_sandbox.py`). For an object of a
