@@ -385,7 +385,11 @@ class EnvironmentOptions:
 
 
 class EnvironmentFactory(Protocol):
-    """A named environment. Entry points `toolroll.environments` name such objects or classes."""
+    """A named environment: its tasks, and a function that makes an `Environment` for each episode.
+
+    An entry point in the group `toolroll.environments` names such a factory, a class or function
+    that makes one, or an `Environment` class.
+    """
 
     name: str
     description: str
