@@ -385,10 +385,8 @@ class EnvironmentOptions:
 
 
 class EnvironmentFactory(Protocol):
-    """A named environment: its tasks, and a function that makes an `Environment` for each episode.
-
-    An entry point in the group `toolroll.environments` names such a factory, a class or function
-    that makes one, or an `Environment` class.
+    """A named environment. An entry point in the group `toolroll.environments` names a factory, a
+    class or function that makes one, or an `Environment` class.
     """
 
     name: str

@@ -59,8 +59,8 @@ class SessionPath:
         """Switch to a new path whose prompt is `input_ids`. `reason` is stored with the new path's
         first node.
 
-        The new path shares the old path's first nodes, up to the first node whose tokens differ
-        from `input_ids`. Turns that were sampled in shared nodes are trained in the old path only.
+        The new path shares the old path's first nodes, as long as their tokens match `input_ids`.
+        Turns that were sampled in shared nodes are trained in the old path only.
         """
         ids = checked_ids(input_ids)
         shared = self.session.shared_prefix(ids, self.head)
