@@ -138,7 +138,7 @@ async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address
         "desk: nothing was graded: every episode was aborted, the last one by: http://127.0.0.1"
         in out
     )
-    assert "WARNING: 2 of 2 episodes were aborted and count in no reward: engine_error 2" in out
+    assert "WARNING: 2 of 2 episodes were aborted and excluded from rewards: engine_error 2" in out
 
 
 def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:

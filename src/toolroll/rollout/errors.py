@@ -11,9 +11,9 @@ import traceback
 from typing import Any
 
 _TRACEBACK = 4000
-"""The number of characters, from its end, that an episode's `info` keeps of a traceback."""
+"""An episode's `info` keeps this many characters from the end of a traceback."""
 _TEXT = 2000
-"""The number of characters, from its start, that errors and episodes keep of a message."""
+"""Errors and episodes keep this many characters from the start of a message."""
 _SLACK = 200
 """A text is shortened only if it is longer than the limit by more than this number of characters.
 So a shortened text, with the note at its end, is not shortened again if another message quotes it.
@@ -95,7 +95,8 @@ class TemplateError(RolloutError):
 class HistoryRewrittenError(TokenError):
     """The chat template rewrites tokens that were already served, so no delta can be appended.
 
-    `reason` names the part that is rewritten. The caller either forks the trajectory or refuses to.
+    `reason` names the part that is rewritten. The caller may catch this error and start a new
+    sequence (a fork).
     """
 
     def __init__(self, reason: str) -> None:
@@ -108,7 +109,7 @@ class EnvironmentFailure(RolloutError):
 
 
 class UserSimulatorError(RolloutError):
-    """The user simulator failed: its server, its time limit, or an empty answer."""
+    """The user simulator failed. For example, its server failed, or its answer was empty."""
 
 
 class TimeLimitError(RolloutError):

@@ -385,7 +385,9 @@ class EnvironmentOptions:
 
 
 class EnvironmentFactory(Protocol):
-    """A named environment. Entry points `toolroll.environments` name such objects or classes."""
+    """A named environment. An entry point in the group `toolroll.environments` names a factory, a
+    class or function that makes one, or an `Environment` class.
+    """
 
     name: str
     description: str

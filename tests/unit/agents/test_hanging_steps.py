@@ -70,7 +70,7 @@ async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_enviro
     finally:
         hanging.free.set()
     assert stopped.group_contains(
-        UsageError, match=r"calls that were given up still run.*Scripted\.step"
+        UsageError, match=r"calls exceeded their time limit.*Scripted\.step"
     )
     assert len(episodes) < 10
 

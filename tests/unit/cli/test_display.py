@@ -70,7 +70,7 @@ def test_remarks_say_what_a_reader_must_know() -> None:
     assert lines[1] == "pond: invalid calls: unclosed 2"
     assert (
         lines[2]
-        == "pond: WARNING: 1 of 2 episodes were aborted and count in no reward: engine_error 1"
+        == "pond: WARNING: 1 of 2 episodes were aborted and excluded from rewards: engine_error 1"
     )
 
 

@@ -123,7 +123,7 @@ def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
         found for found in StopReason if status_of(found) is Status.ABORTED
     ):
         summary.add(episode(f"t-{number}", reason=reason))
-    warning = next(line for line in report(summary)["warnings"] if "count in no reward" in line)
+    warning = next(line for line in report(summary)["warnings"] if "excluded from rewards" in line)
     assert "template_error 1" in warning
     assert warning.count(" 1") == summary.episodes
 

@@ -124,7 +124,7 @@ def test_what_is_no_item_is_refused_in_words(item: Any) -> None:
         [[-0.25, 7], item, [-0.5, 9, None, 0]],
     ):
         with pytest.raises(
-            CompletionError, match=r"a logprob is not \[logprob, id, text\] with a number first"
+            CompletionError, match=r"is not \[logprob, id, text\] with a number first"
         ):
             parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
 

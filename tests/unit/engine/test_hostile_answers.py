@@ -168,7 +168,7 @@ def part(found: list[int], **fields: Any) -> dict[str, Any]:
         ([part([3, 4]), part([3, 5, 6])], [[3, 4]], r"output_ids\[1\] was 4, now it is 5"),
         ([part([3]), part([])], [[3]], r"output_ids\[0\] was 3, now it is missing"),
         ([part([3]), completion([4], id=RID)], [[3]], r"output_ids\[0\] was 3, now it is 4"),
-        ([part([3]), completion([], id=RID)], [[3]], "changed ids that it had sent"),
+        ([part([3]), completion([], id=RID)], [[3]], "changed ids that it had already sent"),
         ([part([3]), part([3, -1])], [[3]], r"the ids \[3, -1\]"),
         ([part([3]), part([3, 2**31 - 1])], [[3]], "2147483647"),
         ([part([3]), part([3, None])], [[3]], "None"),  # type: ignore[list-item]

@@ -21,7 +21,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion
 
-CHANGED = "now serves another model: 'b', before 'a'"
+CHANGED = "now serves a different model: 'b' instead of 'a'"
 
 
 class ModelRoutes:

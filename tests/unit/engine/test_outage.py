@@ -185,7 +185,7 @@ async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer
         async with client(engine.url, model_info=None, sleep=sleep, engine_timeout=600) as calls:
             await calls.generate(request())
             await engine.kill()
-            with pytest.raises(UsageError, match="now serves another model: 'another/model'"):
+            with pytest.raises(UsageError, match="now serves a different model: 'another/model'"):
                 await calls.generate(request())
 
 

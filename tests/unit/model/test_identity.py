@@ -92,7 +92,7 @@ async def test_a_parser_that_does_not_fit_the_template_is_a_warning(tokenizer: A
         served_at(engine.url, tokenizer, parser_name="llama3") as served,
     ):
         [warning] = await served.check_identity()
-    assert "'llama3' (tool_call_parser, --parser) does not read, and 'hermes' does" in warning
+    assert "'llama3' (tool_call_parser, --parser) cannot read, but 'hermes' can" in warning
 
 
 @pytest.mark.parametrize("change", [fewer_merges, other_end])

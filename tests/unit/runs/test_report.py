@@ -46,8 +46,8 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     assert list(found["by_task"]) == ["t-2", "t-3", "t-10"], "as people count"
     assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_steps": 1, "user_error": 1}
     assert found["warnings"] == [
-        "2 of 6 episodes were aborted and count in no reward: engine_error 1, user_error 1",
-        "1 tasks have no graded episode and count in no rate: t-3",
+        "2 of 6 episodes were aborted and excluded from rewards: engine_error 1, user_error 1",
+        "1 tasks have no graded episode and are excluded from pass rates: t-3",
     ]
 
 

@@ -183,7 +183,7 @@ async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
             assert await asyncio.wait_for(calls.run_in_thread(lambda: "done"), PATIENCE) == "done"
     with pytest.raises(
         UsageError,
-        match=r"^3 calls that were given up still run.*: Pond\.step \(3\)\. Add a time limit",
+        match=r"^3 calls exceeded their time limit.*: Pond\.step \(3\)\. Add a timeout",
     ):
         await calls.run_in_thread(lambda: None)
     go.set()

@@ -5,8 +5,8 @@ Invariants:
 - A prompt with an id outside the vocabulary is never sent, because it would crash the engine.
 - A prompt that leaves no room for an answer is never sent, because ten such requests open a
   router's circuit breaker.
-- Each attempt has a new request id (`rid`) of fixed length, because SGLang refuses a duplicate
-  `rid`, and an abort ends every request whose `rid` starts with the given one.
+- Each attempt has a new request id (`rid`), because SGLang refuses a duplicate `rid`. All `rid`s
+  have the same length, because an abort ends every request whose `rid` starts with the given one.
 - A failure is retried only if another attempt may succeed, and only until the deadline.
 - A request that may still be running is aborted at the engine before the next attempt, and if the
   caller is cancelled.
@@ -152,7 +152,7 @@ class Engine(EngineClient):
             ContextOverflowError: The prompt leaves no room for an answer.
             TokenError: The prompt is empty, or contains an id outside the vocabulary.
             UsageError: A sampling parameter is unknown, the session id is not one line of text, or
-                the engine serves a different model from before.
+                the engine no longer serves the same model.
             CompletionError: The answer contradicts itself.
             EngineUnreachableError: `engine_timeout` is set, and the engine has not answered for
                 that many seconds.
@@ -267,7 +267,7 @@ class Engine(EngineClient):
         return info
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
-        """Return the JSON body. If the request has its ids as JSON text, that text is inserted."""
+        """Return the JSON body. If `request.input_ids_json` is set, insert it unchanged."""
         rest = orjson.dumps(
             {
                 "sampling_params": dict(request.sampling_params),
@@ -343,7 +343,7 @@ class Engine(EngineClient):
     async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
         """Return the JSON of `answer`, or the failure that it reports.
 
-        Raise `UsageError` if the JSON comes from a different model from before.
+        Raise `UsageError` if the engine no longer serves the same model.
         """
         found = _read(answer)
         if not isinstance(found, Failure):
@@ -351,7 +351,7 @@ class Engine(EngineClient):
         return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
-        """Return the number of seconds until the next attempt, or None if this was the last one."""
+        """Return the seconds until the next attempt, or None if no attempt is left."""
         if attempt >= self.config.attempts:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)

@@ -39,14 +39,14 @@ class EngineConfig(BaseModel):
         default=0.0,
         ge=0,
         description=(
-            "how long to wait for an engine that does not answer at all; 0: do not wait, but fail "
-            "after `attempts`, because only the caller knows whether the engine will be restarted"
+            "how long to wait for an engine that does not answer at all; 0: fail after `attempts` "
+            "(the default, because only the caller knows whether the engine will be restarted)"
         ),
     )
     context_length: int | None = Field(default=None, ge=1)
     vocab_size: int | None = Field(default=None, ge=1)
     allow_model_mismatch: bool = Field(
-        default=False, description="only warn if the engine serves another model than before"
+        default=False, description="only warn if the engine no longer serves the same model"
     )
     use_http2: bool = False
     return_routed_experts: bool = Field(

@@ -6,7 +6,7 @@ Invariants:
 - A new connection may lead to a restarted engine. So before an answer over a new connection is
   accepted, the engine is asked which model it serves. An answer from a different model is refused.
 - An engine that does not report its model is not checked.
-- Behind a router, only the first worker is asked.
+- Behind a router, only the first worker is asked for its model.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ class ControlPlane:
         return self._info_so_far if self._model_info is None else self._model_info
 
     async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
-        """Return the model info. Also return False if a later request may return more of it."""
+        """Return the model info, and whether it is final.
+
+        It is not final if a later request may return more of it.
+        """
         worker = (await self.workers())[0]
         all_told = self._workers is not None
         info, told = await self._ask_model()
@@ -128,11 +131,10 @@ class ControlPlane:
 
     async def check_model(self, connections: int) -> None:
         """If connections were opened since the engine was last asked which model it serves, ask
-        again.
+        again. Raise `UsageError` if the model has changed.
 
         `connections`: the number of connections that had been opened when the caller's request was
-        sent. Concurrent callers share one request for the model. Raise `UsageError` if the model
-        has changed.
+        sent. Concurrent callers share one request for the model.
         """
         questions = self._questions
         if self._connections < connections:
@@ -143,9 +145,9 @@ class ControlPlane:
             raise UsageError(self._other_model)
 
     async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
-        """Return the answer to `/model_info`. Also return False if a later request may succeed.
+        """Return the answer to `/model_info`, and whether it is final.
 
-        Raise `UsageError` if the model has changed.
+        It is not final if a later request may succeed. Raise `UsageError` if the model has changed.
         """
         self._questions += 1
         question = self._questions
@@ -172,8 +174,8 @@ class ControlPlane:
         self._other_model = ""
         if self._model not in (None, path) and not updated:
             words = (
-                f"the engine at {self._config.url} now serves another model: {path!r}, before "
-                f"{self._model!r}"
+                f"the engine at {self._config.url} now serves a different model: {path!r} instead "
+                f"of {self._model!r}"
             )
             if not self._config.allow_model_mismatch:
                 self._other_model = words
@@ -198,8 +200,9 @@ class ControlPlane:
                 )
 
     async def ask(self, url: str) -> tuple[Any, bool]:
-        """Return the JSON at `url`, or None if there is none. Also return False if a later request
-        may succeed.
+        """Return the JSON at `url` (None if there is none), and whether this result is final.
+
+        It is not final if a later request may succeed.
         """
         return _read(url, await self._get(url))
 
@@ -207,7 +210,7 @@ class ControlPlane:
         try:
             return await self._transport.get(url, seconds=self._config.connect_timeout)
         except NETWORK_ERRORS as error:
-            logger.info("%s cannot be asked: %s", url, error)
+            logger.info("the request to %s failed: %s", url, error)
             return None
 
 
@@ -220,13 +223,13 @@ def _check_kind(url: str, models: Mapping[str, Any]) -> None:
         isinstance(card, dict) and card.get("owned_by") == "toolroll" for card in cards
     ):
         raise UsageError(
-            f"{url} is `toolroll serve`, which has no /generate: give the address of the engine "
-            "behind it, or play it as a baseline (--baseline-url with /v1 at the end)"
+            f"{url} is `toolroll serve`, which has no /generate: give the address of its engine, "
+            "or use it as a baseline with --baseline-url and /v1 at the end of its address"
         )
 
 
 def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
-    """Return for `answer` what `ControlPlane.ask` returns."""
+    """Return the JSON in `answer` (None if there is none), and whether this result is final."""
     if answer is None:
         return None, False
     if answer.status != 200:
@@ -234,5 +237,5 @@ def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
     try:
         return orjson.loads(answer.body), True
     except orjson.JSONDecodeError as error:
-        logger.info("%s is not JSON: %s", url, error)
+        logger.info("the answer of %s is not JSON: %s", url, error)
         return None, True

@@ -1,9 +1,9 @@
 """Classify every failure of the engine or its router.
 
-SGLang 0.5.23 has four forms of error bodies, and the routers have two more (seen in their answers).
-So the status decides. The body is used to recognize three cases: a prompt that is too long, a
-router's broken connection to a worker, and a router without workers. Only attempts that may succeed
-are retried.
+SGLang 0.5.23 has four forms of error bodies, and its routers have two more. So failures are
+classified by their HTTP status. The body is only used to recognize three cases: a prompt that is
+too long, a router's broken connection to a worker, and a router without workers. A failure is
+retried only if another attempt may succeed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Failure:
     """One failed attempt.
 
     `status`: the HTTP status, or None if no answer came. `retry`: another attempt may succeed.
-    `server_fault`: the status is 500. It is retried once, because it recurs if the request itself
-    is the cause. `overflow`: the prompt is too long. `retry_after`: how many seconds the server
-    asks to wait. `foreign`: the answer belongs to a different request. `lost`: there was no
-    connection, or it broke, so the engine may be down. `down`: a router reports that its workers
+    `server_fault`: the status is 500. This failure is retried only once, because it recurs if the
+    request itself is the cause. `overflow`: the prompt is too long. `retry_after`: how many seconds
+    the server asks to wait. `foreign`: the answer belongs to a different request. `lost`: there was
+    no connection, or it broke, so the engine may be down. `down`: a router reports that its workers
     are down. `running`: the engine may still be working on the request, so it must be aborted
     there.
     """
@@ -126,8 +126,8 @@ def reason(error: Exception) -> str:
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
     """Return a failure if `answer` belongs to a request other than `rid`, else None.
 
-    If an answer has no id, it counts as the request's own. A retry may succeed, because some
-    proxies return one request's answer to the next request.
+    An answer without an id is accepted. A retry may succeed, because some proxies return one
+    request's answer to the next request.
     """
     meta = answer.get("meta_info")
     found = meta.get("id") if isinstance(meta, Mapping) else None

@@ -65,8 +65,8 @@ async def check_health(transport: Transport, url: str) -> Health:
     words = message_of(text)[:300]
     if "no_available_workers" in text or "circuits" in text:
         words += (
-            " (all workers of this router are unhealthy, or its circuit breaker is open: "
-            "--disable-circuit-breaker)"
+            " (all workers of this router are unhealthy, or its circuit breaker is open; "
+            "--disable-circuit-breaker turns it off)"
         )
     why = f"{url}/health answers {answer.status}: {words or 'without a message'}"
     return Health(False, why, down=answer.status in _DOWN)

@@ -5,7 +5,7 @@ Invariants:
 - Only one probe runs at a time, however many requests are waiting.
 - The time of an outage does not count against a request's deadline or an episode's time limit, and
   the failed request does not count as an attempt.
-- After `timeout` seconds all waiting requests fail at once. Later requests fail after a single
+- After `timeout` seconds all waiting requests fail at once. Later requests fail after at most one
   probe.
 """
 
@@ -53,8 +53,8 @@ class Outage:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.ended = 0
-        """The number of outages that have ended, with an answer or a timeout. If it has changed
-        since a request was sent, that request failed in an outage that is over.
+        """The number of outages that have ended, with an answer or a timeout. If a request failed
+        and this number has changed since the request was sent, its outage is over.
         """
         self._server = server
         self._probe = probe

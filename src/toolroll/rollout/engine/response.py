@@ -8,7 +8,7 @@ Invariants:
 - The finish reason is known, and a matched stop token is the last id.
 - The weight versions cover all sampled tokens.
 
-If an answer violates one of them, `CompletionError` is raised. Nothing is corrected.
+If an answer violates one of these rules, `CompletionError` is raised. Nothing is corrected.
 """
 
 from __future__ import annotations
@@ -303,7 +303,8 @@ def _logprobs_one_by_one(
         ids = [item[1] for item in items]
     except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise CompletionError(
-            f"a logprob is not [logprob, id, text] with a number first: {error}"
+            f"an entry of output_token_logprobs is not [logprob, id, text] with a number first: "
+            f"{error}"
         ) from error
     for at, (index, output_id) in enumerate(zip(ids, output_ids, strict=True)):
         if index != output_id:

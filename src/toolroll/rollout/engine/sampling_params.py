@@ -63,10 +63,12 @@ def effective_params(
 ) -> dict[str, Any]:
     """Return `sampling_params` as they are sent for a prompt of `prompt_length` tokens.
 
-    `max_new_tokens` is always set, and is at most the room that is left in the context. SGLang does
-    not reduce it, but answers 400. Raise `ContextOverflowError` if there is no room for a single
-    token. Such a prompt must not be sent, because ten of these 400s open the circuit breaker of
-    router 0.3.2 for all its clients.
+    `max_new_tokens` is always set, and is at most the room that is left in the context. SGLang
+    answers 400 if it is larger.
+
+    Raise `ContextOverflowError` if there is no room for a single token. This prompt must not be
+    sent: SGLang would answer 400, and ten of these answers open the circuit breaker of router 0.3.2
+    for all its clients.
     """
     limit = info.prompt_limit
     if limit is not None and prompt_length >= limit:

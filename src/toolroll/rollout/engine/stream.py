@@ -6,9 +6,10 @@ Invariants:
 - Events are cumulative (SGLang 0.5.23). So the last event is the whole answer, and is checked like
   any other answer. Only the ids of earlier events are read, because reading their logprobs too
   would take quadratic time.
-- Ids are checked before they are reported. They belong to this request and never change.
-- An event with an error is a failure. A stream that ends without its last event is a broken
-  connection.
+- Ids are reported only after a check: they belong to this request, the model can sample them, and
+  ids that were reported before have not changed.
+- An event with an error is a failure. If a stream ends before its last event, this counts as a
+  broken connection.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class EventReader:
             ]
             fresh = [item for item in data if item != _DONE]
             if fresh:
-                # events are cumulative: the last one contains all ids of the others
+                # events are cumulative: the last one contains all ids of the earlier ones
                 found = self._take(fresh[-1])
                 if isinstance(found, Failure):
                     return found
@@ -72,7 +73,9 @@ class EventReader:
         return last
 
     def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:
-        """Report the progress of one event. Return the event if it is the last, else None."""
+        """Report the ids of one event. Return the event if it is the last one, a `Failure` if it
+        reports an error or belongs to a different request, and None otherwise.
+        """
         own = self._own in data or b'"id"' not in data
         unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
         if unfinished is not None:
@@ -96,7 +99,7 @@ class EventReader:
                 len(ids),
             )
             raise CompletionError(
-                f"the engine's stream changed ids that it had sent: output_ids[{at}] was "
+                f"the engine's stream changed ids that it had already sent: output_ids[{at}] was "
                 f"{self._reported[at]}, now it is {ids[at] if at < len(ids) else 'missing'} "
                 f"({len(self._reported)} ids before, {len(ids)} now)"
             )
@@ -111,7 +114,7 @@ def _event(data: bytes) -> Mapping[str, Any]:
         and isinstance(event.get("meta_info") or {}, dict)
         and isinstance(event.get("output_ids") or [], list)
     ):
-        raise CompletionError(f"an event of the engine's stream is not an answer: {data[:200]!r}")
+        raise CompletionError(f"an event of the engine's stream is not valid: {data[:200]!r}")
     return event
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- No request is sent twice: aiohttp repeats only idempotent methods, and a redirect of a POST is not
+- No POST is sent twice: aiohttp repeats only idempotent methods, and a redirect of a POST is not
   followed.
 - The number of connections is not limited. Time limits apply only to single requests.
 - Credentials in the engine's address are sent to that address only.
@@ -183,7 +183,5 @@ async def whole(response: aiohttp.ClientResponse) -> Answer:
 
 
 def connections_at(response: aiohttp.ClientResponse) -> int:
-    """Return the number of connections that had been opened when the request for `response` was
-    sent.
-    """
+    """Return how many connections had been opened when the request for `response` was sent."""
     return response.connections if isinstance(response, _Response) else 0

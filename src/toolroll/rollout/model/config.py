@@ -23,8 +23,8 @@ class ModelSettings(BaseModel):
 
     tool_call_parser: str = Field(
         default="auto",
-        description="a name of SGLang's --tool-call-parser; auto: the parser that reads what the "
-        "chat template writes",
+        description="a name of SGLang's --tool-call-parser; auto: the parser for the tool calls "
+        "that the chat template writes",
     )
     chat_template: str | None = Field(
         default=None, description="a Jinja file, or Jinja text, instead of the tokenizer's template"
@@ -34,13 +34,13 @@ class ModelSettings(BaseModel):
     )
     history: Literal["fork", "preserve"] = Field(
         default="fork",
-        description="if the template rewrites earlier turns: start a new sequence, or keep what "
-        "was served",
+        description="if the template rewrites earlier turns: start a new sequence (fork), or keep "
+        "what was served (preserve)",
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",
-        description="when sequences are checked: never, when an episode has ended, or also after "
-        "every turn",
+        description="when sequences are checked: never (off), when an episode has ended (sample), "
+        "or also after every turn (always)",
     )
     max_observation_bytes: int = Field(
         default=1_000_000,
@@ -70,8 +70,8 @@ class ModelSettings(BaseModel):
 
 
 class RolloutArgs(ModelSettings):
-    """The settings of one served model. If the published example has a setting, the default is the
-    example's.
+    """The settings of one served model. Settings that the published example also has keep the
+    example's defaults.
     """
 
     sglang_router_ip: str = "127.0.0.1"

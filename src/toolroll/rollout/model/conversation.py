@@ -4,9 +4,9 @@ Invariants:
 
 - A prompt is sent as the session's own ids, never as text.
 - Each message from the environment is added to a sequence once, as part of a delta.
-- If the template rewrites what was served, or renders changed tools in it, the session forks, and
-  the reason is stored. With `history="preserve"`, a rewrite is only counted, and what was served is
-  kept.
+- If the template rewrites what was served, the session forks, and the reason is stored. With
+  `history="preserve"`, the tokens that were served are kept instead, and the rewrite is counted.
+- If new tools change the prompt that was served, the session always forks.
 - Rendering, encoding and parsing of long texts run in a thread.
 
 Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code with
@@ -46,8 +46,8 @@ LONG_REPLY = 4096
 """A reply with more tokens than this is parsed in a thread."""
 
 VerifyPolicy = Literal["off", "sample", "always"]
-"""When sequences are checked: never, once at the end of the episode, or after every turn as
-well.
+"""When sequences are checked: never ("off"), once at the end of the episode ("sample"), or also
+after every turn ("always").
 """
 
 DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]

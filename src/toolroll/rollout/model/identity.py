@@ -1,4 +1,5 @@
-"""Check that an engine serves the model that a tokenizer belongs to. Both encode the same text.
+"""Check that an engine serves the model that a tokenizer belongs to: both must encode a probe text
+to the same ids.
 
 The engine gets text, never ids, because an id outside another model's vocabulary would crash it.
 """
@@ -67,8 +68,8 @@ async def check_identity(
     """Check that `engine` serves a model that uses the tokenizer of `template`. Return warnings,
     each of one line.
 
-    Every worker is asked for the ids of a text (`/tokenize`). If none answers, the ids of one short
-    generation are compared. Raises `UsageError` if the tokenizers differ.
+    Every worker is asked for the ids of a probe text (`/tokenize`). If no worker returns ids, one
+    short generation after this text is compared. Raises `UsageError` if the tokenizers differ.
 
     Args:
         engine: The engine to check.

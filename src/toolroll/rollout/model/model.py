@@ -75,11 +75,11 @@ class Model:
         tokenizer: Any = None,
         engine: Callable[[EngineConfig], EngineClient] = Engine,
     ) -> Model:
-        """Open the engine at the address in `args`, with `tokenizer`. By default, the tokenizer in
-        `args` is used.
+        """Create a model for the engine at the address in `args`. `tokenizer` replaces the
+        tokenizer that `args` names.
 
         `engine` creates the client. `tool_call_parser="auto"` selects the parser for the format
-        that the chat template writes. Raises `UnknownParserError` if there is none.
+        that the chat template writes. Raises `UnknownParserError` if there is no such parser.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser
@@ -167,7 +167,7 @@ class Model:
         if better is not None:
             found.append(
                 f"the chat template writes tool calls that the parser {self.parser.name!r} "
-                f"(tool_call_parser, --parser) does not read, and {better!r} does: a call that is "
+                f"(tool_call_parser, --parser) cannot read, but {better!r} can: a call that is "
                 "not read counts as text"
             )
         return found
@@ -183,14 +183,16 @@ class Model:
         return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
 
     async def aclose(self) -> None:
-        """Close the engine's connections."""
+        """Close the engine's connections, and release everything else."""
         try:
             await self.engine.aclose()
         finally:
             self.release()
 
     def release(self) -> None:
-        """Release everything except the engine, because its owner closes it."""
+        """Release everything except the engine. Use this instead of `aclose` if other code owns the
+        engine and closes it.
+        """
         self._closing.close()
 
     async def __aenter__(self) -> Model:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Callback:
-    """Override one method or both. Each may be a coroutine function.
+    """The base class of callbacks. Override one method or both. Each may be a coroutine function.
 
     Callbacks run in the event loop that plays the episodes, so a callback that blocks delays every
     episode.

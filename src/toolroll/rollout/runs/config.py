@@ -44,7 +44,7 @@ class RunConfig(BaseModel):
     )
     model: str = Field(
         description="Folder or name of the served model's tokenizer; `embedded` for the one in the "
-        "package. With --baseline-url: the name of its model.",
+        "package. With --baseline-url: the name of the model at that address.",
         json_schema_extra=_MODEL,
     )
     engine: str = Field(
@@ -54,8 +54,8 @@ class RunConfig(BaseModel):
     )
     parser: str = Field(
         default="auto",
-        description="The model's format of tool calls, with the names of SGLang's "
-        "--tool-call-parser; auto: inferred from its chat template.",
+        description="The model's tool call format, a name of SGLang's --tool-call-parser; auto: "
+        "infer it from the chat template.",
         json_schema_extra=_MODEL,
     )
     chat_template: str | None = Field(
@@ -104,7 +104,7 @@ class RunConfig(BaseModel):
     )
     seed: int = Field(
         default=0,
-        description="Each episode's own seed is derived from it.",
+        description="The run's seed. Each episode's own seed is derived from it.",
         json_schema_extra=_PLAYED,
     )
     do_nothing: bool = Field(
@@ -124,14 +124,14 @@ class RunConfig(BaseModel):
     )
     on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
         default="feedback",
-        description="A call that cannot be parsed: return the error to the model, take the text "
-        "as a reply, or end the episode.",
+        description="After a call that cannot be parsed: return the error to the model "
+        "(feedback), take the text as a reply (respond), or end the episode (stop).",
         json_schema_extra=_AGENT,
     )
     parallel_calls: Literal["all", "first", "refuse"] | None = Field(
         default=None,
-        description="Several calls in one turn: execute all, only the first, or refuse them; "
-        "default: the environment's rule.",
+        description="If a turn has several calls: execute all, execute only the first, or refuse "
+        "all; default: the environment's rule.",
         json_schema_extra=_AGENT,
     )
     on_length: Literal["stop", "continue"] = Field(
@@ -141,14 +141,14 @@ class RunConfig(BaseModel):
     )
     history: Literal["fork", "preserve"] = Field(
         default="fork",
-        description="If the template rewrites earlier turns: start a new sequence, or keep what "
-        "was served.",
+        description="If the template rewrites earlier turns: start a new sequence (fork), or keep "
+        "what was served (preserve).",
         json_schema_extra=_AGENT,
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",
-        description="When to check sequences with transformers: never, at the end of an episode, "
-        "or also after every turn.",
+        description="When to check sequences with transformers: never (off), at the end of an "
+        "episode (sample), or also after every turn (always).",
         json_schema_extra=_AGENT,
     )
     temperature: float = Field(
@@ -178,8 +178,8 @@ class RunConfig(BaseModel):
     )
     user_url: str | None = Field(
         default=None,
-        description="OpenAI-compatible address of the user's model; default: that of the baseline, "
-        "or the engine's /v1.",
+        description="OpenAI-compatible address of the user's model; default: --baseline-url, or "
+        "--engine with /v1.",
         json_schema_extra=_USER,
     )
     user_strategy: Literal["llm", "react", "verify", "reflection"] = Field(
@@ -324,7 +324,9 @@ class RunConfig(BaseModel):
 
 
 OLD_NAMES = {"floor": "do_nothing", "endpoint": "baseline_url"}
-"""The names from an earlier version that options and a YAML file may still use."""
+"""The new name of each setting that an earlier version named differently. Options and YAML files
+may still use the old names.
+"""
 
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
@@ -332,8 +334,8 @@ FREE = frozenset(
     "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers "
     "do_nothing gc allow_unequal allow_model_mismatch out sync".split()
 )
-"""The settings that may differ when a run is continued: addresses, the number of episodes, the
-handling of failures, and the display.
+"""The settings that may differ when a run is continued, such as addresses, the number of episodes,
+concurrency, time limits and the handling of failures.
 """
 
 

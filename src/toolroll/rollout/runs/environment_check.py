@@ -89,7 +89,7 @@ class _Checks:
         self.tasks = tasks
         self.options = EnvironmentOptions()
         self.played: list[list[EnvironmentPlayer]] = []
-        """For each of two episodes: one player per time that it was played."""
+        """For each of two episodes, one player for each time that the episode was played."""
         self.results: list[CheckResult] = []
         self.close_error = ""
 
@@ -154,8 +154,8 @@ class _Checks:
         return f"{len(first)} in the split {split}"
 
     async def _episode(self) -> str:
-        """Play one episode step by step. Then play one with the loop that real episodes use,
-        because this loop validates the results.
+        """Play two episodes step by step. Then play one episode with the loop of a real agent,
+        because this loop validates the environment's results.
         """
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
@@ -185,7 +185,7 @@ class _Checks:
             plays.append(await self._play(task, seed))
             where = _difference(plays[0], plays[1])
             if where:
-                raise _FailedError(f"task {task.id}, played twice with one seed: {where}")
+                raise _FailedError(f"task {task.id} differs if played twice with one seed: {where}")
         return f"{len(self.played)} episodes, each played twice"
 
     async def _at_once(self) -> str:

@@ -130,9 +130,9 @@ def from_line(line: bytes) -> Episode:
 class EpisodeStore:
     """`episodes.jsonl` in `folder`, opened for appending. This is a context manager.
 
-    `sync`: call fsync after each line instead of only at the end. `file`: an open file to use
-    instead. After a disk error nothing more is written, because a line after an incomplete one
-    could not be read.
+    `sync`: "always" calls fsync after each line, "end" only when the file is closed. `file`: an
+    open file to write to instead. After a disk error nothing more is written, because a line after
+    an incomplete one could not be read.
     """
 
     def __init__(self, folder: Path, *, sync: Sync = "end", file: BinaryIO | None = None) -> None:

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- An estimate averages over all C(n, k) choices of k of the n samples of each task.
+- For each task with n samples, an estimate averages over all C(n, k) ways to choose k samples.
 - Intervals are bootstrapped over tasks, because the samples of one task are not independent draws
   from the benchmark.
 - The same rewards always give the same interval.

@@ -2,11 +2,11 @@
 
 Each process has its own event loop, engine client, template and environments. It sends finished
 episodes to the parent process, and only the parent writes files. The invariants of `worker_pool`
-hold, and these:
+hold. In addition:
 
 - If a process dies, it is restarted.
-- If the parent ends for any reason, the processes abort their requests at the engine, and exit
-  after their blocking calls. Only SIGKILL prevents this.
+- If the parent ends for any reason, the other processes abort their requests at the engine, and
+  exit after their blocking calls. Only a SIGKILL of these processes prevents this.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class _Process:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(gone)
-        # If another thread has reaped it, `close` raises an error, because the process seems to be
-        # still running.
+        # If another thread has reaped the process, it still seems to be running. `close` then
+        # raises an error.
         with contextlib.suppress(ValueError):
             process.close()
 
@@ -188,7 +188,8 @@ def _start(open_: Open, share: int, channel: socket.socket) -> Any:
     process = multiprocessing.get_context("spawn").Process(
         target=_main, args=(open_, share, channel), name="toolroll"
     )
-    # Start it now. As a side effect, this unblocks these signals (Python 3.11).
+    # Start the resource tracker before the signals are blocked, because its start unblocks them
+    # (Python 3.11).
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
     try:
@@ -243,7 +244,7 @@ async def _answer(
         runner, tasks = await asyncio.shield(opening)
         outcome: Episode | Exception = _plain(await runner.play(tasks[task_id], sample))
     except asyncio.CancelledError:
-        # only delivered if the parent did not request the cancellation
+        # this message is delivered only if the parent did not request the cancellation
         _send(writer, (key, RolloutError("the episode was cancelled in its process")))
         raise
     except UsageError as error:

@@ -2,7 +2,7 @@
 
 Each worker is a Ray actor with its own engine client, template and environments, and plays its
 share of the concurrent episodes. It returns episodes as lines of the episode file, which only the
-driver writes. The invariants of `worker_pool` hold, and these:
+driver writes. The invariants of `worker_pool` hold. In addition:
 
 - Workers that died are restarted on the remaining nodes.
 - If the run is cancelled, the running episodes and their requests at the engine are cancelled too.
@@ -110,7 +110,7 @@ class RayRunner:
             self._ray.kill(worker)
 
     def connect(self) -> None:
-        """Connect this process to the cluster, unless it is connected to one."""
+        """Connect this process to the cluster, unless it is already connected to one."""
         if self._ray.is_initialized():
             return
         address = self._config.ray

@@ -173,8 +173,8 @@ def _warnings(summary: Summary) -> list[str]:
             if reason in _ABORTING
         )
         found.append(
-            f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and count "
-            f"in no reward: {kinds}"
+            f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and "
+            f"excluded from rewards: {kinds}"
         )
     if reruns := int(summary.totals["reruns"]):
         found.append(
@@ -185,7 +185,7 @@ def _warnings(summary: Summary) -> list[str]:
     lost = [name for name in summary.aborted if name not in summary.samples]
     if lost:
         found.append(
-            f"{len(lost)} tasks have no graded episode and count in no rate: "
+            f"{len(lost)} tasks have no graded episode and are excluded from pass rates: "
             f"{', '.join(sorted(lost, key=_natural)[:5])}"
         )
     if summary.mismatches:

@@ -132,7 +132,9 @@ class RunDirectory:
             os.close(self._lock)
 
     def _agree(self) -> None:
-        """Compare the settings with the folder's settings. If the folder has none, store them."""
+        """Compare the run's settings with the folder's. If the folder has none for this
+        environment, store the run's settings there.
+        """
         file = self.path / SETTINGS_NAME
         known = read_settings(self.path)
         if self.env in known:

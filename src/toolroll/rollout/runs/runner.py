@@ -78,8 +78,8 @@ class RunStoppedError(RolloutError):
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Play `samples` episodes of each task, at most `concurrency` of them at the same time, each
-    with at most `max_num_steps` turns.
+    """The settings of a run: it has `samples` episodes of each task, at most `concurrency` of them
+    at the same time, each with at most `max_num_steps` turns.
 
     `episode_timeout`: the limit for one attempt at an episode, in seconds. `reruns`: the maximum
     number of retries of an episode that failed for infrastructure reasons. Before a retry there is
@@ -163,7 +163,7 @@ class Runner:
         """Play every (task, sample) that is not in `done`.
 
         `on_episode` is called with each episode as soon as the episode is finished, and stores it.
-        If it raises an exception, the run ends. The callbacks are called after it.
+        If it raises an exception, the run ends. The callbacks are called after `on_episode`.
 
         Raise `UsageError` as soon as one episode shows that the settings cannot work. Raise
         `RunStoppedError` as soon as `give_up_after` attempts in a row have failed, or a server has

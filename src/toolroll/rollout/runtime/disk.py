@@ -49,8 +49,8 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
     """Open a temporary file. If all goes well, the file is synced to disk and replaces `path`.
 
     If writing fails, `path` is unchanged, and `UsageError` is raised. Other errors of the `with`
-    body are raised as they are. If only the last step fails, the sync of the folder, `UsageError`
-    is raised too, but `path` is the new file, which a power loss may take back.
+    body are raised as they are. The last step syncs the folder. If only this step fails,
+    `UsageError` is raised too, but `path` is already the new file. It may not survive a power loss.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

@@ -2,12 +2,13 @@
 
 Invariants:
 
-- Any exception that such code raises, even `SystemExit`, is an error of that code and does not end
-  the run.
-- If the running task is cancelled, `CancelledError` is raised, even if such code suppresses it.
+- Any exception that third-party code raises, even `SystemExit`, is an error of that code and does
+  not end the run.
+- If the running task is cancelled, `CancelledError` is raised, even if third-party code suppresses
+  it.
 - A real Ctrl-C is raised as `KeyboardInterrupt`.
-- If the caller is cancelled, a task that runs such code has `LEAVE_SECONDS` to end. Then it is
-  abandoned.
+- If the caller is cancelled, a task that runs third-party code has `LEAVE_SECONDS` to end. After
+  that, the task is abandoned.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def guarded() -> Iterator[None]:
 
     Convert a `BaseException` that is not an `Exception` to `ForeignExitError`, unless it comes from
     outside the code, as Ctrl-C does. If the running task was cancelled in the meantime, raise
-    `CancelledError`. If nothing requested a cancellation, the code itself raised the
-    `CancelledError`, so it is converted too.
+    `CancelledError`. A `CancelledError` that nothing requested is converted too, because the code
+    itself raised it.
     """
     task = _running_task()
     requests = task.cancelling() if task is not None else 0
@@ -64,8 +65,8 @@ def guarded() -> Iterator[None]:
 async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
     """Call `function`. If its result is awaitable, await it.
 
-    Create a separate task for this coroutine and pass the task to `outcome`. If the code cancels
-    its task, it then cancels nothing else.
+    The caller must run this coroutine in a separate task, and pass this task to `outcome`. Then
+    code that cancels its own task cancels nothing else.
     """
     task = _running_task()
     try:
@@ -80,8 +81,8 @@ async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
 async def outcome(task: asyncio.Task[T]) -> T:
     """Return the result of `task`, which runs third-party code, or raise its error.
 
-    If the caller is cancelled, cancel `task` and wait for it for at most `LEAVE_SECONDS`. If it is
-    still running then, it is abandoned: nothing waits for it, not even `asyncio.run`.
+    If the caller is cancelled, cancel `task` and wait at most `LEAVE_SECONDS` for its end. If
+    `task` is still running after that, abandon it: nothing waits for it, not even `asyncio.run`.
     """
     try:
         await asyncio.wait([task])
@@ -110,8 +111,8 @@ def _exit_of(error: BaseException) -> ForeignExitError:
 
 
 def _ends_task(error: BaseException, task: asyncio.Task[object] | None) -> bool:
-    """Return True if the guarded code did not raise `error` itself. The error must then not be
-    converted.
+    """Return True if `error` came from outside the third-party code: a requested cancellation, a
+    coroutine that is closed, or Ctrl-C. `error` then ends the task and must not be converted.
     """
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0

@@ -25,8 +25,8 @@ _ENTRY = re.compile(r"^\s+\**(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 class Signature:
     """The named parameters of `function` (or of a class's constructor), except the ones in `skip`.
 
-    Arguments are JSON values and are not converted: "3" is not an integer. Raise `UsageError` if an
-    annotation cannot be resolved, or if a parameter is positional-only.
+    Arguments are JSON values, and their types are checked strictly: "3" is not an integer. Raise
+    `UsageError` if an annotation cannot be resolved, or if a parameter is positional-only.
     """
 
     def __init__(self, function: Callable[..., Any], *, skip: Collection[str] = ()) -> None:
@@ -64,7 +64,7 @@ class Signature:
         return {"type": "object", "properties": {}, **found}
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `arguments` converted to the annotated types.
+        """Return `arguments` as values of the annotated types, such as enums and pydantic models.
 
         Raise `UsageError` if an argument is unknown, missing, or of the wrong type.
         """

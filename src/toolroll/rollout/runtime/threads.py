@@ -120,9 +120,11 @@ class Threads:
                 return
             names = Counter(what for _, what in self._given_up.values()).most_common(3)
             raise UsageError(
-                f"{len(self._given_up)} calls that were given up still run, each in a thread: "
-                f"{', '.join(f'{what} ({count})' for what, count in names)}. Add a time limit to "
-                f"what they wait for, or raise --step-timeout."
+                f"{len(self._given_up)} calls exceeded their time limit or were cancelled, and are "
+                f"still running, each in its own thread: "
+                f"{', '.join(f'{what} ({count})' for what, count in names)}. Add a timeout to the "
+                f"operation that blocks them, or raise the time limit (--step-timeout, "
+                f"--episode-timeout)."
             ) from None
 
     def _end(self, future: asyncio.Future[Any]) -> None:

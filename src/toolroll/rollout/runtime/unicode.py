@@ -1,5 +1,5 @@
-"""Replace lone surrogates. They are characters that a Python string can contain, but that no
-encoding accepts, and so no tokenizer and no JSON writer.
+"""Replace lone surrogates. A Python string can contain these characters, but no encoding accepts
+them. So tokenizers and JSON writers refuse them too.
 
 Invariants: a pair of surrogates becomes the character that it encodes, and a lone surrogate becomes
 U+FFFD. A value without surrogates is returned unchanged.

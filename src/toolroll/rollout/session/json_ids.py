@@ -21,9 +21,9 @@ class JsonIds:
         self._length = 0
         self._json = bytearray()
         self.highest = 0
-        """The highest id, read as an unsigned 32-bit number, or 0 if there are no ids. Read in this
-        way, a negative id is higher than every valid id, so one comparison finds both kinds of
-        invalid ids.
+        """The highest id, read as an unsigned 32-bit number, or 0 if there are no ids. As an
+        unsigned number, a negative id is higher than every valid id. So one comparison finds both
+        negative ids and ids that are too high.
         """
 
     def __len__(self) -> int:

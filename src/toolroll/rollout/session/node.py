@@ -52,8 +52,8 @@ class Node:
 
     @property
     def sampled(self) -> bool:
-        """True if the node has sampled tokens. (A request that is aborted in the engine's queue
-        has none.)
+        """True if the node has sampled tokens. A completion has no tokens if its request was
+        aborted in the engine's queue.
         """
         return self.tree.sampled(self.index)
 

@@ -46,7 +46,7 @@ class SessionPath:
         return self._append(self.session.observe(ids, after=self.head))
 
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
-        """Append what the engine sampled from exactly `input_ids`, with mask 1 and its logprobs.
+        """Append a completion, with mask 1 and its logprobs. Its prompt must be `input_ids`.
 
         Raise `TokenError` if the completion has different numbers of ids and logprobs, or if there
         is no prompt yet.
@@ -59,7 +59,7 @@ class SessionPath:
         """Switch to a new path whose prompt is `input_ids`. `reason` is stored with the new path's
         first node.
 
-        The new path shares the leading nodes of the old path whose tokens all match `input_ids`.
+        The new path shares the old path's first nodes, as long as their tokens match `input_ids`.
         Turns that were sampled in shared nodes are trained in the old path only.
         """
         ids = checked_ids(input_ids)

@@ -3,8 +3,8 @@ logprobs.
 
 Invariants:
 
-- Tokens are only appended, after any node of the tree: by `observe` with mask 0, by `sample` with
-  mask 1.
+- Tokens are only appended, and may follow any node of the tree. `observe` appends them with mask 0,
+  and `sample` with mask 1.
 - A sampled node is trained in the first path that contains it. In every later path it is context
   (mask 0).
 - A node stores only the tokens that it adds to its parent's path.
@@ -77,8 +77,8 @@ class Session:
     def sample(
         self, completion: Completion, sampling_params: Mapping[str, Any], *, after: Node
     ) -> Node:
-        """Add what the engine sampled from exactly the tokens from the root to `after`, with mask 1
-        and its logprobs.
+        """Add a completion, with mask 1 and its logprobs. Its prompt must be exactly the tokens
+        from the root to `after`.
 
         Raise `TokenError` if the completion has different numbers of ids and logprobs.
         """
@@ -101,8 +101,8 @@ class Session:
                 self._tree.excluded.setdefault(index, reason)
 
     def _shared(self, sampling_params: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a copy of `sampling_params`. If they equal the last ones, which is so for nearly
-        every turn, reuse the last copy.
+        """Return a copy of `sampling_params`. If they equal the previous turn's, as in nearly every
+        turn, return the previous copy.
         """
         if self._params != sampling_params:
             self._params = dict(sampling_params)
@@ -144,8 +144,8 @@ class Session:
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
     def shared_prefix(self, ids: IdArray, end: Node | None) -> Node | None:
-        """Return the last node on the path to `end` for which its tokens and all tokens before it
-        match `ids`. Return None if no whole node matches.
+        """Return the last node on the path to `end` that matches: its tokens, with all tokens
+        before it, are a prefix of `ids`. Return None if no node matches.
         """
         tree, shared = self._tree, NONE
         for index in tree.path(self._index(end)):
@@ -220,8 +220,8 @@ def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
 
 
 def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajectory:
-    """Return `path` as a trajectory. Sampled nodes that are in `trained` are context. The others
-    are added to `trained`.
+    """Return `path` as a trajectory. Sampled nodes that are already in `trained` are context. The
+    path's other sampled nodes are added to `trained`.
     """
     length = tree.stop(path[-1])
     loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)

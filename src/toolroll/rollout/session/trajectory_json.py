@@ -61,8 +61,8 @@ class TrajectoryRecord(BaseModel):
 def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
     """Return the trajectory in the form of `TrajectoryRecord`, as plain data.
 
-    If `arrays` is True, the lists are numpy arrays for orjson, which writes them faster. It writes
-    NaN as null, and each logprob with the fewest digits that give the same float32.
+    If `arrays` is True, the lists are numpy arrays, which orjson writes faster. orjson writes NaN
+    as null, and each logprob with the fewest digits that give the same float32.
     """
     of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
     experts, lineage = trajectory.routed_experts, trajectory.lineage
@@ -99,7 +99,7 @@ def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
 
 
 def _plain(values: Any) -> list[Any]:
-    """Return nested lists in which None replaces NaN."""
+    """Return `values` as nested lists, with None for NaN."""
     plain: list[Any] = values.tolist()
     return [None if value != value else value for value in plain]
 

@@ -147,8 +147,8 @@ class TokenTree:
         return self._rows[node * _WIDTH + _ANSWER] != NONE
 
     def sampled(self, node: int) -> bool:
-        """Return True if the node has sampled tokens. (A request that is aborted in the engine's
-        queue has none.)
+        """Return True if the node has sampled tokens. A completion has no tokens if its request
+        was aborted in the engine's queue.
         """
         return self.completed(node) and self._rows[node * _WIDTH + _LENGTH] > 0
 

@@ -49,7 +49,7 @@ def write_page(
             display ids.
         settings: The content of `run.json`, by environment.
         summary: The content of `summary.json`, by environment.
-        tokens_of: The number of episodes, from the first, whose tokens are included in the page.
+        tokens_of: The page includes the tokens of this many episodes, starting with the first.
     """
     head, tail = _template()
     rows: list[dict[str, Any]] = []
