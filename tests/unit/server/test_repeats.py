@@ -5,6 +5,7 @@ retry.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -268,3 +269,39 @@ async def test_arguments_of_very_many_levels_are_served() -> None:
         ]
         status, answer = await bench.post("/sessions/s/v1/chat/completions", {"messages": messages})
         assert status == 200, answer
+
+
+CHAT = "/sessions/s/v1/chat/completions"
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_retry_of_a_repeated_request_gets_the_last_answer(
+    tokenizer: Any, tmp_path: Path, restarted: bool
+) -> None:
+    """The client sent the request again, so it has the first answer."""
+    body = {"messages": [USER]}
+    says = lambda request: f"Answer {request.index}."
+    async with endpoint(tokenizer, says, out=tmp_path) as bench:
+        _, last = [(await bench.post(CHAT, body))[1] for _ in range(2)]
+        if not restarted:
+            assert (await bench.post(CHAT, body, **RETRY))[1] == last
+            return
+    async with endpoint(tokenizer, says, out=tmp_path) as bench:
+        assert (await bench.post(CHAT, body, **RETRY))[1] == last
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_call_without_arguments_that_is_sent_back_unchanged_does_not_fork(
+    tokenizer: Any, cut: bool
+) -> None:
+    first = Reply("<tool_call>" if cut else "<tool_call></tool_call>", stop=not cut)
+    async with endpoint(tokenizer, lambda request: "Done." if request.call else first) as bench:
+        _, answer = await bench.post(CHAT, {"messages": [USER], "tools": [TOOL]})
+        message = answer["choices"][0]["message"]
+        [made] = message["tool_calls"]
+        assert made["function"]["arguments"] == ""
+        result = {"role": "tool", "tool_call_id": made["id"], "content": "no arguments"}
+        await bench.post(CHAT, {"messages": [USER, message, result], "tools": [TOOL]})
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2

@@ -413,3 +413,15 @@ async def test_a_failure_in_a_stream_is_response_failed(tokenizer: Any) -> None:
         assert events[-1]["type"] == "response.failed"
         assert events[-1]["response"]["error"]["code"] == "stream_mismatch"
         assert await bench.trajectories(refused=1) == []
+
+
+async def test_tagged_text_after_a_call_is_text(tokenizer: Any) -> None:
+    said = [call(at="x") + "<think>\nb\n</think>", "Done."]
+    async with endpoint(tokenizer, lambda request: said[request.call]) as bench:
+        _, answer = await bench.post(PATH, {"input": [USER], "tools": [LOOK]})
+        made, _ = answer["output"]
+        result = {"type": "function_call_output", "call_id": made["call_id"], "output": "seen"}
+        talk = [USER, *answer["output"], result]
+        await bench.post(PATH, {"input": talk, "tools": [LOOK]})
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2

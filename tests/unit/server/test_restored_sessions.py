@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.endpoints import Bench, endpoint, streamed
-from support.episodes import call
+from support.recorded import CHAT, USER, ask, policy
 from support.worlds import TOOL
 
 from toolroll.rollout.errors import UsageError
@@ -29,28 +29,7 @@ from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.testing import PolicyRequest, Reply
 
-USER: Any = {"role": "user", "content": "Hi"}
-CHAT = "/sessions/{}/v1/chat/completions"
 TEXT = "/sessions/{}/v1/completions"
-
-
-def policy(request: PolicyRequest) -> str:
-    said = ["Hello.", f"I look. {call(at=request.index)}", "<think>\nHm\n</think>\n\nYes."]
-    return said[request.index % 3]
-
-
-async def ask(bench: Bench, messages: list[Any], session: str = "s", **more: Any) -> list[Any]:
-    """Send a chat request; return its messages with the first answer and a result for its calls."""
-    status, answer = await bench.post(
-        CHAT.format(session), {"messages": messages, "tools": [TOOL], **more}
-    )
-    assert status == 200, answer
-    message = answer["choices"][0]["message"]
-    results = [
-        {"role": "tool", "tool_call_id": made["id"], "content": "seen"}
-        for made in message.get("tool_calls") or ()
-    ]
-    return [*messages, message, *(results or [USER])]
 
 
 async def respond(bench: Bench, text: str, **more: Any) -> str:
@@ -417,139 +396,6 @@ async def test_an_answer_that_cannot_be_saved_is_not_returned_and_not_trained(
         await ask(again, talk)
 
 
-async def test_an_older_session_of_a_name_is_finished_by_the_next_server(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    """The server was killed while it finished a session whose name was used again."""
-    out, killed = tmp_path / "out", tmp_path / "killed"
-    async with endpoint(tokenizer, policy, out=out) as bench:
-        talk = await ask(bench, [USER])
-        reached, go_on = hold_the_end(bench)
-        deleting = asyncio.create_task(delete(bench, "s"))
-        await reached.wait()
-        await ask(bench, talk)
-        shutil.copytree(out, killed)
-        go_on.set()
-        assert await deleting == 200
-    async with endpoint(tokenizer, policy, out=killed) as again:
-        [live] = again.endpoint.sessions.all()
-        assert live.log is not None
-        assert (live.log.sample, len(live.trace)) == (1, 1)
-        assert again.endpoint.store is not None
-        again.endpoint.store.finish_at_end = True
-    assert [one.sample for one in read_episodes(killed)] == [0, 1]
-
-
-def hold_the_end(bench: Bench) -> tuple[asyncio.Event, asyncio.Event]:
-    """Hold each session that is being finished. Return the event that one is held, and the event
-    that lets it go on.
-    """
-    reached, go_on = asyncio.Event(), asyncio.Event()
-    store = bench.endpoint.store
-    assert store is not None
-    settle = store._settle
-
-    async def held(live: LiveSession) -> None:
-        reached.set()
-        await go_on.wait()
-        await settle(live)
-
-    store._settle = held
-    return reached, go_on
-
-
-async def delete(bench: Bench, session: str) -> int:
-    async with bench.http.delete(f"{bench.url}/sessions/{session}") as response:
-        return response.status
-
-
-@pytest.mark.parametrize("path", ["/sessions/s", "/sessions/s/export"])
-async def test_a_client_that_disconnects_does_not_stop_the_end_of_its_session(
-    tokenizer: Any, tmp_path: Path, path: str
-) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
-        await ask(bench, [USER])
-        reached, go_on = hold_the_end(bench)
-        method = "POST" if path.endswith("export") else "DELETE"
-        asking = asyncio.create_task(bench.http.request(method, bench.url + path).__aenter__())
-        await reached.wait()
-        asking.cancel()
-        await closed_connection(bench)
-        go_on.set()
-    assert [one.task_id for one in read_episodes(tmp_path)] == ["s"]
-
-
-async def closed_connection(bench: Bench) -> None:
-    """Wait until the server noticed that a client closed its connection."""
-    noticed = ""
-    while 'status="499"' not in noticed:
-        async with bench.http.get(f"{bench.url}/metrics") as response:
-            noticed = await response.text()
-
-
-async def test_a_session_that_cannot_be_finished_does_not_stop_the_others(
-    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
-        for name in "abc":
-            await ask(bench, [USER], name)
-        store = bench.endpoint.store
-        assert store is not None
-        settle = store._settle
-
-        async def broken(live: LiveSession) -> None:
-            if live.id != "c":
-                raise RuntimeError("broken")
-            await settle(live)
-
-        store._settle = broken
-        bench.endpoint.sessions.discard("a")  # in the background
-        store.finish_at_end = True
-    assert "the session a is not finished" in caplog.text
-    assert "the session b is not finished" in caplog.text
-    assert [one.task_id for one in read_episodes(tmp_path)] == ["c"]
-    async with endpoint(tokenizer, policy, out=tmp_path) as again:
-        assert sorted(live.id for live in again.endpoint.sessions.all()) == ["a", "b"]
-
-
-async def test_a_reward_that_arrives_after_the_end_of_its_session_is_refused(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
-    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
-        await ask(bench, [USER])
-
-        async def body() -> AsyncIterator[bytes]:
-            yield b'{"rew'
-            begun.set()
-            await go_on.wait()
-            yield b'ard":1.0}'
-
-        async def reward() -> tuple[int, str]:
-            headers = {"Content-Type": "application/json"}
-            url = f"{bench.url}/sessions/s/reward"
-            async with bench.http.post(url, data=body(), headers=headers) as response:
-                return response.status, (await response.json())["error"]["code"]
-
-        rewarding = asyncio.create_task(reward())
-        await begun.wait()
-        await bench.get("/health")
-        assert await delete(bench, "s") == 200
-        go_on.set()
-        assert await rewarding == (404, "session_not_found")
-    assert [one.result.reward for one in read_episodes(tmp_path)] == [None]
-
-
-async def test_no_line_after_its_end_restores_a_session(tokenizer: Any, tmp_path: Path) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
-        await bench.post("/sessions", {"session_id": "s"})
-        assert await delete(bench, "s") == 200
-    with (tmp_path / JOURNAL_NAME).open("ab") as journal:
-        journal.write(b'{"s":"s","k":0,"kind":"reward","reward":1.0,"info":{}}\n')
-    async with endpoint(tokenizer, policy, out=tmp_path) as again:
-        assert again.endpoint.sessions.all() == []
-
-
 async def test_an_answer_that_was_not_committed_is_returned_to_nobody(
     tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -579,20 +425,3 @@ async def test_an_answer_that_was_not_committed_is_returned_to_nobody(
         assert answer["choices"][0]["message"]["content"] == "Reply 1."
         await bench.trajectories(refused=1)
         assert len((await bench.get("/sessions/s/trace"))["trace"]) == 1
-
-
-async def test_the_idle_time_starts_at_the_end_of_a_request(tokenizer: Any) -> None:
-    go_on = asyncio.Event()
-    settings = {"idle": 3600.0}
-    async with endpoint(
-        tokenizer, lambda request: Reply("Hello.", hold=go_on, hold_after=1), settings=settings
-    ) as bench:
-        asking = asyncio.create_task(ask(bench, [USER]))
-        await bench.engine.until(lambda core: core.held == 1)
-        live = bench.endpoint.sessions.get("s")
-        assert live is not None
-        live.used -= 7200.0  # a long answer
-        go_on.set()
-        await asking
-        bench.endpoint.sessions.drop_idle()
-        assert bench.endpoint.sessions.get("s") is live

@@ -191,7 +191,8 @@ class Echo:
     def _call(self, call: Mapping[str, Any]) -> list[Any]:
         self._ids[str(call.get("id") or "")] = str(self._calls)
         self._calls += 1
-        return [call["function"]["name"], canonical(call["function"].get("arguments"))]
+        # `_call` reads a call without arguments as "{}".
+        return [call["function"]["name"], canonical(call["function"].get("arguments") or "{}")]
 
 
 def canonical(arguments: Any) -> Any:

@@ -4,8 +4,9 @@ Invariants: a retry (the SDKs mark it with a header) joins the request that its 
 whether that is in flight or finished, so nothing is sampled twice. A retry after an error is a new
 request: it does not join an equal request of another client, so no answer has two receivers. A
 request without waiting clients is kept for the grace time, then aborted. Answers that are never
-returned are never committed, so they are not trained. An answer that cannot be committed is an
-error for all its receivers.
+returned are never committed, so they are not trained. There is one exception: if the client
+disconnects while its answer is being saved (`--out`), the answer is committed. An answer that
+cannot be committed is an error for all its receivers.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ class PendingRequests(Generic[T]):
         is an answer, a retry never samples a second one. Return None if there is no such request,
         if it failed, or if the retry follows an error.
         """
-        alive = [request for request in self._by_key.get(key, ()) if not request.failed]
+        # The last of equal requests: its client sent it again, so it has the earlier answers.
+        alive = [request for request in reversed(self._by_key.get(key, ())) if not request.failed]
         request = min(
             alive,
             key=lambda request: (request.joined >= retry, request.delivered, request.waiting > 0),

@@ -179,15 +179,17 @@ class SessionStore:
             trace = None if isinstance(error, ApiError) else error
             words = "the session %s is not finished: %s"
             logger.error(words, live.id, api_error(error), exc_info=trace)
+            self._sessions.put_back(live)
 
     async def _finish(self, live: LiveSession) -> dict[str, Any]:
         log = live.log
         assert log is not None, "a session without a log"
         await end(live)
         log.ended = True
+        await log.saved()  # an answer that cannot be saved is not trained
         await self._settle(live)
         episode = session_episode(live, ENV, log.sample, str(self.settings.get("model") or ""))
-        if episode is not None:
+        if episode is not None and log.key not in self.finished:
             try:
                 async with self._appending:
                     await asyncio.to_thread(self._directory.append, episode)

@@ -87,7 +87,7 @@ class LiveSession:
         pending = self.pending.start(key, choices, run)
         stored = self.log.answers.get(key) if self.log is not None and retry else None
         if stored:
-            pending.stored = stored.pop(0)
+            pending.stored = stored.pop()
         return pending
 
     def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
@@ -323,6 +323,13 @@ class Sessions:
             return await self._store.finish(live)
         await end(live)
         return None
+
+    def put_back(self, live: LiveSession) -> None:
+        """Add a session again that could not be finished, unless its name is used already. It gets
+        no more answers, but its tokens can be read, and it can be dropped again.
+        """
+        if not self.closed:
+            self._sessions.setdefault(live.id, live)
 
     def drop_idle(self) -> None:
         """Drop the sessions that have not been used for the idle time."""

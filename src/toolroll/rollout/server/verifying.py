@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.turn import TurnNode, sequence_of
@@ -12,7 +13,14 @@ def start_checks(live: LiveSession) -> None:
     """Start to verify the sequences of `live` that are not verified yet."""
     for turn in live.tree.unchecked():
         if turn not in live.checks:
-            live.checks[turn] = asyncio.get_running_loop().create_task(_check(live, turn))
+            task = asyncio.get_running_loop().create_task(_check(live, turn))
+            live.checks[turn] = task
+            # Not in `_check`: a task that is cancelled before it starts runs none of its code.
+            task.add_done_callback(partial(_forget, live, turn))
+
+
+def _forget(live: LiveSession, turn: TurnNode, _task: asyncio.Task[None]) -> None:
+    del live.checks[turn]
 
 
 async def check_all(live: LiveSession) -> None:
@@ -29,8 +37,5 @@ def check_all_now(live: LiveSession) -> None:
 
 
 async def _check(live: LiveSession, turn: TurnNode) -> None:
-    try:
-        sequence = sequence_of(turn, live.session)
-        live.check_done(turn, await asyncio.to_thread(turn.template.verifier.check, sequence))
-    finally:
-        del live.checks[turn]
+    sequence = sequence_of(turn, live.session)
+    live.check_done(turn, await asyncio.to_thread(turn.template.verifier.check, sequence))

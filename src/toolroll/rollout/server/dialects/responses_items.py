@@ -66,7 +66,8 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
         elif kind == "message" and item.get("role") != "assistant":
             found.append(_message(item, place))
         else:
-            if reasons and kind == "message":
+            first = not (before or "").startswith("assistant")
+            if reasons and kind == "message" and first:  # later in a reply, the tags are text
                 item = _untagged(item, place)
                 kind = item.get("type") or kind
             kind = f"assistant {kind}"

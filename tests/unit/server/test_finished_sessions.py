@@ -1,0 +1,196 @@
+"""`serve --out`: how sessions end, and what is in the episode file then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.endpoints import Bench, endpoint
+from support.recorded import CHAT, USER, ask, delete, hold_the_end, policy
+
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.server.session_store import JOURNAL_NAME
+from toolroll.rollout.server.sessions import LiveSession, end
+from toolroll.rollout.server.verifying import start_checks
+from toolroll.rollout.testing import Reply
+
+
+async def test_an_older_session_of_a_name_is_finished_by_the_next_server(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    """The server was killed while it finished a session whose name was used again."""
+    out, killed = tmp_path / "out", tmp_path / "killed"
+    async with endpoint(tokenizer, policy, out=out) as bench:
+        talk = await ask(bench, [USER])
+        reached, go_on = hold_the_end(bench)
+        deleting = asyncio.create_task(delete(bench, "s"))
+        await reached.wait()
+        await ask(bench, talk)
+        shutil.copytree(out, killed)
+        go_on.set()
+        assert await deleting == 200
+    async with endpoint(tokenizer, policy, out=killed) as again:
+        [live] = again.endpoint.sessions.all()
+        assert live.log is not None
+        assert (live.log.sample, len(live.trace)) == (1, 1)
+        assert again.endpoint.store is not None
+        again.endpoint.store.finish_at_end = True
+    assert [one.sample for one in read_episodes(killed)] == [0, 1]
+
+
+@pytest.mark.parametrize("path", ["/sessions/s", "/sessions/s/export"])
+async def test_a_client_that_disconnects_does_not_stop_the_end_of_its_session(
+    tokenizer: Any, tmp_path: Path, path: str
+) -> None:
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        await ask(bench, [USER])
+        reached, go_on = hold_the_end(bench)
+        method = "POST" if path.endswith("export") else "DELETE"
+        asking = asyncio.create_task(bench.http.request(method, bench.url + path).__aenter__())
+        await reached.wait()
+        asking.cancel()
+        await closed_connection(bench)
+        go_on.set()
+    assert [one.task_id for one in read_episodes(tmp_path)] == ["s"]
+
+
+async def closed_connection(bench: Bench) -> None:
+    """Wait until the server noticed that a client closed its connection."""
+    noticed = ""
+    while 'status="499"' not in noticed:
+        async with bench.http.get(f"{bench.url}/metrics") as response:
+            noticed = await response.text()
+
+
+async def test_a_session_that_cannot_be_finished_does_not_stop_the_others(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        for name in "abc":
+            await ask(bench, [USER], name)
+        store = bench.endpoint.store
+        assert store is not None
+        settle = store._settle
+
+        async def broken(live: LiveSession) -> None:
+            if live.id != "c":
+                raise RuntimeError("broken")
+            await settle(live)
+
+        store._settle = broken
+        bench.endpoint.sessions.discard("a")  # in the background
+        store.finish_at_end = True
+    assert "the session a is not finished" in caplog.text
+    assert "the session b is not finished" in caplog.text
+    assert [one.task_id for one in read_episodes(tmp_path)] == ["c"]
+    async with endpoint(tokenizer, policy, out=tmp_path) as again:
+        assert sorted(live.id for live in again.endpoint.sessions.all()) == ["a", "b"]
+
+
+async def test_a_reward_that_arrives_after_the_end_of_its_session_is_refused(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        await ask(bench, [USER])
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"rew'
+            begun.set()
+            await go_on.wait()
+            yield b'ard":1.0}'
+
+        async def reward() -> tuple[int, str]:
+            headers = {"Content-Type": "application/json"}
+            url = f"{bench.url}/sessions/s/reward"
+            async with bench.http.post(url, data=body(), headers=headers) as response:
+                return response.status, (await response.json())["error"]["code"]
+
+        rewarding = asyncio.create_task(reward())
+        await begun.wait()
+        await bench.get("/health")
+        assert await delete(bench, "s") == 200
+        go_on.set()
+        assert await rewarding == (404, "session_not_found")
+    assert [one.result.reward for one in read_episodes(tmp_path)] == [None]
+
+
+async def test_no_line_after_its_end_restores_a_session(tokenizer: Any, tmp_path: Path) -> None:
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        await bench.post("/sessions", {"session_id": "s"})
+        assert await delete(bench, "s") == 200
+    with (tmp_path / JOURNAL_NAME).open("ab") as journal:
+        journal.write(b'{"s":"s","k":0,"kind":"reward","reward":1.0,"info":{}}\n')
+    async with endpoint(tokenizer, policy, out=tmp_path) as again:
+        assert again.endpoint.sessions.all() == []
+
+
+async def test_the_idle_time_starts_at_the_end_of_a_request(tokenizer: Any) -> None:
+    go_on = asyncio.Event()
+    settings = {"idle": 3600.0}
+    async with endpoint(
+        tokenizer, lambda request: Reply("Hello.", hold=go_on, hold_after=1), settings=settings
+    ) as bench:
+        asking = asyncio.create_task(ask(bench, [USER]))
+        await bench.engine.until(lambda core: core.held == 1)
+        live = bench.endpoint.sessions.get("s")
+        assert live is not None
+        live.used -= 7200.0  # a long answer
+        go_on.set()
+        await asking
+        bench.endpoint.sessions.drop_idle()
+        assert bench.endpoint.sessions.get("s") is live
+
+
+async def test_a_verification_that_is_cancelled_before_it_starts_is_started_again(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    """A DELETE in the same round of the event loop as the commit of an answer."""
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        await ask(bench, [USER])
+        live = bench.endpoint.sessions.find("s")
+        start_checks(live)  # as the commit of an answer does with --verify always
+        await end(live)  # the first step of a DELETE
+        deleted = await bench.endpoint.sessions.drop("s")
+        assert deleted is not None and deleted["turns"] == 1
+        assert [one.task_id for one in read_episodes(tmp_path)] == ["s"]
+
+
+async def test_an_answer_that_cannot_be_saved_is_not_in_the_episode_of_its_deleted_session(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saving, fail, sync = threading.Event(), threading.Event(), os.fdatasync
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        await ask(bench, [USER])
+        live, store = bench.endpoint.sessions.find("s"), bench.endpoint.store
+        assert store is not None
+        file = store.journal._file.fileno()
+
+        def failing(number: int) -> None:
+            if number == file:
+                saving.set()
+                fail.wait()
+                raise OSError(5, "Input/output error")
+            sync(number)
+
+        monkeypatch.setattr(os, "fdatasync", failing)
+        asking = asyncio.create_task(bench.post(CHAT.format("s"), {"messages": [USER]}))
+        await asyncio.to_thread(saving.wait)
+        assert len(live.trace) == 2
+        deleting = asyncio.create_task(delete(bench, "s"))
+        while live.log is not None and not live.log.ended:
+            await bench.get("/health")
+        fail.set()
+        assert await deleting == 503
+        assert (await asking)[0] == 503
+        assert await delete(bench, "s") == 503  # not 404: the session is not finished
+        found = (await bench.get("/sessions/s/trajectories"))["trajectories"]
+        assert sorted(any(one["loss_mask"]) for one in found) == [False, True]
+    monkeypatch.undo()
+    assert not list(read_episodes(tmp_path))
