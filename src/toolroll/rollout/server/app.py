@@ -188,7 +188,7 @@ class EndpointServer:
             return self._refusal(_http_error(error, request), request)
         except ConnectionError:
             raise  # the client has closed the connection
-        except Exception as error:  # no error affects other requests
+        except Exception as error:  # the request's border: no other request is affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)

@@ -114,7 +114,7 @@ class Journal:
             except UsageError as error:
                 self._fail(str(error), saved)
                 return
-            except Exception as error:  # no caller may wait forever
+            except Exception as error:  # the writer's border: no caller may wait forever
                 logger.exception("%s can no longer be written", self.path)
                 self._fail(f"{self.path} cannot be written: {error!r}", saved)
                 return

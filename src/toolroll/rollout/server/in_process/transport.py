@@ -64,7 +64,7 @@ class InProcessTransport:
         except http.TimeoutException:
             # the SDK's timeout: the SDK retries, and its retry joins this request
             raise
-        except Exception as error:  # becomes an error response, as over HTTP
+        except Exception as error:  # the endpoint's border: a response, as over HTTP
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.url.path)
