@@ -114,7 +114,7 @@ async def test_a_call_that_was_begun_is_read_as_a_call() -> None:
     [
         (prefilled("\n\nHello"), {}, "becomes one token"),
         (prefilled("Hello<|im_end|>"), {}, r"special token '<\|im_end\|>'"),
-        (prefilled(""), {}, "only a text without calls"),
+        (prefilled(""), {}, "it must be text without calls"),
         (prefilled("x")[1:], {}, "no message before it"),
         ([USER], {"continue_final_message": True}, "is not the assistant's"),
         (prefilled("x"), {"response_format": {"type": "json_object"}}, "exclude each other"),

@@ -193,7 +193,7 @@ def test_a_finished_text_that_is_another_one_is_an_error() -> None:
     ids = served.template.encoder.encode("One two three four.", previous=0)
     stream = TextStream(served.template.encoder, (), ())
     assert stream.feed(ids)[0] == "One two three four."
-    with pytest.raises(ApiError, match="not that of the finished answer"):
+    with pytest.raises(ApiError, match="differs from the finished answer"):
         stream.finish(ids, "One too many.")
 
 

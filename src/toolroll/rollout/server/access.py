@@ -27,7 +27,7 @@ def session_key(key: str, session_id: str) -> str:
 
 
 def has_key(request: web.Request, key: str) -> bool:
-    """Return True if `request` was sent with `key`, either alone or after a session's name."""
+    """Return True if `request` has `key`, alone or in the form `session:NAME:KEY`."""
     found = False
     for given in _keys(request):
         secret = given.rpartition(":")[2] if given.startswith(_SESSION) else given
@@ -37,9 +37,9 @@ def has_key(request: web.Request, key: str) -> bool:
 
 
 def sessions_in_keys(request: web.Request, *, keyed: bool) -> set[str]:
-    """Return the names of sessions in the keys of `request`. A key with a name is `session:NAME`,
-    or `session:NAME:KEY` if the endpoint is `keyed`. It is for clients that can set nothing but a
-    key.
+    """Return the session names that the keys of `request` contain. A key with a name has the form
+    `session:NAME`, or `session:NAME:KEY` if the endpoint is `keyed`. Clients that can set nothing
+    but a key use this form.
     """
     named = [given.removeprefix(_SESSION) for given in _keys(request) if given.startswith(_SESSION)]
     return {name.rpartition(":")[0] for name in named} if keyed else set(named)
@@ -51,13 +51,15 @@ def _keys(request: web.Request) -> list[str]:
 
 
 def check_sender(request: web.Request) -> None:
-    """Refuse `request`, which has no key, if a web page may have made a browser send it."""
+    """Raise `ApiError` (403) if a web page may have made a browser send `request`. This check is
+    for an endpoint without a key.
+    """
     host = request.headers.get("Host", "")
     if _name_of(host) not in LOOPBACK:
         words = (
-            f"without a key this endpoint answers to {', '.join(sorted(LOOPBACK))}, not to the "
-            f"host "
-            f"{host!r}: use one of those in the address, or serve with a key (--api-key-env)"
+            f"without a key this endpoint serves only the hosts {', '.join(sorted(LOOPBACK))}, not "
+            f"{host!r}: "
+            f"use one of these hosts in the address, or serve with a key (--api-key-env)"
         )
         raise ApiError(403, "forbidden_host", words)
     origin = request.headers.get("Origin")

@@ -79,7 +79,7 @@ class EndpointServer:
             handler_cancellation=True,
             access_log=None,
             logger=http_log.logger,
-            auto_decompress=False,  # `receive` does it, with a limit
+            auto_decompress=False,  # `receive` decompresses, with a limit
             keepalive_timeout=self.settings.receive,
             lingering_time=min(10.0, self.settings.receive),
         )
@@ -104,7 +104,7 @@ class EndpointServer:
         assert self._site is not None
         for sweeper in self._sweepers:
             sweeper.cancel()
-        await self._site.stop()  # accept no more; open connections get a 503 from now on
+        await self._site.stop()  # requests on open connections now get a 503
         try:
             await self.endpoint.aclose()
         finally:
@@ -157,8 +157,8 @@ class EndpointServer:
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Log one line for each request, without keys, queries or bodies. The path stays quoted,
-        and the session id is validated.
+        """Log one line for each request, without keys, queries or bodies. The path stays
+        percent-encoded, and the session id is validated.
         """
         self._spoke.add(request.protocol)
         began = time.perf_counter()
@@ -188,7 +188,7 @@ class EndpointServer:
             return self._refusal(_http_error(error, request), request)
         except ConnectionError:
             raise  # the client has closed the connection
-        except Exception as error:  # the request's border: others are not affected
+        except Exception as error:  # the request's border: no other request is affected
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
@@ -211,7 +211,9 @@ class EndpointServer:
             owned = session_id is not None and has_key(request, session_key(key, session_id))
             if not (has_key(request, key) or owned):
                 raise ApiError(
-                    401, "invalid_api_key", "the key is missing, wrong, or that of another session"
+                    401,
+                    "invalid_api_key",
+                    "the key is missing, is wrong, or belongs to another session",
                 )
         return await handler(request)
 
@@ -232,7 +234,7 @@ class EndpointServer:
         in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
         named = {request.match_info.get("session"), *in_keys} - {None}
         if len(named) > 1:
-            words = "the path and the key name two sessions"
+            words = "the path and the keys name more than one session"
             raise ApiError(400, "invalid_session_id", words, param="session_id")
         name = next(iter(named), None) or request.headers.get(SESSION_HEADER)
         if not name:
@@ -286,7 +288,7 @@ class EndpointServer:
             raise ApiError(
                 400,
                 "invalid_session_id",
-                "the body names another session than the path, the header or the key",
+                "the body names a different session from the path, the header or the key",
                 param="session_id",
             )
         if given is not None and self._only(request) not in (None, given):
@@ -364,7 +366,9 @@ class EndpointServer:
         )
         only = self._only(request)
         if only is not None and parsed.session_id != only:
-            raise ApiError(401, "invalid_api_key", "the key of a session cannot create sessions")
+            raise ApiError(
+                401, "invalid_api_key", "the key of a session cannot create other sessions"
+            )
         params = session_defaults(parsed.sampling_params)
         live = self.endpoint.sessions.create(parsed.session_id or uuid.uuid4().hex, params)
         if live.log is not None:
@@ -417,7 +421,7 @@ class EndpointServer:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         parsed = read(RewardRequest, await self._body(request), labels=False)
-        live = self._found(request)  # only now: it may have ended while the body arrived
+        live = self._found(request)  # only now, because it may have ended while the body arrived
         live.check()
         live.reward, live.info = parsed.reward, parsed.info
         if live.log is not None:
@@ -445,8 +449,8 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
 
 
 def _route(request: web.Request) -> str:
-    """Return the path pattern of the route that answers `request`: parameters by name, without
-    values.
+    """Return the path pattern of the route of `request`. It has the names of the parameters, not
+    their values. Return "other" if no route matches.
     """
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "other"

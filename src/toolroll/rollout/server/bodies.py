@@ -25,7 +25,7 @@ def chat_body(
     top: int,
     token_ids: bool = False,
 ) -> dict[str, Any]:
-    """Return a `chat.completion`, but without the prompt's ids."""
+    """Return a `chat.completion` without the field `prompt_token_ids`."""
     choices = []
     for index, choice in enumerate(served.choices):
         entry = {
@@ -57,8 +57,8 @@ def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
 def text_body(
     served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
 ) -> dict[str, Any]:
-    """Return a `text_completion`, but without the prompt's ids. If `prompt_ids` is True, each
-    choice includes these ids, as in vLLM.
+    """Return a `text_completion` without the field `prompt_token_ids`. If `prompt_ids` is True,
+    each choice has this field, as in vLLM.
     """
     repeated = prompt_token_ids(served) if prompt_ids else {}
     choices = [
@@ -109,7 +109,7 @@ def constraint(served: CompletionResult) -> dict[str, Any]:
 
 
 def exact(choice: Choice) -> dict[str, Any]:
-    """Return the sampled ids, and the stop token or stop string."""
+    """Return the sampled ids, the stop token or stop string, and the weight version."""
     completion = choice.completion
     return {
         "token_ids": completion.output_ids.tolist(),

@@ -1,7 +1,7 @@
-"""`CompletionIndex`: finds the text completion that a prompt continues, by its text.
+"""`CompletionIndex`: finds the text completion that a prompt continues, by its ids or its text.
 
-Invariants: each text is decoded once, and only its length and digest are kept. The cost of a lookup
-depends only on the length of the prompt, not on the number of texts.
+Invariants: each text is decoded once, and only its length and digest are kept. A lookup by text
+reads the prompt once, however many texts there are.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
 
 
 def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
-    """Return the planned tokens of `prompt`, which is valid, in this session."""
+    """Return the plan for `prompt` in this session. `check_prompt` must have accepted `prompt`."""
     reason = "another text of the same session" if live.session.nodes else None
     if isinstance(prompt, str):
         found = _extended_text(live, prompt, encoder)

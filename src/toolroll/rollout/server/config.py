@@ -32,10 +32,13 @@ class EndpointSettings(BaseModel):
         default=None, min_length=8, description="required if host is not a loopback address"
     )
     sampling_params: dict[str, Any] = Field(
-        default_factory=dict, description="SGLang's names; defaults for what a request does not set"
+        default_factory=dict,
+        description="defaults for parameters that a request does not set, by SGLang's names",
     )
     default_max_tokens: int | None = Field(
-        default=None, ge=1, description="if a request names none; default: the room that is left"
+        default=None,
+        ge=1,
+        description="max_tokens of requests that set none; default: the rest of the context",
     )
     cut_first_prompt: bool = Field(
         default=False,
@@ -51,7 +54,8 @@ class EndpointSettings(BaseModel):
         default="any", description="whether a request may name any model, or only the served one"
     )
     seed: Literal["refuse", "best_effort"] = Field(
-        default="best_effort", description="what a seed does if the engine is not deterministic"
+        default="best_effort",
+        description="if the engine is not deterministic: refuse a seed, or send it anyway",
     )
     server_tools: Literal["refuse", "drop"] = Field(
         default="refuse",

@@ -37,10 +37,11 @@ class Prompt:
     """A planned prompt.
 
     `input_ids` is the whole prompt: the tokens from the root to the node `parent`, then `delta`.
-    `messages` and `tools` are what was served, and `digest` is the digest of the messages. If the
-    model continues a turn, `prefill` is that turn's text so far, and `prefill_ids` are its ids,
-    which are at the end of the prompt. `fork_reason` is None if the prompt simply continues a turn,
-    or if it is the session's first prompt.
+    `messages` is the whole conversation, and `added` are the messages after the repeated turn.
+    `digest` is the digest of `messages`. If the model continues an assistant message, `prefill` is
+    that message's text, and `prefill_ids` are its ids, which are at the end of the prompt.
+    `fork_reason` is None if the prompt simply continues a turn, or if it is the session's first
+    prompt.
     """
 
     template: ChatTemplate
@@ -77,8 +78,8 @@ class Prompt:
         return self.repeated.turn if self.repeated is not None else None
 
     def ids_json(self, before: bytes | None) -> bytes:
-        """Return the ids as JSON text. `before` is the JSON text of the prompt of `turn`, which is
-        reused. It is None if it is no longer stored.
+        """Return the ids as JSON text. `before` is the JSON text of the prompt of `turn`, to be
+        reused, or None if that text is no longer stored.
         """
         if before is None or self.turn is None or self.parent != self.turn.node:
             return joined_ids(self.input_ids)
@@ -231,7 +232,7 @@ class ConversationTree:
     # --- verifying --------------------------------------------------------------------------------
 
     def unchecked(self) -> list[TurnNode]:
-        """Return the last turn of each sequence that is not verified yet."""
+        """Return the last turn of each sequence, except turns that are already checked."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]

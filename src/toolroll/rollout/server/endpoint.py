@@ -110,7 +110,7 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     def dialect_of(self, path: str) -> Dialect:
-        """Return the dialect of error bodies for requests to the quoted `path`."""
+        """Return the dialect for errors of requests to `path`, which is percent-encoded."""
         api = api_of(path)
         if api == "responses":
             return self.responses
@@ -132,7 +132,7 @@ class Endpoint:
             await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
-        """Ask the engine again if it was not ready at the start: it gave no context length."""
+        """Ask the engine again if it gave no context length at the start: it was not ready."""
         if self.capabilities.context_length is None:
             await self.start()
 
@@ -147,9 +147,11 @@ class Endpoint:
     async def start_reply(
         self, dialect: Dialect, live: LiveSession, body: Received, *, retry: int = 0
     ) -> Started:
-        """Start the reply to `body`, a request in `dialect`, or join the earlier request if it is a
-        retry. Return the request and its session: `live` is added to the sessions if `body` is
-        valid. The caller must not change `body` afterwards.
+        """Start the reply to `body`, a request in `dialect`. If `body` is a retry, join the earlier
+        request instead. Return the session, the parsed request and the pending request.
+
+        If `body` is valid, `live` is added to the sessions. The caller must not change `body`
+        afterwards.
         """
         large, translate = body.large, partial(self._translated, dialect, live, body.data)
         asked, key = await call_of_size(
@@ -176,7 +178,7 @@ class Endpoint:
             answered = prompt.turn.answered() if prompt.turn is not None else None
             prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
             if answered is not None:
-                live.pending.forget(answered)  # the client has the answer, because it continues it
+                live.pending.forget(answered)  # the client continues this answer, so it has it
             first = live.number(prompt, request.n, pending.stored)
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
@@ -319,8 +321,8 @@ class Endpoint:
 
     async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Commit the result of a finished request to its session, and return the result. If the
-        session is kept on disk, return only once the result is there. If that fails, all receivers
-        of the result get the error.
+        session is kept on disk, return only once the result is saved. If committing or saving
+        fails, all receivers of the result get the error.
         """
         result = self.result(pending)
         commit, result.commit = result.commit, None
@@ -343,10 +345,10 @@ class Endpoint:
             words = f"this endpoint serves {self.model!r}, not {request.model!r}"
             raise ApiError(404, "model_not_found", words, param="model")
         if live.session.nodes >= settings.max_nodes:
-            words = f"the session has {live.session.nodes} nodes, the limit: start another session"
+            words = f"the session is full, with {live.session.nodes} nodes: start another session"
             raise ApiError(409, "session_full", words, param="session_id")
         if live.pending.in_flight >= settings.max_in_flight:
-            words = f"the session has {live.pending.in_flight} requests in flight, the limit"
+            words = f"the session has {live.pending.in_flight} requests in flight: wait and retry"
             live.pending.expect_retry(key)
             raise ApiError(429, "too_many_requests", words, retry=True)
 
@@ -364,8 +366,8 @@ class Endpoint:
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
         """Return all answers and the sampling parameters that were sent. Each answer is a separate
-        request to the engine, whose prefix cache holds the prompt. An answer that an earlier
-        process gave is returned unchanged.
+        request to the engine, whose prefix cache holds the prompt. If an earlier process
+        gave the answers, they are returned unchanged.
         """
         if pending.stored is not None:
             return pending.stored.completions, dict(pending.stored.sampling_params)
@@ -460,8 +462,8 @@ class Endpoint:
     # --- verifying --------------------------------------------------------------------------------
 
     async def settle(self, live: LiveSession) -> None:
-        """Verify the sequences of `live`, and exclude wrong ones from training. Call this before
-        the sequences are returned.
+        """Verify the sequences of `live`. If one is wrong, exclude the whole session from training.
+        Call this before the sequences are returned.
         """
         if self.settings.verify != "off":
             await check_all(live)
@@ -486,7 +488,9 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:
-    """Return the id and the creation time of an answer, from an earlier process if that gave it."""
+    """Return the id and the creation time of an answer. If an earlier process gave the answer,
+    return the values from that process.
+    """
     if pending.stored is not None:
         return pending.stored.id, pending.stored.created
     return prefix + uuid.uuid4().hex, int(time.time())

@@ -73,18 +73,18 @@ def refused(param: str, message: str, *, code: str = "unsupported_parameter") ->
 
 
 def not_rendered(place: str) -> ApiError:
-    """Return the refusal of a field of a message that no chat template renders."""
+    """Return the error for the message field `place`, which no chat template renders."""
     return refused(place, f"{place} cannot be honored: no chat template shows it")
 
 
 def server_stopping() -> ApiError:
-    """Return the answer of a server that is being stopped. The next server answers a retry."""
+    """Return the error of a server that is being stopped. The next server answers a retry."""
     words = "the server is stopping: send the request again"
     return ApiError(503, "server_stopping", words, retry=True)
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return the endpoint's answer to `error`."""
+    """Return the `ApiError` that the client gets for `error`."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ContextOverflowError):

@@ -32,7 +32,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stopping = False
-        """True once the server stops: sessions then end because of that."""
+        """True once the server stops. A session that ends after that was not deleted."""
         self.writes = 0
         """The number of synced writes: at most one for each `append`."""
         self._closed = False
@@ -60,8 +60,8 @@ class Journal:
 
     def append(self, *lines: bytes) -> asyncio.Future[None]:
         """Append `lines`, each of which ends with a newline. The future is done once they are on
-        the disk. If they cannot be written, the future, and every later call of this method, raises
-        `ApiError` (503).
+        the disk. If they cannot be written, the future raises `ApiError` (503), and so does every
+        later call of this method.
 
         The future is the caller's own. Cancelling it affects no other caller, and the lines are
         still written.
@@ -75,8 +75,8 @@ class Journal:
         return saved
 
     def compact(self, keep: Callable[[], Keep]) -> None:
-        """Remove lines after the next write. `keep` is called at that time and returns the lines to
-        keep.
+        """Remove lines from the file, after the lines that wait are written. `keep` is called then.
+        It returns a function that returns True for each line to keep.
         """
         self._keep = keep
         self._start()
@@ -114,7 +114,7 @@ class Journal:
             except UsageError as error:
                 self._fail(str(error), saved)
                 return
-            except Exception as error:  # the writer's border: nobody may wait for it forever
+            except Exception as error:  # the writer's border: no caller may wait forever
                 logger.exception("%s can no longer be written", self.path)
                 self._fail(f"{self.path} cannot be written: {error!r}", saved)
                 return

@@ -46,7 +46,7 @@ def read_messages(
 
     `developer`: the template supports the role `developer`. Otherwise messages with this role
     become system messages. `answer`: the request asks for a reply to the messages. Raises
-    `ApiError`.
+    `ApiError` if a message is not valid.
     """
     if not given:
         raise refused("messages", "messages is empty", code="invalid_messages")
@@ -56,7 +56,8 @@ def read_messages(
     if answer and messages[-1]["role"] == "assistant":
         raise refused(
             "messages",
-            "the last message is from the assistant: continue_final_message: true continues it",
+            "the last message is from the assistant: to continue it, set "
+            "continue_final_message: true",
             code="invalid_messages",
         )
     return messages
@@ -72,7 +73,7 @@ def _read(given: Any, index: int) -> Message:
     role = given.get("role")
     known = _ROLES.get(role) if isinstance(role, str) else None
     if known is None:
-        words = f"messages[{index}].role is {role!r}; there are {', '.join(_ROLES)}"
+        words = f"messages[{index}].role is {role!r}; it must be one of {', '.join(_ROLES)}"
         raise refused(f"messages[{index}].role", words, code="invalid_messages")
     message: Message = {"role": role}
     for name, value in given.items():
@@ -122,7 +123,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise refused(place, f"{place} is not a function call with a name", code="invalid_messages")
     if call.get("type") not in (None, "function"):
-        words = f"{place}.type is {call['type']!r}; there is only function"
+        words = f"{place}.type is {call['type']!r}; it must be function"
         raise refused(f"{place}.type", words, code="invalid_messages")
     _only(call, _CALL, place)
     _only(function, _FUNCTION, f"{place}.function")
@@ -145,8 +146,8 @@ def _only(given: Mapping[str, Any], known: frozenset[str], place: str) -> None:
 
 
 def check_arguments(messages: Sequence[Message]) -> None:
-    """Raise `ApiError` if a call in `messages`, which were not served, has its arguments as a text
-    that is nested too deep. Most chat templates could not render it.
+    """Raise `ApiError` if the arguments of a call in `messages` are a text that is nested too deep.
+    Most chat templates could not render it. `messages` are those that were not served.
     """
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         arguments = call["function"]["arguments"]
@@ -236,8 +237,8 @@ def with_served_ids(
 ) -> list[Message]:
     """Return the `new` messages with the served call ids in place of the client's own.
 
-    `given` and `served` are the start of the conversation, as the client repeats it and as it was
-    served.
+    `given` is the start of the conversation as the client repeats it. `served` is the same start as
+    it was served.
     """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}

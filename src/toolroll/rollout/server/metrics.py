@@ -54,9 +54,9 @@ class Metrics:
             lines += _metric(name, "gauge", words, [("", value)])
         for name, words, value in (
             ("turns_total", "Answers that were returned.", self.turns),
-            ("prompt_tokens_total", "Tokens of the prompts of answers.", self.prompt_tokens),
+            ("prompt_tokens_total", "Prompt tokens of the answers.", self.prompt_tokens),
             ("cached_tokens_total", "Prompt tokens from the prefix cache.", self.cached_tokens),
-            ("sampled_tokens_total", "Tokens of answers.", self.sampled_tokens),
+            ("sampled_tokens_total", "Sampled tokens of the answers.", self.sampled_tokens),
         ):
             lines += _metric(name, "counter", words, [("", value)])
         errors = [(_labels(code=code), count) for code, count in sorted(self.errors.items())]

@@ -32,7 +32,8 @@ def too_deep_text(text: str) -> bool:
     arguments of calls for chat templates.
     """
     try:
-        json.loads("[" * _SPARE + text + "]" * _SPARE)  # the reader's stack may be higher
+        # spare levels, because the stack may be deeper when a template is rendered
+        json.loads("[" * _SPARE + text + "]" * _SPARE)
     except RecursionError:
         return True
     except ValueError:

@@ -69,19 +69,19 @@ DETAILS: Mapping[tuple[str, str], Details] = {
     ("GET", "/metrics"): Details("Counters in Prometheus' text format.", media="text/plain"),
     ("GET", "/openapi.json"): Details("This document."),
     ("GET", "/docs"): Details("This document as a page.", media="text/html"),
-    ("GET", "/sessions"): Details("The sessions: live ones, and with --out finished ones."),
+    ("GET", "/sessions"): Details("The live sessions, and with --out also the finished ones."),
     ("POST", "/sessions"): Details("Create a session.", SessionRequest, 201),
     ("GET", f"{_SESSION}/trajectories"): Details("The training sequences of the session."),
     ("GET", f"{_SESSION}/trace"): Details("Every answer in the order of delivery."),
     ("POST", f"{_SESSION}/reward"): Details("Store a reward with the session.", RewardRequest),
     ("POST", f"{_SESSION}/export"): Details("Finish the session: write it to episodes.jsonl."),
-    ("DELETE", _SESSION): Details("End the session. With --out it is written as finished."),
+    ("DELETE", _SESSION): Details("End the session. With --out, also write it to episodes.jsonl."),
     ("POST", "/v1/chat/completions"): Details("A chat completion.", ChatRequest),
     ("POST", "/v1/messages"): Details(
         "A message of Anthropic's Messages API.", MessagesRequest, refusal="MessagesError"
     ),
     ("POST", "/v1/messages/count_tokens"): Details(
-        "The number of prompt tokens of the same request to /v1/messages.",
+        "The number of prompt tokens that the request has at /v1/messages.",
         MessagesRequest,
         refusal="MessagesError",
     ),
@@ -95,7 +95,9 @@ DETAILS: Mapping[tuple[str, str], Details] = {
     ),
     ("POST", "/v1/tokenize"): Details("The same as /tokenize.", TokenizeRequest),
 }
-"""The details by method and path. The path is without the prefix that names a session."""
+"""The details by method and path. A route that is served with and without the prefix that names a
+session is listed without it.
+"""
 
 
 def document(routes: Iterable[tuple[str, str]], *, keyed: bool) -> dict[str, Any]:

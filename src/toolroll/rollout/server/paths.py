@@ -1,7 +1,7 @@
 """The paths of requests: the API that a path names, and hints for paths that are not served.
 
-Invariant: a session name in a path never affects the result. Paths are still quoted, so such a name
-contains no `/`.
+Invariant: a session name in a path never affects the result. Paths are percent-encoded here, so a
+session name contains no `/`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def instead_of(path: str) -> str:
     base, found, _ = rest.partition("/v1/v1/messages")
     if found:
         base = f"{session}{base}" or "/"
-        return f"there is no {path!r}: the client adds /v1 itself: set base_url to {base!r}"
+        return f"there is no {path!r}: the client adds /v1 itself, so set base_url to {base!r}"
     hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{rest}/"), None)
     routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
     words = f"there is no {path!r}" + (f": {hint}" if hint else "")
-    return f"{words}. Served are {routes}; those with /v1 and /tokenize also under /sessions/NAME"
+    return f"{words}. The routes are {routes}; /v1/... and /tokenize also work under /sessions/NAME"
 
 
 _SERVED = {

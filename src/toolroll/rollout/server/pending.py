@@ -1,12 +1,12 @@
 """Requests in flight and recent answers, for retries and closed connections.
 
 Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
-whether that is in flight or finished, so nothing is sampled twice. A retry after an error is a new
-request: it does not join an equal request of another client, so no answer has two receivers. A
-request without waiting clients is kept for the grace time, then aborted. Answers that are never
-returned are never committed, so they are not trained. There is one exception: if the client
-disconnects while its answer is being saved (`--out`), the answer is committed. An answer that
-cannot be committed is an error for all its receivers.
+whether that request is in flight or finished. So nothing is sampled twice. A retry after an error
+is a new request. It does not join an equal request of another client, so no answer has two
+receivers. A request without waiting clients is kept for the grace time, then aborted. Answers that
+are never returned are never committed, so they are not trained. There is one exception: if the
+client disconnects while its answer is being saved (`--out`), the answer is committed. An answer
+that cannot be committed is an error for all its receivers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolroll.rollout.server.stored_answer import StoredAnswer
 T = TypeVar("T")
 
 _RETRY_WITHIN = 60.0
-"""The number of seconds after an error in which the client may send the request again."""
+"""The number of seconds after an error during which a retry of the request is expected."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -35,12 +35,12 @@ class PendingRequest(Generic[T]):
     Attributes:
         task: Returns the result.
         waiting: The number of connections that wait for the result.
-        delivered: True once it was returned to a client.
+        delivered: True once the result was returned to a client.
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
         stream_context: The data that a stream needs before the result exists.
         stored: The answer that an earlier process gave to this request.
-        failure: The error with which the result could not be committed, if so.
+        failure: The error, if the result could not be committed.
     """
 
     key: bytes
@@ -101,8 +101,7 @@ class PendingRequests(Generic[T]):
     def start(
         self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
     ) -> PendingRequest[T]:
-        """Start a request and return it. `run` gets the request, so that it can report progress to
-        it.
+        """Start a request and return it. `run` gets the request, and reports its progress there.
 
         Raise `ApiError` after `cancel`.
         """
@@ -125,12 +124,13 @@ class PendingRequests(Generic[T]):
         return request
 
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
-        """Return the request that the retry number `retry` of the request `key` joins.
+        """Return the request that a retry joins. `key` is the key of the request that is retried,
+        and `retry` is the number of the retry.
 
-        It is the request that the client abandoned. If there is none, it is a request whose closed
-        connection has not been noticed yet. A retry that arrives out of order joins too: if there
-        is an answer, a retry never samples a second one. Return None if there is no such request,
-        if it failed, or if the retry follows an error.
+        A retry joins the request that the client abandoned. If there is none, it joins a request
+        whose closed connection has not been noticed yet. A retry that arrives out of order joins
+        too: if there is an answer, a retry never samples a second one. Return None if there is no
+        request to join, if it failed, or if the retry follows an error.
         """
         # The last of equal requests: its client sent it again, so it has the earlier answers.
         alive = [request for request in reversed(self._by_key.get(key, ())) if not request.failed]

@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 def pieces_of(choice: Choice) -> list[Delta]:
     """Return the pieces of a reply.
 
-    The calls come last in the sampled part of a continued message, which is never streamed, and in
-    a reply that a stream cannot send.
+    In two cases, their order is not known, and the calls come last: the reply continues a message
+    (such a reply is never streamed), or a stream could not send the reply.
     """
     if choice.shown is None and choice.stream is not None:
         try:
             return joined(choice.stream(choice))
-        except ApiError as error:  # only a stream must fail: the message is right
+        except ApiError as error:  # the message is right, so only a stream fails
             logger.warning("the order of text and calls is not known: %s", error)
     return list(_by_kind(choice))
 

@@ -37,7 +37,7 @@ def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
         words = f"continue_final_message: the last message, {place}, is not the assistant's"
         raise refused("continue_final_message", words, code="invalid_messages")
     if not text or last.get("tool_calls") or last.get("reasoning_content"):
-        words = f"{place} cannot be continued: only a text without calls or reasoning can be"
+        words = f"{place} cannot be continued: it must be text without calls or reasoning"
         raise refused(place, words, code="invalid_messages")
     if len(messages) == 1:
         raise refused(place, f"{place} has no message before it", code="invalid_messages")
@@ -45,8 +45,8 @@ def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
 
 
 def with_prefill(prompt: Prompt, text: str) -> Prompt:
-    """Return `prompt` with `text` after its generation prompt. Raise `ApiError` if the tokens of
-    `text` depend on the text before it.
+    """Return `prompt` with `text` after its generation prompt. Raise `ApiError` if `text` contains
+    a special token, or if its tokens depend on the text before it.
     """
     encoder = prompt.template.encoder
     if held := _special(prompt.template, text):

@@ -67,7 +67,9 @@ class Sampling(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """`include_obfuscation` pads events against traffic analysis. Only false can be honored."""
+    """The options of a stream. `include_obfuscation` pads events against traffic analysis. It must
+    be false.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -182,8 +184,8 @@ class CompletionRequest(Sampling):
 
 
 class TokenizeRequest(BaseModel):
-    """`POST /tokenize`. The input is messages, which are encoded as they would be served, or plain
-    text.
+    """`POST /tokenize`. The input is plain text, or messages that are encoded as they would be
+    served.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -217,7 +219,9 @@ class RewardRequest(BaseModel):
 
 
 def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
-    """Return `body` as a `kind`. Raises `ApiError` (400), which names the field at fault."""
+    """Return `body` as a `kind`. `labels`: ignore the fields in `LABELS`. Raises `ApiError` (400),
+    which names the field at fault.
+    """
     if not isinstance(body, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
     left = {
@@ -232,8 +236,8 @@ def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
 
 
 def refusal_of(error: ValidationError, *within: str) -> ApiError:
-    """Return the refusal of a body in which `error` was found. `within`: the place of the checked
-    part in the body.
+    """Return the refusal for `error`, which was found in a body. `within`: the location in the body
+    of the part that was checked.
     """
     errors = error.errors()
     first = next((one for one in errors if _is_unknown(one, errors[0])), errors[0])
@@ -249,15 +253,15 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
 
 
 def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:
-    """Return True if `one` is an unknown field in the same field of the body as the `first` error.
-    In a union, `first` is only about the first branch.
+    """Return True if `one` reports an unknown field inside the same field of the body as `first`.
+    For a union, the `first` error is only about the union's first branch.
     """
     return one["type"] == "extra_forbidden" and one["loc"][:1] == first["loc"][:1]
 
 
 def _is_branch(part: int | str) -> bool:
-    """Return True if `part` of an error's location is pydantic's name for the branch of a union:
-    `NamedChoice`, `list[str]`, `literal[...]`.
+    """Return True if `part` of an error's location is pydantic's name for a branch of a union, such
+    as `NamedChoice`, `list[str]` or `literal[...]`.
     """
     return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))
 

@@ -52,7 +52,7 @@ async def receive(request: web.Request, settings: EndpointSettings) -> Received:
         raise ApiError(
             415,
             "unsupported_media_type",
-            f"Content-Encoding {encoding!r}: send gzip, deflate or identity",
+            f"Content-Encoding is {encoding!r}; it must be gzip, deflate or identity",
         )
     return await decoded(
         await _raw(request, settings), compressed=encoding != "identity", settings=settings
@@ -60,13 +60,15 @@ async def receive(request: web.Request, settings: EndpointSettings) -> Received:
 
 
 async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
-    """Decode `raw`, in a thread if it may be large. Raise `ApiError` like `decode`."""
+    """Decode the body `raw`, in a thread if it may be large. Raise `ApiError` as `decode` does."""
     call = partial(decode, raw, compressed=compressed, settings=settings)
     return await call_of_size(call, large=compressed or len(raw) > LARGE)
 
 
 def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Received:
-    """Decode `raw`."""
+    """Decode the body `raw`. Raise `ApiError` if it is too large, is nested too deep, or is not a
+    JSON object.
+    """
     text = _decompressed(raw, settings.max_body) if compressed else raw
     try:
         data = orjson.loads(text)
@@ -77,7 +79,7 @@ def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Recei
     if len(text) > settings.max_text:
         _check_texts(data, settings.max_text)
     if too_deep(data):
-        words = f"the body is nested more than {DEEPEST} levels deep, the limit"
+        words = f"the body is nested deeper than the limit of {DEEPEST} levels"
         raise ApiError(400, "invalid_json", words)
     return Received(data, len(text) > LARGE)
 
@@ -94,7 +96,7 @@ async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
         words = f"the request did not arrive within {settings.receive:g} s"
         raise ApiError(408, "request_timeout", words, retry=True) from error
     except web.RequestPayloadError as error:
-        raise ApiError(400, "invalid_body", "the body is not what its headers announce") from error
+        raise ApiError(400, "invalid_body", "the body does not match its headers") from error
     return bytes(raw)
 
 
@@ -117,12 +119,13 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
 
 def _too_large(limit: int) -> ApiError:
     return ApiError(
-        413, "body_too_large", f"the body is larger than {limit} bytes, the limit (--max-body)"
+        413, "body_too_large", f"the body is larger than the limit of {limit} bytes (--max-body)"
     )
 
 
 def _check_texts(data: Any, limit: int) -> None:
-    """Refuse `data` if it contains a text longer than `limit` bytes. The error names the first one.
+    """Refuse `data` if it contains a text longer than `limit` bytes. The error names the first such
+    text.
 
     Only the path to the current item is stored, because a body may contain millions of items.
     """
@@ -138,7 +141,7 @@ def _check_texts(data: Any, limit: int) -> None:
             inner.append(_entries(item))
         elif _longer(item, limit):
             place = "".join(steps).removeprefix(".")[:200]
-            words = f"{place} is longer than {limit} bytes, the limit of one text (--max-text)"
+            words = f"{place} is longer than the limit of {limit} bytes for one text (--max-text)"
             raise ApiError(413, "text_too_large", words, param=place)
 
 

@@ -67,7 +67,7 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
         except (KeyError, TypeError, ValueError, IndexError, TokenError) as error:
             raise UsageError(
                 f"{path}, line {number}, cannot be restored ({error!r}): repair the file, or move "
-                f"it away to lose the unfinished sessions"
+                f"it away (the unfinished sessions are then lost)"
             ) from error
     found.sessions = {key: builder.live for key, builder in builders.items()}
     return found
@@ -128,7 +128,7 @@ class _Builder:
             live.mismatches["preserved"] += 1
         first = data["first"] + len(nodes)
         live.answers[prompt.digest] = max(live.answers[prompt.digest], first)
-        if prompt.turn is not None:  # the client has the answer, because it continues it
+        if prompt.turn is not None:  # the client continues this answer, so it has it
             self._forget(prompt.turn.node)
         return nodes
 

@@ -17,11 +17,11 @@ from toolroll.rollout.types import Completion, IdArray, Message
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `text` is the text for the client. `reading` is the parsed turn, which is always
-    the whole turn. It is None for a text completion.
+    """One answer. `text` is the text for the client. `reading` is the parsed turn, always the whole
+    turn. `shown` is the message for the client, if it differs from the message of `reading`.
+    `stream` returns the deltas that a stream would send.
 
-    `shown`: the message for the client, if it differs from the message of `reading`. `stream`:
-    returns the deltas that a stream would send. None for a text completion.
+    For a text completion, `reading`, `shown` and `stream` are None.
     """
 
     completion: Completion
@@ -58,8 +58,8 @@ class CompletionResult:
 
     @property
     def body(self) -> bytes:
-        """Return the answer as JSON text. The text is kept for a retry, because lists would be 10x
-        as large.
+        """Return the answer as JSON text. The answer is kept in this form for a retry, because
+        Python lists would be 10x as large.
         """
         self.write()
         assert self._rest is not None
@@ -92,7 +92,7 @@ class CompletionResult:
 
 def joined_ids(*parts: IdArray | bytes) -> bytes:
     """Return the ids of all `parts` as JSON text without brackets. A part is an array of ids, or
-    such a text already.
+    already text in this form.
     """
     texts = (part if isinstance(part, bytes) else ids_json(part) for part in parts)
     return b",".join(text for text in texts if text)

@@ -56,7 +56,7 @@ def sampling_params(
     limit: int | None,
 ) -> dict[str, Any]:
     """Return SGLang's sampling parameters for `request`, which asks for at most `limit` tokens.
-    Raises `ApiError`.
+    Raises `ApiError` if a parameter cannot be honored.
     """
     params = {**settings.sampling_params, **session_params}
     for name in _SAME_NAME:
@@ -135,7 +135,7 @@ def session_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
         if name not in KNOWN or name == "n":
             raise refused(
                 f"sampling_params.{name}",
-                f"SGLang has no sampling parameter {name!r} that a session may set",
+                f"{name!r} is not one of SGLang's sampling parameters that a session may set",
             )
     try:
         return sampling_defaults(params)
@@ -180,7 +180,7 @@ def apply_tool_choice(
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
-        words = f"tools holds two tools of the name {twice!r}: a call would not tell which is meant"
+        words = f"two tools are named {twice!r}, so a call of that name would be ambiguous"
         raise refused("tools", words, code="invalid_value")
     if not names and (choice == "required" or isinstance(choice, NamedChoice)):
         raise refused(
@@ -217,7 +217,8 @@ def apply_tool_choice(
             )
         if routed:
             raise refused(
-                place, f"the router drops the grammar that {place} needs: leave it out, or false"
+                place,
+                f"the router drops the grammar that {place} needs: leave it out or set it to false",
             )
         params["structural_tag"] = strict_tag(
             parser, callable_tools, place, forced=forced, several=not one

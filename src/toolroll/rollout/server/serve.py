@@ -36,7 +36,7 @@ async def serve(
     async with Model.from_args(args) as served:
         health = await served.engine.health()
         if not health.ok:
-            # refuse now: capabilities and context length are requested only once, at the start
+            # refuse now: the start asks the engine for its capabilities and context length
             raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)

@@ -220,7 +220,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
 
 
 def completion_of(data: Mapping[str, Any]) -> Completion:
-    """Return the completion that a line has for one choice."""
+    """Return the completion of a choice. `data`: the choice, as `SessionLog` wrote it."""
     logprobs, experts = data["logprobs"], data["experts"]
     return Completion(
         output_ids=unpacked(data["ids"], IDS),
@@ -239,7 +239,7 @@ def completion_of(data: Mapping[str, Any]) -> Completion:
 
 
 def top_of(data: Mapping[str, Any]) -> list[list[tuple[float, int]]] | None:
-    """Return the most likely tokens that a line has for one choice."""
+    """Return the most likely tokens at each position of the choice `data`, if it has them."""
     top = data["top"]
     if top is None:
         return None

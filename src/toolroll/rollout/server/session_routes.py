@@ -65,7 +65,7 @@ class SessionRoutes:
         if live is None:
             samples = [sample for other, sample in store.finished if other == name]
             if not samples:
-                self._endpoint.sessions.find(name)  # refuses the request
+                self._endpoint.sessions.find(name)  # raises `ApiError`
             return _json(store.written(name, max(samples)))
         if live.pending.in_flight:
             words = f"the session has {live.pending.in_flight} requests in flight: wait for them"

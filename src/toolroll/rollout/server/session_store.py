@@ -3,8 +3,8 @@
 Finished sessions are episodes in `episodes.jsonl`, like those of `toolroll run`. Unfinished ones
 are in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned.
 Whenever the process is killed, a session is in one of the two files. Only one process at a time
-uses the folder. A folder of another model, tokenizer or chat template is refused. A session that is
-being finished is finished, whatever its client does. If that fails, the next process does it.
+uses the folder. A folder of another model, tokenizer or chat template is refused. Once the store
+begins to finish a session, its client cannot stop it. If this fails, the next process does it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENV = "serve"
 """The environment's name in `run.json` and `episodes.jsonl`."""
 JOURNAL_NAME = "sessions.jsonl"
 _STALE = 8 * 2**20
-"""The journal is compacted once finished sessions take up more than this number of its bytes."""
+"""The journal is not compacted while finished sessions take up at most this number of its bytes."""
 
 Key = tuple[str, int]
 
@@ -166,7 +166,7 @@ class SessionStore:
             self._start(live)
 
     def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
-        """Start to finish `live`. The task is the store's, because its client may disconnect."""
+        """Start to finish `live`. The store owns the task, because the client may disconnect."""
         task = asyncio.get_running_loop().create_task(self._finish(live))
         self._finishing.add(task)
         task.add_done_callback(partial(self._done, live))
@@ -177,7 +177,7 @@ class SessionStore:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             trace = None if isinstance(error, ApiError) else error
-            words = "the session %s is not finished: %s"
+            words = "the session %s could not be finished: %s"
             logger.error(words, live.id, api_error(error), exc_info=trace)
             self._sessions.put_back(live)
 
@@ -204,8 +204,8 @@ class SessionStore:
         return self.written(*log.key)
 
     def written(self, name: str, sample: int) -> dict[str, Any]:
-        """Return the server's data about a finished session. `file` is None if the session had no
-        answer.
+        """Return the data about a finished session that clients get. `file` is None if the session
+        had no answer.
         """
         turns = self.finished.get((name, sample))
         return {
@@ -216,7 +216,9 @@ class SessionStore:
         }
 
     def _compact(self) -> None:
-        """Remove finished sessions from the journal if they are more than half of it."""
+        """Remove finished sessions from the journal if they take up more than half of it, and more
+        bytes than the limit `stale`.
+        """
         kept = sum(log.size for log in self._logs.values())
         if self._stale > max(self._most_stale, kept):
             self._stale = 0

@@ -1,4 +1,4 @@
-"""The sessions of an endpoint: creates, finds, limits and drops them.
+"""`Sessions`: creates, finds, limits and drops the sessions of an endpoint.
 
 Invariants: an id is validated before it is used. The key of one session does not open others. A
 session that was not used for the idle time is dropped with its requests. A request without a
@@ -39,8 +39,8 @@ def check_id(session_id: str) -> str:
     """Return `session_id`. Raises `ApiError` if it is not valid."""
     if not _ID.fullmatch(session_id):
         words = (
-            "a session id is 1 to 128 letters, digits, and any of . _ : @ -, and begins with a "
-            "letter or a digit"
+            "a session id has 1 to 128 characters: letters, digits and . _ : @ -, and begins with "
+            "a letter or a digit"
         )
         raise ApiError(400, "invalid_session_id", words, param="session_id")
     return session_id
@@ -91,8 +91,8 @@ class LiveSession:
         return pending
 
     def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
-        """Return the number of earlier answers to `prompt`, and add `choices` to the count. If
-        `stored` is the answer, return its number.
+        """Return the number of earlier answers to `prompt`, and add `choices` to the count. For a
+        `stored` answer, return the number of answers before it, and do not count it again.
         """
         if stored is not None:
             return stored.first
@@ -111,8 +111,9 @@ class LiveSession:
         return self.session.path_ids(stored.nodes[0].parent)
 
     def call_id_seeds(self, prompt_length: int, first: int, choices: int) -> list[str]:
-        """Return one seed of call ids for each new answer to a prompt that has `first` earlier
-        answers.
+        """Return the seed of the call ids for each of the new answers to a prompt. `prompt_length`:
+        the prompt's number of tokens. `first`: the number of earlier answers. `choices`: the number
+        of new answers.
         """
         return [
             f"{self.id}/{prompt_length}" + (f"/{nth}" if nth else "")
@@ -136,8 +137,8 @@ class LiveSession:
                 task.result()
 
     def check_done(self, turn: TurnNode, kind: str | None) -> None:
-        """Record the result of verifying the sequence that ends with `turn`. This is done once per
-        turn.
+        """Record the result of verifying the sequence that ends with `turn`. `kind` is the kind of
+        mismatch, or None if the sequence is right. A mismatch is counted once per turn.
         """
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
@@ -219,8 +220,8 @@ class Sessions:
         return live
 
     def add(self, live: LiveSession) -> None:
-        """Add `live`, so that other requests can find it. Do nothing if that is done, or if it is
-        for one request. Raises `ApiError` if the endpoint is full, or if the server stops.
+        """Add `live`, so that other requests can find it. Do nothing if `live` is already added, or
+        is for one request only. Raises `ApiError` if the endpoint is full, or if the server stops.
         """
         self.check_open()
         if live.added:
@@ -349,7 +350,7 @@ class Sessions:
 
 
 async def end(live: LiveSession) -> None:
-    """Abort the requests of `live` that are in flight, and wait until they end."""
+    """Abort the requests and verifications of `live` that are running. Wait until they end."""
     tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()

@@ -77,8 +77,8 @@ class TextStream:
         )
 
     def _certain(self) -> int:
-        """Return the length of the held text before a stop string, or before what may be the start
-        of one.
+        """Return the number of held characters that are certain. A stop string ends them, and so
+        does text that may be the start of one.
         """
         found = [at for stop in self._stop_strings if (at := self._held.find(stop)) >= 0]
         if found:
@@ -146,7 +146,7 @@ class ChoiceStream:
 def choice_stream(
     served: Model, context: StreamContext, stop_strings: Sequence[str], seed: str
 ) -> ChoiceStream:
-    """Return the stream of the choice with the seed `seed`, which has read nothing yet."""
+    """Return a new stream for a choice. `seed` is the seed of its call ids."""
     options = parse_options(served, context.template, context.tools, streamed=True)
     text = TextStream(served.template.encoder, context.stop_token_ids, stop_strings)
     return ChoiceStream(text, served.parser.stream(**options), seed)
@@ -157,6 +157,6 @@ def stream_error(what: str) -> ApiError:
     return ApiError(
         500,
         "stream_mismatch",
-        f"the stream is wrong: {what} is not that of the finished answer. Ask again without "
-        "`stream`, and report this with the model and its tool-call parser",
+        f"the stream is wrong: {what} differs from the finished answer. Send the request again "
+        "without `stream`, and report this with the model and its tool-call parser",
     )

@@ -48,7 +48,7 @@ async def event_lines(
     endpoint: Endpoint, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
 ) -> AsyncIterator[bytes]:
     """Yield the whole stream as server-sent events."""
-    dialect = parsed.dialect or endpoint.chat  # text completions have the same lines
+    dialect = parsed.dialect or endpoint.chat  # text completions use the lines of chat completions
     writer, context = None, pending.stream_context
     if parsed.dialect is not None and parsed.asked is not None:
         writer = parsed.dialect.writer(parsed.asked, context)
@@ -59,7 +59,7 @@ async def event_lines(
             else text_events(endpoint, parsed, pending)
         ):
             yield dialect.line(event)
-    except Exception as error:  # noqa: BLE001 - the endpoint's border: it becomes an event
+    except Exception as error:  # noqa: BLE001 - any error becomes an event
         found = api_error(error)
         endpoint.metrics.errors[found.code] += 1
         yield dialect.line(writer.failed(found) if writer is not None else found.body)

@@ -137,7 +137,7 @@ def same_switches(one: ChatTemplate, other: ChatTemplate) -> bool:
 
 
 def _key(switches: Mapping[str, Any]) -> bytes:
-    """Return equal bytes for equal switches. 1, 1.0 and true differ, because templates can show
-    them.
+    """Return equal bytes for equal switches. 1, 1.0 and true give different bytes, because a
+    template may render them differently.
     """
     return orjson.dumps(switches, option=orjson.OPT_SORT_KEYS, default=repr)

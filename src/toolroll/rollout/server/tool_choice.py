@@ -97,8 +97,8 @@ CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</
 
 
 def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
-    """Return the EBNF of one call of the tools `names` (or of `several` calls) in the format of
-    `parser`. Raises `ApiError`.
+    """Return the EBNF of one call of the tools `names`, or of one or more calls if `several` is
+    True. The calls have the format of `parser`. Raises `ApiError` if this format has no grammar.
     """
     make = _GRAMMARS.get(parser)
     if make is None:
@@ -115,8 +115,8 @@ def strict_tag(
     """Return a structural tag that forces the calls of strict tools in `tools` to follow their
     schema.
 
-    `forced`: the reply consists of one call, or of `several`. `place` names the first strict tool,
-    for the error message if the format is not supported.
+    `forced`: the reply must consist of calls. `several`: it may have more than one call. `place`
+    names the first strict tool, for the error message if the format is not supported.
     """
     if parser != "hermes":
         raise refused(
@@ -174,7 +174,9 @@ def check_called(
 
 
 def call_closer(parser: str) -> str:
-    """Return the stop string that ends a turn after its first call. Raises `ApiError`."""
+    """Return the stop string that ends a turn after its first call. Raises `ApiError` if the format
+    of `parser` has none.
+    """
     if parser not in CLOSERS:
         raise refused(
             "parallel_tool_calls",

@@ -85,8 +85,8 @@ class TurnNode:
         return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
     def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
-        """Return True if the first `length` messages of `given` keep or omit the reasoning of this
-        turn's conversation, which they repeat. Return False if they change it.
+        """Return True if the first `length` messages of `given` repeat the reasoning of this turn's
+        conversation unchanged, or omit it. Return False if they change it.
         """
         turn: TurnNode | None = self
         while turn is not None:
@@ -128,7 +128,7 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
     """The first `length` messages of a request, which repeat the conversation up to `turn`.
-    `served` are the same messages as they were served.
+    `served` are these messages in the form in which they were served.
     """
 
     turn: TurnNode

@@ -1,4 +1,4 @@
-"""Verify the sequences of a session in threads, and exclude wrong ones from training."""
+"""Verify the sequences of a session, in threads or synchronously, and record mismatches."""
 
 from __future__ import annotations
 

@@ -22,8 +22,9 @@ from toolroll.rollout.server.nesting import too_deep
 from toolroll.rollout.types import Message
 
 _UNPARSED = "_unparsed_arguments"
-"""The only key of a call's input if the arguments cannot be the input themselves: they are not a
-JSON object, they are nested too deep, or they are an object with only this key and a text.
+"""If the arguments of a call cannot be its input, the input has only this key, and its value is the
+text of the arguments. They cannot be the input if they are not a JSON object, are nested too deep,
+or are an object with only this key and a text.
 """
 
 _AROUND_INPUT = 5
@@ -71,8 +72,8 @@ def part_text(part: Mapping[str, Any], place: str) -> str:
 
 
 def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str:
-    """Return the text of `given`, which is one text or a list of parts. The parts have the types
-    `kinds`, and their texts are joined with `glue`.
+    """Return the text of `given`, which is one text or a list of parts. The type of each
+    part must be one of `kinds`. The texts of the parts are joined with `glue`.
     """
     if isinstance(given, str):
         return given
@@ -95,7 +96,9 @@ def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def arguments_of(given: Mapping[str, Any]) -> str:
-    """Return the arguments of a call as JSON text. This is the inverse of `input_of`."""
+    """Return the arguments of a call with the input `given`, as JSON text. This is the inverse of
+    `input_of`.
+    """
     unparsed = _unparsed(given)
     return orjson.dumps(given).decode() if unparsed is None else unparsed
 
@@ -115,7 +118,7 @@ def input_json(arguments: str) -> str:
 
 def _object(arguments: str) -> dict[str, Any] | None:
     """Return the JSON object that `arguments` contains. Return None if it is not an object, if
-    `arguments_of` would take it for unparsed arguments, or if a body could not contain it.
+    `arguments_of` would take it for unparsed arguments, or if it is nested too deep for a body.
     """
     try:
         found = orjson.loads(arguments)
@@ -152,8 +155,8 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """Return `error` with the dialect's name for the field at fault, in its message too. `names`
-    maps the core's names to the dialect's.
+    """Return `error` with the dialect's name for the field at fault, in `param` and in the message.
+    `names` maps the core's names to the dialect's.
     """
     param = error.param
     if param is None or isinstance(error, UnknownFieldError):

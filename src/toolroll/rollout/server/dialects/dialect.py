@@ -45,9 +45,9 @@ class Asked:
 class StreamContext:
     """The data that a stream needs before the answer is finished.
 
-    `tools`: the offered tools, or None if there are none. `seeds`: the seed of the call ids of each
-    choice of a chat completion. `answer_id` and `created`: the values that the finished answer will
-    have. `prompt_tokens`: the length of the prompt.
+    `tools`: the offered tools, or None if there are none. `seeds`: for each choice of a chat
+    completion, the seed of its call ids. `answer_id` and `created`: the values that the finished
+    answer will have. `prompt_tokens`: the length of the prompt.
     """
 
     template: ChatTemplate

@@ -1,5 +1,5 @@
-"""Read the labels that tell which of the client's conversations, and which part of it, a request
-belongs to.
+"""Read the labels of a request. They name the client's conversation, and the part of that
+conversation, to which the request belongs.
 
 Invariant: only labels for conversations are kept. Ids for the client's installation, device or
 account are dropped.

@@ -32,7 +32,7 @@ from toolroll.rollout.server.template_cache import TemplateCache
 
 
 class AnthropicMessages:
-    """`POST /v1/messages`. `reasons`: the served model's parser supports reasoning."""
+    """`POST /v1/messages`. `reasons` is True if the served model's parser supports reasoning."""
 
     kind = "message"
     prefix = "msg_"

@@ -58,7 +58,7 @@ def read_blocks(given: Sequence[Any]) -> list[Message]:
         elif role == "system":
             found.append({"role": role, "content": text_parts(content, where, _TEXT, PARAGRAPH)})
         else:
-            words = f"{place}.role is {role!r}; there are user, assistant and system"
+            words = f"{place}.role is {role!r}; it must be user, assistant or system"
             raise refused(f"{place}.role", words, code="invalid_value")
     return found
 

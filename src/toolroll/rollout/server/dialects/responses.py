@@ -232,8 +232,8 @@ class OpenAIResponses:
 def not_found(response_id: str, param: str | None = None) -> ApiError:
     """Return the error for a response that is not stored."""
     words = (
-        f"there is no response {response_id!r} in this session. Responses are kept in sessions "
-        "only (name one in the path, a header or the key), and not if store is false"
+        f"there is no response {response_id!r} in this session. A response is kept only if its "
+        "request names a session (in the path, a header or the key) and store is not false"
     )
     return ApiError(404, "response_not_found", words, param=param)
 

@@ -79,7 +79,7 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
 def _message(item: Mapping[str, Any], place: str) -> Message:
     role = item.get("role")
     if role not in _ROLES:
-        words = f"{place}.role is {role!r}; there are {', '.join(_ROLES)}"
+        words = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
         raise refused(f"{place}.role", words, code="invalid_value")
     said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
     return {"role": role, "content": said}
@@ -91,8 +91,8 @@ def _output(item: Mapping[str, Any], place: str) -> Message:
 
 
 def _assistant(found: list[Message], *, both: bool) -> Message:
-    """Return the message to which the next item belongs. `both`: this item and the previous item
-    are both messages, so this item starts another reply.
+    """Return the assistant message to which the next item belongs, and add it if it is new. `both`:
+    the next item and the item before it are both messages, so the next item starts a new reply.
     """
     if both or not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})

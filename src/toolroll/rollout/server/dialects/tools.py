@@ -1,4 +1,4 @@
-"""The tools of a request: the part of their conversion to chat tools that the dialects share."""
+"""Convert the tools of a request to chat tools: the steps that Messages and Responses share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def is_function(
     *,
     drop: bool,
 ) -> bool:
-    """Return True if `tool` is a function of the client, which means that its type is in `kinds`.
-    Return False if it runs on the provider's servers and `drop` says to leave such tools out.
+    """Return True if `tool` is a function of the client: its type is in `kinds`. Any other tool
+    runs on the provider's servers. Return False for a server tool if `drop` is True.
 
-    Raise `ApiError` if such tools are not left out, or if a field of `tool` is not `known`.
+    Raise `ApiError` for a server tool if `drop` is False, and for a function that has a field that
+    is not in `known`.
     """
     kind = tool.get("type")
     if kind not in kinds:

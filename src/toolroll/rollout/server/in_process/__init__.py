@@ -1,8 +1,9 @@
-"""The endpoint without a network: an `AsyncOpenAI` that runs in process, and sessions that keep
-their own state.
+"""The endpoint without a network: `ToolrollClient`, an `AsyncOpenAI` that runs in process, and
+`ManagedSession`, the calls and the state of one rollout. `ManagedServer` and `DummyManagedServer`
+replace Atropos' classes with these names.
 
-This package needs `openai` (2.8 or newer): pip install "openai>=2.8". No other part of the library
-imports `openai`.
+This package needs `openai` (2.8 or newer): pip install "openai>=2.8". Apart from this package, only
+the OpenRLHF adapter imports `openai`.
 """
 
 from toolroll.rollout.server.in_process.client import ToolrollClient

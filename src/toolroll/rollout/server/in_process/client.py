@@ -2,8 +2,8 @@
 process.
 
 Invariants: the client is an `openai.AsyncOpenAI`, with that class's retries, streams, types and
-errors. A client and its copies use the same session. `reset` starts another session for this client
-and does not delete tokens.
+errors. A copy of a client uses the same session, unless it is given another. `reset` starts another
+session for this client and does not delete tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ToolrollClient(AsyncOpenAI):
         self.endpoint = endpoint
         self.session = check_id(session) if session is not None else f"client-{uuid.uuid4().hex}"
         if options.get("http_client") is None:
-            # independent of the HTTP library, because the SDK replaced its own between two versions
+            # works with any HTTP library, because the SDK replaced its own between two versions
             transport: Any = InProcessTransport(endpoint)
             # with trust_env, a proxy in the environment would be used instead of the transport
             options["http_client"] = DefaultAsyncHttpxClient(transport=transport, trust_env=False)
@@ -57,8 +57,8 @@ class ToolrollClient(AsyncOpenAI):
         return TextCompletions(self, self.endpoint.model)
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
-        """Return the same client with other `options`. The copy uses the same session, or
-        `session`.
+        """Return a copy of this client with other `options`. It uses `session`, or by default the
+        session of this client.
         """
         extra = {"endpoint": self.endpoint, "session": self.session if session is None else session}
         options.pop("base_url", None)

@@ -23,7 +23,7 @@ class DummyManagedServer:
 
     `server`: an `openai.AsyncOpenAI`, or an object with the coroutines `chat_completion` and
     `completion`, such as Atropos' servers. `model`: the model for calls that name none. An
-    `AsyncOpenAI` requires it. `track_tree` selects the form of `get_state`.
+    `AsyncOpenAI` needs a model in each call. `track_tree` selects the form of `get_state`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class DummyManagedServer:
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
         """Raise `UsageError`, because a server without token ids has no prompt logprobs."""
         raise UsageError(
-            "a DummyManagedServer has no logprobs: use a ManagedServer, whose engine is SGLang"
+            "a DummyManagedServer has no logprobs: use a ManagedServer with an SGLang engine"
         )
 
     def get_state(self) -> dict[str, Any]:

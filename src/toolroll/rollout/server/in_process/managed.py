@@ -47,9 +47,9 @@ class ManagedSession:
 
     async def chat_completion(self, *, split: str = "train", **kwargs: Any) -> ChatCompletion:
         """Return a chat completion. `kwargs`: the arguments of `chat.completions.create`, and every
-        other field that the endpoint supports. `split`: Atropos' "train" or "eval"; the tokens are
-        the same. If the last message is the assistant's, the model continues it, and the reply is
-        only the continuation.
+        other field that the endpoint supports. `split`: Atropos' "train" or "eval". It does not
+        affect the tokens. If the last message is the assistant's, the model continues it, and the
+        reply is only the continuation.
         """
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
@@ -215,8 +215,8 @@ async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None
 
 
 def _continues(messages: Sequence[Any]) -> bool:
-    """Return True if the last message is the assistant's. It is a mapping or an object of the
-    SDK.
+    """Return True if the last message is the assistant's. A message is a mapping or an object of
+    the SDK.
     """
     last = messages[-1] if messages else None
     role = last.get("role") if isinstance(last, Mapping) else getattr(last, "role", None)

@@ -2,8 +2,8 @@
 
 Invariants: the tokenizer is the one that was passed, or else the server's, or else the one that the
 server's configuration names. Without a tokenizer, nothing is sent. Requests hold the server's
-semaphores, if it has any. So these requests count for the server's limits and for the choice among
-servers.
+semaphores, if it has any. So Atropos counts these requests when it limits a server and when it
+chooses among servers.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class ManagedServer(ManagedSession):
         track_tree: Selects the form of `get_state`.
         tool_parser: The name of the format of tool calls. Default: replies are not parsed.
         preserve_think_blocks: Has no effect: reasoning always stays in the history.
-        history: "fork" lets the chat template rewrite the history. The conversation then continues
-            in a second node.
+        history: What happens if the chat template rewrites served tokens. "preserve" keeps them.
+            "fork" renders the history again, and the conversation continues in a second node.
         chat_template: Jinja text that replaces the tokenizer's own template.
-        settings: The settings of the endpoint. Default: its own, with `n` up to 1024.
+        settings: The settings of the endpoint. Default: the usual ones, but with `n` up to 1024.
         served: The model at `server`, if it is open already (`open_model`). It stays open.
 
     Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.

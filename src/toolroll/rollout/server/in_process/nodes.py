@@ -1,9 +1,10 @@
 """`SequenceNode`: a sequence in Atropos' form. Masked tokens are -100, and prompt tokens have the
 logprob 1.0.
 
-Invariants: a token that was not sampled, or is context, is masked and has the logprob 1.0. A token
-with loss has the engine's logprob. If the engine gave none, `TokenError` is raised. A sampled token
-is unmasked in exactly one node of a state.
+Invariants: a token without loss (a prompt token, or a token of a reply that is not trained here)
+is masked and has the logprob 1.0. A token with loss has the engine's logprob. If the engine gave
+none, `TokenError` is raised. A sampled token that is not excluded from training is unmasked in
+exactly one node of a state.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     limits, engine = endpoint.capabilities, endpoint.served.engine
     sent = [int(index) for index in ids]
     if not sent or top < 1:
-        raise UsageError("get_logprobs needs a prompt that is not empty, and top_k of at least 1")
+        raise UsageError("get_logprobs needs a prompt that is not empty, and a top_k of at least 1")
     if not all(0 <= index < (limits.vocab_size or 2**31) for index in sent):
         raise UsageError(f"input_ids holds an id outside the vocabulary of {limits.vocab_size}")
     if limits.context_length is not None and len(sent) >= limits.context_length:

@@ -1,9 +1,9 @@
 """`InProcessTransport`: answers the OpenAI SDK's HTTP requests with an `Endpoint` in the same event
 loop, without a socket.
 
-Invariants: paths, refusals and streams come from the same code as over HTTP, so they are the same.
-An answer has its logprobs unless the request declines them. Cancelling a call has the effect of
-closing a connection (the grace time starts). No network is used.
+Invariants: answers, errors and streams come from the same code as over HTTP. An answer has its
+logprobs unless the request declines them. Cancelling a call has the same effect as closing a
+connection: the grace time starts. No network is used.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class InProcessTransport:
         except http.TimeoutException:
             # the SDK's timeout: the SDK retries, and its retry joins this request
             raise
-        except Exception as error:  # the endpoint's border: an answer, as over HTTP
+        except Exception as error:  # the endpoint's border: a response, as over HTTP
             found = api_error(error)
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.url.path)
@@ -137,14 +137,14 @@ class InProcessTransport:
 
 def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
     """Request logprobs and all ids unless `data` sets these fields. (`logprobs: false` is kept.)
-    Code that was written for Atropos and verifiers reads them without requesting them.
+    Code that was written for Atropos or verifiers reads logprobs and ids without requesting them.
     """
     wanted = {"logprobs": True if chat else 0, **({} if chat else {"return_token_ids": True})}
     data |= {name: value for name, value in wanted.items() if data.get(name) is None}
 
 
 class _Lines:
-    """The lines of a stream. Only the first call of `hang_up` has an effect."""
+    """The lines of a stream. The first `hang_up` leaves the request; later calls do nothing."""
 
     def __init__(
         self,
