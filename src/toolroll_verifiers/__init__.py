@@ -33,7 +33,7 @@ from toolroll.rollout.types import Status, StopReason
 __all__ = ["ToolrollEnv", "ToolrollHarness", "ToolrollTaskset"]
 
 _LIMITS = {StopReason.MAX_STEPS: "max_turns", StopReason.CONTEXT_FULL: "max_total_tokens"}
-"""Maps toolroll's stop reasons to the ones that make a trace truncated for verifiers."""
+"""Maps toolroll's stop reasons to verifiers' stop conditions for truncated traces."""
 
 
 class ToolrollData(vf.TaskData):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class ToolrollData(vf.TaskData):  # type: ignore[misc]
 
 
 class ToolrollConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """`--env.taskset.*`. `seed` is the seed of environments and users."""
+    """The options `--env.taskset.*`. `seed` is the seed of environments and users."""
 
     env: str = ""
     """A name (`toolroll envs`), `path/to/file.py:NAME` or `package.module:NAME`."""
@@ -77,7 +77,9 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
     def __init__(self, config: ToolrollConfig) -> None:
         super().__init__(config)
         if self.system_prompt is not None:
-            raise UsageError("system_prompt: an environment of toolroll has its own system message")
+            raise UsageError(
+                "system_prompt cannot be set: a toolroll environment has its own system message"
+            )
 
     def load(self) -> Iterator[ToolrollTask]:
         """Yield one verifiers task per task of the environment."""
@@ -89,7 +91,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
 
 
 class ToolrollHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """`--env.agent.harness.*`. The fields are the same as in `EpisodeSettings`."""
+    """The options `--env.agent.harness.*`. The fields are the same as in `EpisodeSettings`."""
 
     max_turns: int = Field(30, ge=1)
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"

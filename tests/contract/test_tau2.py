@@ -253,7 +253,7 @@ async def test_the_user_ends_it(line: str) -> None:
 async def test_wrong_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="needs a user simulator"):
         AIRLINE.make(EnvironmentOptions())
-    with pytest.raises(UsageError, match="takes no settings, got: a"):
+    with pytest.raises(UsageError, match="takes no settings, but got: a"):
         AIRLINE.make(EnvironmentOptions(settings={"a": 1}))
     with pytest.raises(UsageError, match="no split 'small'"):
         AIRLINE.tasks("small")

@@ -1,14 +1,15 @@
 """`ChatClient`: sends requests to an OpenAI-compatible server, with retries.
 
-It uses aiohttp, not the `openai` SDK. The SDK's retries do not wait until a server that is down
-answers again (`engine_timeout`), do not repeat an unreadable response, and do not report how many
-attempts were made. The SDK would also add a second HTTP stack (httpx) to a base install that needs
+It uses aiohttp, not the `openai` SDK. The SDK does not wait until a server that is down answers
+again (`engine_timeout`). It does not retry after an unreadable response, and it does not report the
+number of attempts. It would also add a second HTTP stack (httpx) to a base install that needs
 aiohttp in any case.
 
 Invariants:
 
-- Only a failure that may not repeat is retried: no connection, a timeout, an unreadable 200, 408,
-  425, 429, and 5xx except 501 and 505. A request is never retried before `Retry-After`.
+- Only transient failures are retried: a failed connection, a timeout, an unreadable 200, and the
+  statuses 408, 425, 429 and 5xx except 501 and 505. A request is never retried before
+  `Retry-After`.
 - At most `max_concurrency` requests are in flight. A request that waits for its next attempt does
   not count.
 - No error message contains the API key.
@@ -84,8 +85,9 @@ class ChatClientConfig(BaseModel):
     fails.
     """
     engine_timeout: float = Field(default=0.0, ge=0)
-    """How long to wait for a server that does not answer at all, before `EngineUnreachableError` is
-    raised. If it is 0, do not wait: each missing answer counts as a failed attempt.
+    """How long to wait for a server that does not answer at all. After this time,
+    `EngineUnreachableError` is raised. If it is 0, the client does not wait: each missing answer
+    counts as a failed attempt.
     """
     max_concurrency: int | None = Field(default=None, gt=0)
     """The maximum number of requests in flight at once, or None for no limit."""
@@ -135,7 +137,7 @@ class ChatCompletion:
     """The first choice of a response.
 
     `usage`: prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not
-    report them. `attempts`: the number of requests that were sent.
+    report them. `attempts`: the number of attempts. A request that an outage ended does not count.
     """
 
     reply: ParsedReply
@@ -160,7 +162,7 @@ def history_message(reply: ParsedReply) -> Message:
 class ChatClient:
     """A client of one server, for any number of requests at once.
 
-    `sleep` and `jitter`, which returns a number in [0, 1), are for tests.
+    `sleep` and `jitter` are for tests. `jitter` returns a number in [0, 1).
 
         config = ChatClientConfig(base_url="http://127.0.0.1:30000/v1", model="Qwen/Qwen3-8B")
         client = ChatClient(config)

@@ -316,12 +316,12 @@ class TrainableAgentMixin:
         return first, dict(first.info)
 
     def _build_initial_messages(self, obs: str) -> list[Message]:
-        """Return the first messages, which are the messages that the environment's reset returned.
-        If an override returned a different text as `obs`, they are `wiki` as the system message and
-        `obs` as the user message.
+        """Return the first messages of the conversation.
 
         `obs` is the text of the user's first message. If it comes from the environment,
-        `obs.observation` is the whole observation.
+        `obs.observation` is the whole observation, and its messages are returned. If an override of
+        `_initialize_environment` returned its own text, return `wiki` as the system message and
+        `obs` as the user message.
         """
         if isinstance(obs, ObservationText):
             return [dict(message) for message in obs.observation.messages]

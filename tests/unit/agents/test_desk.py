@@ -335,7 +335,7 @@ def test_the_factory() -> None:
     assert str(len(TASKS)) in DESK.description
     with pytest.raises(UsageError, match="no split 'dev'"):
         DESK.tasks("dev")
-    with pytest.raises(UsageError, match="the setting policy only, got: speed"):
+    with pytest.raises(UsageError, match="only the setting policy, but got: speed"):
         DESK.make(EnvironmentOptions(settings={"speed": 2}))
     with pytest.raises(UsageError, match="policy must be full or brief, not 'none'"):
         DESK.make(EnvironmentOptions(settings={"policy": "none"}))

@@ -346,10 +346,7 @@ async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
             made.sampling_params = {"max_new_tokens": 64}
             result = await made.asolve(silent, task=TASK)
     assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert (
-        "no tool message with the tool_call_id of the call of look"
-        in result.info["error"]["message"]
-    )
+    assert "no tool message for the call to look" in result.info["error"]["message"]
 
 
 @pytest.mark.parametrize(("truncated_reward", "reward"), [(0.5, 0.5), (None, 0.0)])

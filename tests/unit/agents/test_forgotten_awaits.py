@@ -130,8 +130,8 @@ PARAMS = {"max_new_tokens": 200}
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Unread, "_execute_tool called env.step without `await`"),
-        (UnreadBase, "_execute_tool called env.step without `await`"),
+        (Unread, "_execute_tool neither awaited env.step(...) nor"),
+        (UnreadBase, "_execute_tool neither awaited env.step(...) nor"),
         (Nested, "_execute_tool returned an object"),
         (InMessage, "_execute_tool returned an object"),
         (StepAsField, "_execute_tool returned an object"),

@@ -321,12 +321,12 @@ BASE: dict[str, Any] = {"tools": [divide], "tasks": [{"prompt": "x"}], "reward":
         ({"tasks": []}, "there are no tasks"),
         ({"tasks": ["x"]}, r"tasks\[0\] must be a dict, not str"),
         ({"tasks": [{"answer": 1}]}, r"tasks\[0\] needs a prompt"),
-        ({"tasks": [{"prompt": ["x"]}]}, "the prompt must be text"),
+        ({"tasks": [{"prompt": ["x"]}]}, "prompt must be text"),
         ({"tasks": [{"id": 1, "prompt": "x"}] * 2}, "two tasks have the id '1'"),
         ({"tasks": "none.jsonl"}, "there is no file none.jsonl"),
-        ({"reward": lambda item: 1.0}, "reward has a parameter 'item'; it may take task, final"),
+        ({"reward": lambda item: 1.0}, "reward has the unknown parameter 'item'; it may have task"),
         ({"reward": 1.0}, "reward must be a function"),
-        ({"state": lambda index: 1}, "state has a parameter 'index'; it may take task, seed"),
+        ({"state": lambda index: 1}, "state has the unknown parameter 'index'; it may have task"),
     ],
 )
 def test_a_wrong_definition_is_refused(changed: dict[str, Any], words: str) -> None:
@@ -335,7 +335,7 @@ def test_a_wrong_definition_is_refused(changed: dict[str, Any], words: str) -> N
 
 
 def test_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match="takes no settings, got: a; to support settings, name a"):
+    with pytest.raises(UsageError, match=r"takes no settings, but got: a\. To support settings"):
         tool_environment(**BASE).make(EnvironmentOptions(settings={"a": 1}))
 
 

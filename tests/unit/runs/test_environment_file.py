@@ -121,11 +121,11 @@ def test_a_factory_and_a_function_that_makes_one(file: Path) -> None:
 
 
 def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
-    with pytest.raises(UsageError, match="desk has the setting policy only, got: level"):
+    with pytest.raises(UsageError, match="desk takes only the setting policy, but got: level"):
         find_environment("desk", {"level": 3}).make(EnvironmentOptions())
     (file.parent / "sums.py").write_text(SHORT)
     with pytest.raises(
-        UsageError, match="sums:env takes no settings, got: level; to support settings"
+        UsageError, match=r"sums:env takes no settings, but got: level\. To support settings"
     ):
         find_environment(f"{file.parent}/sums.py:env", {"level": 3}).make(EnvironmentOptions())
     made = find_environment(f"{file.parent}/sums.py:make", {"answer": "7"})

@@ -12,12 +12,13 @@ from toolroll.rollout.types import Environment, Tool
 
 
 def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ()) -> Environment:
-    """Return `env` as an `Environment`. It is adapted if it has Gymnasium's interface
-    (`reset(seed=, options=)`, and `step(action)` with five values) or tau-bench's
-    (`reset(task_index)`, `step(action)`).
+    """Return `env` as an `Environment`. Adapt an object that has Gymnasium's or tau-bench's
+    interface.
 
-    `wiki` and `tools_info` come from the agent, and are used if the environment has none. Raise
-    `UsageError` for an object that has neither interface.
+    Gymnasium's interface is `reset(seed=, options=)`, and `step(action)` with five values.
+    tau-bench's is `reset(task_index)` and `step(action)`. `wiki` and `tools_info` come from the
+    agent, and are used if the environment has none. Raise `UsageError` for an object that has
+    neither interface.
     """
     if isinstance(env, Environment):
         return env

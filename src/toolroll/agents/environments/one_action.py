@@ -2,7 +2,8 @@
 step.
 
 Invariants: calls are executed in order until the episode is done, and later calls are refused. All
-actions are created before the first one is executed, so that an `ActionError` changes nothing.
+actions are created before the first one is executed. So if one of them cannot be created
+(`ActionError`), nothing has changed.
 """
 
 from __future__ import annotations

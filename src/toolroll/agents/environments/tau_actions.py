@@ -1,5 +1,5 @@
-"""tau-bench's type of action, and the published example's rule (see `toolroll.agents.trainable`)
-that converts a reply to an action.
+"""tau-bench's action type, and a function that converts a reply to an action by the rule of the
+published example (see `toolroll.agents.trainable`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
     """Return the first call as an action. If there is no call, or if its arguments are not an
     object, return `respond` with the text.
 
-    `calls` are `{name, parameters}`, as SGLang's parsers return them (parameters as JSON text), or
-    `ToolCall`s. The action is tau-bench's own `Action` if tau-bench is imported, otherwise a
-    `TauAction`. This function never raises an error.
+    Each item of `calls` is a `ToolCall`, or `{name, parameters}` with JSON text as `parameters`, as
+    SGLang's parsers return it. The action is tau-bench's own `Action` if tau-bench is imported,
+    otherwise a `TauAction`. This function never raises an error.
     """
     kind = _action_type()
     respond = kind(name=RESPOND_ACTION_NAME, kwargs={RESPOND_ACTION_FIELD_NAME: text_response})
@@ -44,14 +44,14 @@ def call_to_action_sglang(calls: Sequence[Any], text_response: str) -> Any:
     name, arguments = _read(calls[0])
     if not isinstance(arguments, dict):
         logger.warning(
-            "the arguments of %s are not a JSON object: the reply becomes an utterance", name
+            "the arguments of %s are not a JSON object: the reply is sent to the user as text", name
         )
         return respond
     return kind(name=name, kwargs=arguments)
 
 
 def _action_type() -> Any:
-    # It is not imported here, because this would import litellm, which downloads its price list.
+    # Do not import tau_bench here: it imports litellm, which downloads its price list.
     return getattr(sys.modules.get("tau_bench.types"), "Action", TauAction)
 
 

@@ -46,8 +46,8 @@ _MADE_FROM = ("task", "seed")
 
 @dataclass(frozen=True, slots=True)
 class PlayedCall:
-    """One call in an episode. `result` is the tool's return value, or None if the tool failed. In
-    this case `error` is the error message that the model got.
+    """One call in an episode. `result` is the tool's return value, or None if the call failed. If
+    it failed, `error` is the error message that the model got.
     """
 
     name: str
@@ -74,10 +74,10 @@ def tool_environment(
 
     Args:
         tools: plain functions. Name, annotations and docstring (its first part, and the `Args:`
-            section) become the schema. They run in a thread. If a tool returns text, the model sees
-            it unchanged. Any other value becomes JSON.
-        tasks: a list of dicts, or the path of a JSONL file, or a dict of such lists by split. Each
-            task has `prompt` (the user's message) or `messages`, and further data for `reward`.
+            section) become the schema. Tools run in a thread. If a tool returns text, the model
+            sees it unchanged. Any other value becomes JSON.
+        tasks: a list of dicts, the path of a JSONL file, or a dict from split to list. Each task
+            has `prompt` (the user's message) or `messages`, and further data for `reward`.
             `id` is optional; the default is the position. `reference` is optional: a list of
             replies that solve the task. Each reply is a call as `{"name": ..., "arguments":
             {...}}`, a list of such calls, or the final text.
@@ -86,9 +86,9 @@ def tool_environment(
             1.0 for success. A truncated episode gets 0.
         system: the system message.
         state: a function that creates the state of one episode, with any of the parameters `task`
-            and `seed`. A tool gets the state as its first parameter if this is named `self`
-            (methods of the state's class) or `state`. If the state has a method `close`, it is
-            called at the end.
+            and `seed`. A tool gets the state as its first argument if its first parameter is named
+            `self` (a method of the state's class) or `state`. If the state has a method `close`,
+            it is called at the end.
         told_errors: exceptions of tools that the model sees as `Error: ...`, like every
             `ActionError`. Any other exception is a bug in the environment: the episode is aborted
             without a reward.
@@ -173,7 +173,7 @@ class _Named:
             given = one.name in names or one.default is not one.empty
             if not given and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
                 raise UsageError(
-                    f"{what} has a parameter {one.name!r}; it may take {', '.join(names)}"
+                    f"{what} has the unknown parameter {one.name!r}; it may have {', '.join(names)}"
                 )
 
     def __call__(self, **given: Any) -> Any:
@@ -273,7 +273,7 @@ class ToolEnvironment(Environment):
         except Exception as error:
             raise EnvironmentFailure(
                 f"the tool {tool.name} failed: {_described(error)}; to report an error to the "
-                f"model, raise an ActionError, or list its type in told_errors"
+                f"model, raise an ActionError, or list the exception's type in told_errors"
             ) from error
 
 
@@ -303,8 +303,9 @@ class ToolEnvironmentFactory:
         """Return the environment of one episode. Raise `UsageError` for any setting."""
         if options.settings:
             raise UsageError(
-                f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}; to "
-                f"support settings, name a function that returns the environment"
+                f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}. "
+                f"To support settings, make NAME in FILE.py:NAME a function that takes them and "
+                f"returns the environment"
             )
         return ToolEnvironment(self._rules)
 
@@ -348,7 +349,7 @@ def _task(at: int, task: Any, split: str) -> Task:
     if not isinstance(task, Mapping):
         raise UsageError(f"tasks[{at}] must be a dict, not {type(task).__name__}")
     if not isinstance(task.get("prompt", ""), str):
-        raise UsageError(f"tasks[{at}]: the prompt must be text; a conversation is `messages`")
+        raise UsageError(f"tasks[{at}]: prompt must be text; give a conversation as `messages`")
     if "prompt" not in task and "messages" not in task:
         raise UsageError(f"tasks[{at}] needs a prompt (text), or messages")
     return Task(str(task.get("id", at)), at, split, dict(task))

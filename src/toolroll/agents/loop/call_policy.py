@@ -2,9 +2,9 @@
 
 Invariants:
 
-- Each call gets exactly one tool message, even an unreadable one, so that tokens and history agree.
-  If the call was not executed, the message gives the reason.
-- The environment never gets blank text or reasoning.
+- Each call, even an unreadable one, gets exactly one tool message, so that tokens and history
+  agree. If the call was not executed, the message gives the reason.
+- The environment never gets reasoning or an unreadable call.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""`EnvironmentRunner`: calls the environment of one episode off the event loop, and classifies its
-failures.
+"""`EnvironmentRunner`: calls the environment of one episode, and classifies its failures.
 
 Invariants (I8 and I9 refer to the README):
 
-- Blocking calls run in threads (I8).
+- Blocking methods run in threads (I8). Async methods run on the event loop. If the environment sets
+  `blocking = False`, all its methods run on the event loop.
 - An exception of the environment, including `SystemExit` and `CancelledError`, becomes an
-    `EnvironmentFailure` (I9). This does not apply to an `ActionError` (the model's mistake), to
-    rollout errors, and to the cancellation of the episode itself.
+  `EnvironmentFailure` (I9). Exceptions from this rule are `ActionError` (the model's mistake),
+  `UsageError`, rollout errors, and the cancellation of the episode itself.
+- A result that is not valid or too large is an `EnvironmentFailure`.
 - `step` is never called after `done`.
 """
 
@@ -56,9 +57,10 @@ class EnvironmentRunner:
     """Calls `env` for one episode with `task` and `seed`. `run_in_thread` (from `Threads`) runs
     blocking calls.
 
-    Each call may take `time_limit` seconds, not counting the wait for a thread. After that, a
-    blocking call keeps running, because Python cannot stop it, and so does a coroutine that ignores
-    its cancellation. A result with more than `max_observation_bytes` of text is a failure.
+    Each call may take `time_limit` seconds, not counting the wait for a thread. After the limit, a
+    blocking call keeps running, because Python cannot stop it. A coroutine that ignores its
+    cancellation also keeps running. A result with more than `max_observation_bytes` of text is a
+    failure.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class EnvironmentRunner:
         return result
 
     def checked_step(self, where: str, found: Any, action: Action) -> StepResult:
-        """Return `found`, the result of `action`, which the function `where` returned. Raise
+        """Return `found`, which the function named `where` returned for `action`. Raise
         `EnvironmentFailure` if it is invalid.
         """
         return self._checked(checked_step, where, found, action, self._most_bytes)
@@ -150,8 +152,8 @@ class EnvironmentRunner:
         )
 
     async def measure(self) -> Exception | None:
-        """Read the environment's metrics. Return the error if there is one. It does not fail the
-        episode.
+        """Read the environment's metrics. An error does not fail the episode: it is logged and
+        returned.
         """
         try:
             found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
@@ -172,7 +174,7 @@ class EnvironmentRunner:
         return {**self._metrics, "env_seconds": self.seconds}
 
     async def close(self) -> Exception | None:
-        """Close the environment. Return the error if there is one. It does not fail the episode.
+        """Close the environment. An error does not fail the episode: it is logged and returned.
 
         The time limit applies, or 10 seconds if there is none.
         """
@@ -188,8 +190,9 @@ class EnvironmentRunner:
         return None
 
     def _checked(self, check: Callable[..., T], where: str, *found: Any) -> T:
-        """Return `check` of the result of `where`. Any exception in it is a failure of the
-        environment, because a result may be any object.
+        """Return `check(where, *found)`. `found` is what the environment's method `where` returned.
+
+        A result may be any object, so any exception in `check` is a failure of the environment.
         """
         try:
             with guarded():
@@ -228,7 +231,7 @@ class EnvironmentRunner:
         began = perf_counter()
         where = f"{self._name}.{method}"
         function = getattr(self.env, method)
-        message = f"{where} is async, so that hooks must await it: `await env.{method}`"
+        message = f"{where} is async, so hooks must await it: write `await env.{method}`"
         if inspect.iscoroutinefunction(function):
             raise UsageError(message)
         try:
@@ -304,8 +307,8 @@ def _same(value: T) -> T:
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:
-    """Call `function` in a thread, so that a `KeyboardInterrupt` that it raises is not taken for
-    Ctrl-C.
+    """Call `function` in the current worker thread. If it raises `KeyboardInterrupt`, this is not
+    treated as Ctrl-C.
     """
     with guarded():
         return function(*args)

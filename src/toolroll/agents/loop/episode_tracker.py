@@ -114,9 +114,9 @@ class EpisodeTracker:
         """Return the episode's reward, or None if it was aborted.
 
         The reward is the environment's last reward, or the sum of all (`Environment.reward_mode`).
-        If the environment did not end the episode, the reward is `truncated_reward`; if that is
-        None, it is 0.0 or the sum so far. `penalty` is added for each reply that could not be
-        executed.
+        If the environment did not end the episode, the reward is what `truncated_reward` returns.
+        If this is None, the reward is 0.0, or the sum so far if the mode is "sum". `penalty` is
+        added for each reply that could not be executed.
         """
         if status_of(reason) is Status.ABORTED:
             return None

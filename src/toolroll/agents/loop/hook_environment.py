@@ -108,8 +108,9 @@ class HookCall(Generic[T]):
     """A call to the environment that a hook made. The hook can await it, return it, or read its
     result.
 
-    With `await`, the result is an `Observation` or a `StepResult`. The attributes are the same as
-    for a `ResetResponse` or a `StepResponse`. Reading one of them waits for the environment.
+    With `await`, the result is an `Observation` or a `StepResult`. Without it, the `HookCall` has
+    the attributes of a `ResetResponse` or a `StepResponse`. Reading one of them waits for the
+    environment.
     """
 
     def __init__(
@@ -222,8 +223,8 @@ class HookEnvironment:
         for method, call in self._calls:
             if not call.executed():
                 raise EnvironmentFailure(
-                    f"{hook} called env.{method} without `await` and did not use the result, so "
-                    f"that the environment was not called: write `await env.{method}(...)`"
+                    f"{hook} neither awaited env.{method}(...) nor used its result, so the call "
+                    f"never ran: write `await env.{method}(...)`"
                 )
 
     def cancel(self) -> None:
@@ -278,8 +279,8 @@ def execute_with(
 
 
 def _step_result(found: Any, action: Action) -> StepResult:
-    """Return the result of `_execute_tool`, in toolroll's form or in tau-bench's, as a
-    `StepResult`. Its values are not checked yet.
+    """Convert `found`, which `_execute_tool` returned, to a `StepResult`. `found` has toolroll's
+    form or tau-bench's. Its values are not checked here.
     """
     if isinstance(found, StepResult):
         return found

@@ -50,10 +50,12 @@ def wrap_call_llm(
 def proposing(
     name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, place: int
 ) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """Return the overridden `hook` with the given `name`, in the form that a `Conversation` calls.
-    The hook returns a tuple, in which the ids are at `place`. While the hook runs, `proposed_ids`
-    returns the ids that are served without the hook, so that an override can start from what its
-    base class returns.
+    """Return a function that calls the overridden `hook`, with the signature that a `Conversation`
+    needs.
+
+    The hook returns a tuple whose item `place` has the ids. `name` is the hook's name in error
+    messages. While the hook runs, `proposed_ids` returns the ids that would be served without the
+    hook. So an override can call the method of its base class and change the ids.
     """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
@@ -100,9 +102,10 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
 def finish_with(hook: Callable[..., Any], result: InteractionResult) -> InteractionResult:
     """Call an overridden `_build_final_result`, and return its result.
 
-    The published body adds the ids of the prompt to those of the response, and joins the contents
-    of the messages. So it gets lists, not arrays, and "" for a content of None. Raise
-    `EnvironmentFailure` if it returns anything but an `InteractionResult` with a valid reward.
+    The published hook adds the ids of the prompt to those of the response, and joins the contents
+    of the messages. So the hook gets lists, not arrays, and "" for a content of None. Raise
+    `EnvironmentFailure` if the hook returns anything but an `InteractionResult` with a valid
+    reward.
     """
     ids = [int(index) for index in result.tokens]
     cut = len(ids) - result.response_length

@@ -54,9 +54,10 @@ def build_result(
 def _rewarded(
     trajectories: Sequence[Trajectory], rewards: Sequence[float]
 ) -> tuple[Trajectory, ...]:
-    """Return `trajectories` with the rewards of the episode's turns, in the order in which the
-    turns were played. A turn that is a fork's context has no reward there, because its reward is in
-    the sequence that trains it.
+    """Return `trajectories` with the turns' `rewards`, which are in the order of the episode.
+
+    After a fork, a sequence may contain a turn of an earlier sequence as context. Such a turn gets
+    no reward here, because its reward is in the sequence that trains it.
     """
     left = iter(rewards)
     return tuple(

@@ -55,7 +55,8 @@ def checked_step(
     missing = [call.name for call in action.tool_calls if call.id not in answered]
     if missing and not found.done:
         raise EnvironmentFailure(
-            f"{where} gave no tool message with the tool_call_id of the call of {missing[0]}"
+            f"{where} returned no tool message for the call to {missing[0]}: return one with the "
+            "call's id as tool_call_id"
         )
     return found
 

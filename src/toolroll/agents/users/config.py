@@ -66,7 +66,9 @@ class UserConfig(ChatClientConfig):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that are set, without the seed, and `extra_body`."""
+        """The sampling parameters that are set, and the fields of `extra_body`. The config's seed
+        is not included.
+        """
         optional = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
         given = {name: value for name, value in optional.items() if value is not None}
         return {**given, **self.extra_body}

@@ -103,8 +103,8 @@ class OpenAIUser:
         return await self.step(self._config.first_agent_line)
 
     async def step(self, content: str) -> str:
-        """Return the user's reply to `content`. Raise `UserSimulatorError` if there is none. The
-        message list is then unchanged.
+        """Return the user's reply to `content`. If there is none, leave the message list unchanged
+        and raise `UserSimulatorError`.
         """
         if not self._messages:
             raise UsageError("step was called before reset(instruction) of the user simulator")
@@ -213,7 +213,8 @@ class OpenAIUser:
 
     def metrics(self) -> Mapping[str, float]:
         """Return user_calls, user_prompt_tokens, user_completion_tokens, user_seconds (including
-        the pauses between retries), user_retries and user_errors.
+        the pauses between retries), user_retries and user_errors. user_tool_calls and
+        user_revisions are included if they are not 0.
         """
         return dict(self._metrics)
 

@@ -71,7 +71,7 @@ class DrivenEpisode:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._env, self._task, self._seed, self._max_turns = env, task, seed, max_turns
-        # The caller limits its turns itself: here only the room in the context does.
+        # The caller limits each turn itself. Here, only the context length limits it.
         self._params = {"max_new_tokens": context_length or _NO_LIMIT}
         self._template = ChatTemplate(tokenizer)
         self._engine = _WaitingEngine(context_length=context_length, vocab_size=len(tokenizer))
@@ -85,7 +85,7 @@ class DrivenEpisode:
     async def start(self) -> list[int] | None:
         """Reset the environment and return the first prompt. Return None if the episode is over."""
         if self._playing is not None:
-            raise UsageError("the episode was started already: make a new one for each episode")
+            raise UsageError("the episode was started already: make a new DrivenEpisode")
         self._playing = asyncio.create_task(
             self._agent.asolve(
                 self._env,
@@ -115,7 +115,10 @@ class DrivenEpisode:
         stop token of the template, otherwise "length". Raise `UsageError` if no prompt is waiting.
         """
         if not self._waiting:
-            raise UsageError("no prompt is waiting: call start, and step only after a prompt")
+            raise UsageError(
+                "no prompt is waiting: call start first, and call step only after start or step "
+                "has returned a prompt"
+            )
         ended = len(ids) > 0 and ids[-1] in self._template.stop_token_ids
         if finish_reason is None:
             finish_reason = "stop" if ended else "length"
@@ -128,9 +131,7 @@ class DrivenEpisode:
 
     @property
     def result(self) -> InteractionResult:
-        """The episode. It is available once there is no next prompt; before, this raises
-        `UsageError`.
-        """
+        """The result of the episode. Raise `UsageError` while the episode is not over."""
         if self._playing is None or not self._playing.done():
             raise UsageError("the episode is not over: step until there is no next prompt")
         return self._playing.result()

@@ -77,7 +77,7 @@ class EpisodeSettings(ModelSettings):
         description="limit in seconds for one call of the environment; default: no limit",
     )
     retries: int = Field(
-        default=1, ge=0, description="how often an episode that a failure aborted is played again"
+        default=1, ge=0, description="how often an episode is played again if a failure aborts it"
     )
     seed: int | None = Field(
         default=None, description="the seed of environments and users; default: 0"
@@ -128,9 +128,9 @@ class EpisodePlayer:
         """Play the task `index`, and return the episode.
 
         `metadata` may contain an `env` and a `split` for this task. `number` is the sample's number
-        among the task's samples, and determines the seed. If a failure aborts the episode, it is
-        played again up to `settings.retries` times, and then returned as aborted. Raise
-        `UsageError` for settings that cannot work.
+        among the task's samples, so each sample gets a different seed. If a failure aborts the
+        episode, it is played again up to `settings.retries` times, and then returned as aborted.
+        Raise `UsageError` for settings that cannot work.
         """
         await self._open()
         factory, task = await self._find(index, metadata or {})
@@ -219,14 +219,14 @@ class EpisodePlayer:
         if not 0 <= index < len(tasks):
             raise UsageError(
                 f"{name} ({split or factory.splits[0]}) has tasks 0 to {len(tasks) - 1}; the "
-                f"sample's prompt is {index}"
+                f"sample's task index is {index}"
             )
         return factory, tasks[index]
 
 
 def why_aborted(result: InteractionResult) -> str:
-    """Return why an episode was aborted: its error, or its stop reason if the engine aborted it,
-    which is not an error.
+    """Return why an episode was aborted: the message of its error. If the engine aborted it, there
+    is no error, so return its stop reason.
     """
     error = result.info.get("error") or {}
     return str(error.get("message") or result.stop_reason)
@@ -268,7 +268,7 @@ def check_template(template: ChatTemplate) -> None:
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
     if wrong:
         raise UsageError(
-            f"this chat template cannot be used for training, its tokens would be wrong "
+            f"this chat template cannot be used for training, because its tokens would be wrong "
             f"({'; '.join(wrong)}): please report it"
         )
     if not report.exact:

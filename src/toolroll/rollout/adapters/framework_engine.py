@@ -1,9 +1,9 @@
-"""`FrameworkEngine`: uses the engine object that a training framework passes to its rollouts as the
-engine of a `Model`. `LoopPlayers`: the players that use it.
+"""`FrameworkEngine`: an `EngineClient` that calls the engine object of a training framework.
+`LoopPlayers`: the players that use it.
 
-Invariants: the object is called only in the caller's event loop. As in `parse_completion` for
-SGLang, an answer is refused unless the engine can have sampled its ids, and each id has a finite
-logprob. There is no HTTP.
+Invariants: the object is called only in the caller's event loop. An answer is refused if the engine
+cannot have sampled its ids, or if an id has no finite logprob. `parse_completion` has the same rule
+for SGLang. No HTTP is used.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ class Sampled:
 
 
 class FrameworkEngine(EngineClient):
-    """`name` is the framework's name, for error messages. `vocab_size` is the tokenizer's."""
+    """The base class of the adapters' engines. A subclass implements `sample`.
+
+    `name` is the framework's name, for error messages. `vocab_size` is the tokenizer's.
+    """
 
     def __init__(self, name: str, *, context_length: int | None, vocab_size: int | None) -> None:
         self._name = name
@@ -81,7 +84,7 @@ class FrameworkEngine(EngineClient):
         return self._name
 
     async def model_info(self) -> ModelInfo:
-        """Return what the trainer's settings tell about the model."""
+        """Return the context length and the vocabulary size that the constructor got."""
         return self._model_info
 
     async def generate(
@@ -134,9 +137,10 @@ class FrameworkEngine(EngineClient):
 
 
 def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
-    """Return what ended the turn: what the engine reports, or else the last token. If stop strings
-    were requested, the last token may be part of one. Then it counts only if it is a requested stop
-    token.
+    """Return the stop token or stop string that ended the turn, or None.
+
+    If the engine reports neither, return the last token. But if stop strings were requested, the
+    last token may be part of a stop string. So return it only if it is a requested stop token.
     """
     if turn.finish_reason != "stop" or turn.matched is not None:
         return turn.matched if turn.finish_reason == "stop" else None

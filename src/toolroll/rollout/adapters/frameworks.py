@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """`version`: the tested version. `path`: the name for the framework's configuration. `forks`:
-    how a forked episode is returned. `aborted`: how a failed episode is returned.
+    """A training framework. `version`: the tested version. `path`: the import path of the adapter
+    for the framework's configuration. `forks`: how a forked episode is returned. `aborted`: how a
+    failed episode is returned.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """`TrainingSequence`: one sequence of an episode as lists, by the rules that all adapters share.
 
 - Only tokens that an engine sampled are trained. Tokens made from text are refused.
-- An aborted episode has no reward and no trained tokens (I9).
+- An aborted episode has no reward and no trained tokens (I9 in the README).
 - A response has at least one token, because trainers fail for an empty response. If nothing was
   sampled, the response is the prompt's last token, with mask 0.
 - Tokens that were not sampled have the logprob 0.0. A trained token without a logprob is refused.
@@ -21,9 +21,10 @@ from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """`prompt_ids`, then `response_ids`. `loss_mask` and `logprobs` cover the response.
+    """One sequence for a trainer: `prompt_ids`, followed by `response_ids`.
 
-    `trajectory` is None if the episode ended before its first prompt.
+    `loss_mask` and `logprobs` cover the response. `trajectory` is None if the episode ended before
+    its first prompt.
     """
 
     prompt_ids: list[int]

@@ -29,10 +29,11 @@ def single_sequence(
     max_response: int | None = None,
     max_prompt: int | None = None,
 ) -> SingleSequence:
-    """Return the sequence of which the most tokens are trained within the limits: at most
-    `max_response` tokens of the response, and none if the prompt has more than `max_prompt`.
+    """Apply the limits to each sequence. Return the sequence that then has the most trained tokens.
 
-    `filler` is a token id for an episode that ended before its first prompt.
+    A response is truncated to `max_response` tokens. If a prompt has more than `max_prompt` tokens,
+    no token of its sequence is trained. `filler` is a token id for an episode that ended before its
+    first prompt.
     """
     sequences = training_sequences(result, filler=filler)
     chosen = most_trained([_cut(one, max_response, max_prompt) for one in sequences])
@@ -45,7 +46,7 @@ def _cut(
 ) -> TrainingSequence:
     mask = sequence.loss_mask[:max_response]
     if max_prompt is not None and len(sequence.prompt_ids) > max_prompt:
-        mask = [0] * len(mask)  # what is left of the prompt is not what the model was served
+        mask = [0] * len(mask)  # the model did not sample from the truncated prompt
     return TrainingSequence(
         sequence.prompt_ids,
         sequence.response_ids[:max_response],

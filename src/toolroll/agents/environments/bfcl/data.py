@@ -1,8 +1,8 @@
 """BFCL's multi-turn entries and tool documents, read from the `bfcl-eval` wheel without importing
 it.
 
-Importing the wheel's utilities would create folders in site-packages, so its JSON lines are read
-directly. They are parsed once per factory.
+Importing the wheel's utilities would create folders in site-packages, so its JSON Lines files are
+read directly. They are parsed once per factory.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TYPES: Mapping[str, str] = {
     "object": "object",
     "any": "string",
 }
-"""Maps BFCL's type names to JSON schema's. A type that is not listed is a string."""
+"""Maps BFCL's type names to those of JSON Schema. A type that is not listed is a string."""
 
 _PYTHON_NOTE = " Note that the provided function is in Python 3 syntax."
 _FLOAT_NOTE = " This is a float type value."
 
-# The document of each class, as in the benchmark (bfcl-eval 2026.3.23).
+# The name of each class's document file, as in the benchmark (bfcl-eval 2026.3.23).
 DOCUMENTS: Mapping[str, str] = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",
@@ -79,7 +79,7 @@ class BfclData:
 
     @cached_property
     def ground_truths(self) -> Mapping[str, Sequence[Sequence[str]]]:
-        """The calls of each user turn as Python text, by id."""
+        """Maps each entry's id to the calls of each user turn, as Python text."""
         path = self._folder / "possible_answer" / f"BFCL_v4_{self.category}.json"
         return {entry["id"]: entry["ground_truth"] for entry in _lines(path)}
 
@@ -120,8 +120,8 @@ def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of one property. For a float, the format and the description contain a
-    note.
+    """Return the schema of one property. For a float, set the format `float` and add a note to the
+    description.
     """
     converted = dict(schema)
     if schema.get("type") == "float":

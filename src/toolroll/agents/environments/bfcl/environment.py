@@ -136,7 +136,7 @@ class BfclEnvironment(Environment):
             self._turn -= 1
             return self._end(1.0, None)
         messages = [dict(message) for message in self._entry["question"][self._turn]]
-        if not messages:  # held-back functions become available: BFCL has no line for that turn
+        if not messages:  # withheld functions become available: BFCL has no line for this turn
             return StepResult([{"role": "user", "content": MORE_FUNCTIONS}], tools=self._tools())
         return StepResult(messages)
 
@@ -158,7 +158,7 @@ class BfclEnvironment(Environment):
             return f"turn {self._turn}: the state differs in {', '.join(different)}"
         missing = Counter(expected) - Counter(self._results)
         if missing:
-            return f"turn {self._turn}: results never seen: {list(missing)[:3]}"
+            return f"turn {self._turn}: no call had the expected results {list(missing)[:3]}"
         return None
 
     def _end(self, reward: float, failure: str | None) -> StepResult:
@@ -224,7 +224,7 @@ class BfclFactory:
         """
         if options.settings:
             raise UsageError(
-                f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"
+                f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}"
             )
         return BfclEnvironment(self._data)
 
@@ -258,9 +258,11 @@ MULTI_TURN_BASE = BfclFactory(
     "multi_turn_base", "BFCL v4 multi-turn: 200 tasks over 8 simulated APIs"
 )
 MULTI_TURN_MISS_FUNC = BfclFactory(
-    "multi_turn_miss_func", "the same, with functions held back until a later turn"
+    "multi_turn_miss_func", "BFCL v4 multi-turn, with functions withheld until a later turn"
 )
 MULTI_TURN_MISS_PARAM = BfclFactory(
-    "multi_turn_miss_param", "the same, with a parameter that the user gives later"
+    "multi_turn_miss_param", "BFCL v4 multi-turn, with a parameter that the user gives later"
 )
-MULTI_TURN_LONG_CONTEXT = BfclFactory("multi_turn_long_context", "the same, with long tool results")
+MULTI_TURN_LONG_CONTEXT = BfclFactory(
+    "multi_turn_long_context", "BFCL v4 multi-turn, with long tool results"
+)

@@ -74,7 +74,7 @@ class BfclInstances:
             if name in self._math:
                 return _call_math(name, function, values, named)
             return _as_text(function(*values, **named))
-        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the result
+        except Exception as error:  # noqa: BLE001 - the benchmark's rule: an error is a result
             return f"Error during execution: {error}"
 
     def state(self) -> dict[str, dict[str, Any]]:
@@ -85,8 +85,8 @@ class BfclInstances:
         }
 
     def differences(self, other: BfclInstances) -> list[str]:
-        """Return the attributes, as `Class.attribute`, whose values differ from the attributes of
-        `other`.
+        """Return the names of the attributes whose values differ from those of `other`, as
+        `Class.attribute`.
         """
         mine, theirs = self.state(), other.state()
         return [

@@ -62,5 +62,5 @@ def open_database(rows: Rows | None = None) -> sqlite3.Connection:
 
 
 def final_state(db: sqlite3.Connection) -> tuple[tuple[tuple[Any, ...], ...], ...]:
-    """Return all rows on which the reward depends, in an order that depends only on the rows."""
+    """Return all rows that the reward depends on, sorted."""
     return tuple(tuple(tuple(row) for row in db.execute(query)) for query in _STATE)

@@ -2,7 +2,8 @@
 
 Invariants: every episode has its own in-memory database. The reward is 1.0 if the final database
 equals the one after the reference actions, and the replies contain the required facts. Otherwise it
-is 0.0. Any arguments result in an observation. Nothing is executed after `done`.
+is 0.0. Every tool call results in an observation, whatever its arguments. Nothing is executed after
+`done`.
 """
 
 from __future__ import annotations

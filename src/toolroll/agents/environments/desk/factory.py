@@ -33,8 +33,8 @@ class DeskFactory:
     a seed, each with its own library. They share no member, book, loan or hold with `test`, and no
     title and no card with each other.
 
-    The setting `policy` is the system message. `full` (the default) states the rules. `brief` does
-    not, and is for a model that was trained on them.
+    The setting `policy` selects the system message. `full` (the default) states the rules. `brief`
+    omits them, for a model that was trained on the rules.
     """
 
     name = "desk"
@@ -58,7 +58,7 @@ class DeskFactory:
         """Return a new desk. Raise `UsageError` for an unknown setting or policy."""
         unknown = sorted(set(options.settings) - {"policy"})
         if unknown:
-            raise UsageError(f"desk has the setting policy only, got: {', '.join(unknown)}")
+            raise UsageError(f"desk takes only the setting policy, but got: {', '.join(unknown)}")
         policy = options.settings.get("policy", "full")
         if policy not in _POLICIES:
             raise UsageError(f"desk: policy must be full or brief, not {policy!r}")

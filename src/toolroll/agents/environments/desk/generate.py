@@ -51,14 +51,14 @@ _SECOND = {
     "due": ("renew", "hold", "cancel", "waive", "owed"),
     "owed": ("renew", "hold", "cancel", "waive", "due"),
 }
-"""The kinds of requests that may follow a request. They depend on nothing that it changed, so that
-one look at the account is enough.
+"""Maps each kind of request to the kinds that may follow it. A second request depends on nothing
+that the first one changed, so one look at the account is enough.
 """
 
 
 def generate(count: int, *, held_out: bool) -> list[dict[str, Any]]:
-    """Return `count` tasks, which are always the same. The titles and cards of held-out tasks occur
-    in no other tasks.
+    """Return `count` tasks. Every call returns the same tasks. The titles and cards of held-out
+    tasks do not occur in other tasks.
     """
     name = "held-out" if held_out else "train"
     return [_task(f"{name}-{index:05d}", held_out=held_out) for index in range(count)]
@@ -96,7 +96,9 @@ def _task(name: str, *, held_out: bool) -> dict[str, Any]:
 def _settle(
     rng: random.Random, library: Library, goal: tuple[str, str | None]
 ) -> list[Settled] | None:
-    """Return the requests with their references. Return None if the library does not fit."""
+    """Return the requests with their references. Return None if `library` does not lead to the
+    outcome `goal`.
+    """
     kind, code = goal
     if kind in ("blocked", "stranger"):
         asked = rng.choice(("renew", "hold", "waive", "cancel", "due", "owed"))
@@ -123,7 +125,7 @@ def _one(rng: random.Random, library: Library, kind: str) -> Settled | None:
     objects = choices(library, kind)
     try:
         return SETTLE[kind](library, rng.choice(objects)) if objects else None
-    except LookupError:  # two rules forbid it
+    except LookupError:  # several rules forbid the request
         return None
 
 

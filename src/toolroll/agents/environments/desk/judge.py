@@ -28,8 +28,8 @@ _WELCOME = Action("Welcome! May I have your card number and your postcode?")
 
 
 def settled(request: Mapping[str, Any]) -> list[Action]:
-    """Return the calls that settle one request. Then return the reply, unless a person takes
-    over.
+    """Return the calls that settle one request, followed by the reply. If the last call hands the
+    chat to a person, there is no reply.
     """
     calls = [
         Action("", (ToolCall(name, dict(arguments), ""),)) for name, arguments in request["actions"]

@@ -1,8 +1,7 @@
-"""The objects that each kind of request may refer to, what the rules say about a request, and how
-it is settled.
+"""The rules of `policy.POLICY` as code. The tools do not enforce them.
 
-These are the rules of `policy.POLICY`, written a second time as code. They decide what the tools do
-not decide.
+For each kind of request, this module has the objects that the request may refer to, and a function
+that settles the request or refuses it because of a rule.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _forbidden(kind: str, title: str, actions: list[Call], code: str) -> Settled
 
 def _the_one(broken: Mapping[str, bool]) -> str | None:
     """Return the code of the broken rule, or None. Raise `LookupError` if several rules are broken,
-    because the reply must name one.
+    because the reply must name exactly one.
     """
     codes = [code for code, is_broken in broken.items() if is_broken]
     if len(codes) > 1:

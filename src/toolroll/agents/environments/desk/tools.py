@@ -13,7 +13,7 @@ from toolroll.rollout.types import Tool
 
 
 class ToolError(Exception):
-    """A tool was called with something that does not exist; the text is the observation."""
+    """A mistake in a tool call. The error's text becomes the observation."""
 
 
 def _row(db: sqlite3.Connection, query: str, key: str, what: str) -> sqlite3.Row:
@@ -147,7 +147,7 @@ TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {
 
 
 def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
-    """Run one tool. Raises `ToolError`, and only that, for an unknown tool or wrong arguments."""
+    """Run one tool. Raise only `ToolError` for an unknown tool or wrong arguments."""
     if name not in TOOLS:
         raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
     function, tool = TOOLS[name]
@@ -160,4 +160,4 @@ def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
     return function(db, **arguments)
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")  # SQLite stores UTF-8, which has none
+_SURROGATE = re.compile("[\ud800-\udfff]")  # SQLite stores UTF-8, which cannot encode them

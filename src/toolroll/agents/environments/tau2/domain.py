@@ -34,8 +34,8 @@ READ_ONLY = frozenset({"calculate", "transfer_to_human_agents"})
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain. `functions` maps the name of each tool of the agent to its function.
-    `user_functions` does the same for the simulated user's tools, which only telecom has.
+    """One domain. `functions` maps the names of the agent's tools to their functions.
+    `user_functions` maps the names of the simulated user's tools, which only telecom has.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Domain:
         return state
 
     def is_expected(self, task: Mapping[str, Any], database: Any) -> bool:
-        """Return True if `database` is what the task's reference actions result in."""
+        """Return True if `database` equals the database after the task's reference actions."""
         return quick_digest(database) == self._digest(task, quick_digest) or digest(
             database
         ) == self._digest(task, digest)
 
     def _digest(self, task: Mapping[str, Any], of: Callable[[Any], str]) -> str:
-        """Return the digest `of` the database after the task's reference actions.
+        """Apply the digest function `of` to the database after the task's reference actions.
 
         The digest is cached by task and digest function.
         """
@@ -89,7 +89,7 @@ class State:
         self.calls: dict[str, list[Call]] = {"assistant": [], "user": []}
 
     def call(self, side: str, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """Return a tool's result, and True if it is an error."""
+        """Call a tool of `side`. Return its result, and True if the result is an error."""
         self.calls[side].append((name, arguments))
         functions = self._domain.functions if side == "assistant" else self._domain.user_functions
         if name not in functions:
@@ -97,14 +97,14 @@ class State:
         token = STORE.set(self._store)
         try:
             return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
-        except Exception as error:  # noqa: BLE001 - the benchmark's rule: it is the result
+        except Exception as error:  # noqa: BLE001 - the benchmark's rule: an error is a result
             return f"Error: {error}", True
         finally:
             STORE.reset(token)
 
     def do(self, side: str, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a method of the tools of `side`. It may also be a method for assertions or initial
-        actions.
+        """Call the method `name` of the object with the tools of `side`. Unlike `call`, this also
+        works for methods that are not tools, such as those for assertions and initial actions.
         """
         token = STORE.set(self._store)
         try:

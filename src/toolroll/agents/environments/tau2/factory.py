@@ -59,7 +59,7 @@ class Tau2Factory:
         """Return a new environment. It takes no settings."""
         if options.settings:
             raise UsageError(
-                f"{self.name} takes no settings, got: {', '.join(sorted(options.settings))}"
+                f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}"
             )
         if options.user is None:
             raise UsageError(
@@ -69,7 +69,7 @@ class Tau2Factory:
         return Tau2Environment(self.domain, options.user, self._threads)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return the agent's reference actions. `ReferenceUser` executes the user's."""
+        """Return the agent's reference actions. `ReferenceUser` executes the user's actions."""
         return reference(task.data)
 
 

@@ -1,8 +1,9 @@
 """Import tau2's domains from the inspect-evals wheel, without inspect_ai.
 
-The wheel (MIT; tau2-bench, MIT, Sierra Research) contains the data, and tools that keep their state
-in inspect_ai's store. During the import, stand-in modules replace inspect_ai, and the store is the
-episode's own. This module is written for inspect-evals 0.26.0.
+The wheel (MIT license) contains the data and the tools of tau2-bench (MIT license, Sierra
+Research). The tools keep their state in inspect_ai's store. During the import, stand-in modules
+replace inspect_ai. Their store belongs to one episode. This module is written for inspect-evals
+0.26.0.
 
 Invariants: nothing is imported before it is needed. `sys.modules` is restored. Two episodes never
 share a store.

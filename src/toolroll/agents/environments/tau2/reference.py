@@ -1,4 +1,4 @@
-"""The agent's reference actions for a task, and a scripted user that executes the user's."""
+"""The agent's reference actions for a task, and a scripted user for the user's actions."""
 
 from __future__ import annotations
 

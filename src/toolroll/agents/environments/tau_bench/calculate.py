@@ -30,7 +30,7 @@ class Calculate:
 
     @staticmethod
     def invoke(data: Any, expression: Any) -> str:
-        """Return the value rounded to two digits, or "Error: ..." in the original's words."""
+        """Return the value with two decimal places, or "Error: ..." in the original's words."""
         if not all(char in _ALLOWED for char in expression):
             return "Error: invalid characters in expression"
         if not isinstance(expression, str):
@@ -72,7 +72,7 @@ class _Bounded(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)
-        node.func = _called("same", node.func)  # the compiler warns of a call of a number: `2(3)`
+        node.func = _called("same", node.func)  # the compiler warns if a number is called: `2(3)`
         return node
 
 

@@ -1,10 +1,10 @@
 """`Database`: one domain's database. Every episode gets a lazy copy of it.
 
-A copy creates a record, and the lists and dicts in it, when they are first read. A full copy would
-take 6 ms (retail) or 14 ms (airline), and 6 or 13 MiB of small objects per live episode. Python's
-garbage collector would visit these objects repeatedly, although a search reads only one or two
-fields of each record. With 64 live episodes, full records blocked the event loop for 100 ms at a
-time.
+A copy creates a record, and the lists and dicts in it, when they are first read. A full copy of
+retail would take 6 ms, and 6 MiB of small objects per live episode. For airline, it would take 14
+ms and 13 MiB. Python's garbage collector would visit these objects repeatedly, although a search
+reads only one or two fields of each record. With 64 live episodes, full records blocked the event
+loop for 100 ms at a time.
 
 Invariants:
 
@@ -47,7 +47,7 @@ class Stored(dict[str, Any]):
 class Table(dict[str, Any]):
     """A table or a record whose values are created when they are first read.
 
-    A value that was not read is a `Stored` record or bytes, which JSON values never are. Python
+    An unread value is kept as a `Stored` record or as bytes. Neither type occurs in JSON. Python
     code and its `json` module read a `Table` like any dict. C code that bypasses the methods of a
     subclass (`orjson`) needs `dict(table)`.
     """
@@ -182,7 +182,7 @@ class Database:
         """Return tau-bench's hash of the database with `changes`. It is computed from the records'
         cached texts.
 
-        This takes milliseconds, and not tenths of a second. The first call computes all texts.
+        This takes milliseconds instead of tenths of a second. The first call computes all texts.
         """
         texts = self._all_texts()
         parts = []

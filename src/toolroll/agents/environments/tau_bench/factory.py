@@ -79,7 +79,9 @@ class TauBenchFactory:
         """
         unknown = sorted(set(options.settings) - {"split"})
         if unknown:
-            raise UsageError(f"{self.name} takes only the setting split, got: {', '.join(unknown)}")
+            raise UsageError(
+                f"{self.name} takes only the setting split, but got: {', '.join(unknown)}"
+            )
         if options.user is None:
             raise UsageError(
                 f"{self.name} needs a user simulator: give --user-model NAME and --user-url "

@@ -54,8 +54,8 @@ class Domain:
 
 
 def installed(package: str, domain: str) -> bool:
-    """Return True if `package` is installed and is this benchmark, because PyPI has a different
-    package of the same name.
+    """Return True if `package` is installed and is this benchmark. PyPI has a different package of
+    the same name.
     """
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec is not None else None
@@ -74,8 +74,8 @@ def load_domain(package: str, domain: str, split: str) -> Domain:
     envs = import_module(f"{package}.envs")
     base = import_module(f"{package}.envs.base")
     users = import_module(f"{package}.envs.user")
-    # "human" is the only strategy whose constructor does not call a model. The index is 0, because
-    # for None it is drawn and may be out of range.
+    # "human" is the only strategy whose constructor does not call a model. With task_index=None,
+    # tau-bench would draw an index that may be out of range.
     env = envs.get_env(domain, user_strategy="human", user_model="", task_split=split, task_index=0)
     prompt = object.__new__(users.LLMUserSimulationEnv).build_system_prompt(
         instruction="{instruction}"

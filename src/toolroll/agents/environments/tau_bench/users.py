@@ -3,8 +3,10 @@ thread.
 
 Invariants: the event loop never waits for litellm. A failure is a `UserSimulatorError`, never a
 line. A stop marker in the simulator's reasoning does not end the episode. A call that hangs neither
-delays other calls nor keeps the process alive. For a model behind an OpenAI-compatible endpoint,
-use `toolroll.agents.users`, which has retries and a seed and needs no threads.
+delays other calls nor keeps the process alive.
+
+For a model behind an OpenAI-compatible endpoint, use `toolroll.agents.users`, which has retries and
+a seed and needs no threads.
 """
 
 from __future__ import annotations

@@ -19,7 +19,10 @@ NAMES = (
 
 
 class ArealEngine(FrameworkEngine):
-    """`engine` is AReaL's `InferenceEngine`. `gconfig` is AReaL's `GenerationHyperparameters`."""
+    """AReaL's inference engine as an `EngineClient`.
+
+    `engine` is AReaL's `InferenceEngine`. `gconfig` is AReaL's `GenerationHyperparameters`.
+    """
 
     def __init__(
         self, engine: Any, gconfig: Any, tokenizer: Any, *, context_length: int | None

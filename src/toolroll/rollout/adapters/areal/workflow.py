@@ -21,11 +21,11 @@ from toolroll.rollout.types import Status
 
 
 class ToolrollWorkflow:
-    """`gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. Its
-    `max_tokens` limits the prompt and the response together, unless `settings` has a
-    `context_length`.
+    """Plays episodes for AReaL's trainer.
 
-    Raise `UsageError` for a setting of AReaL that episodes do not have.
+    `gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. Its
+    `max_tokens` limits the prompt and the response together, unless `settings` has a
+    `context_length`. Raise `UsageError` for a setting of AReaL that episodes do not support.
 
     Example:
         workflow = ToolrollWorkflow(config.gconfig, tokenizer, EpisodeSettings(env="desk"))
@@ -56,14 +56,15 @@ class ToolrollWorkflow:
     async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any] | None:
         """Play the task `data["index"]` on `engine`.
 
-        Return tensors: `input_ids`, `loss_mask`, `versions` int32, `logprobs` float32 and
-        `attention_mask` bool, each [1, n], and `rewards` float32 [1]. Return None if no token of
-        the episode may be trained. Raise `UsageError` if the settings or the task are not valid.
+        Return a dict of tensors with these types and shapes: `input_ids`, `loss_mask` and
+        `versions`: int32 [1, n]; `logprobs`: float32 [1, n]; `attention_mask`: bool [1, n];
+        `rewards`: float32 [1]. Return None if no token of the episode may be trained. Raise
+        `UsageError` if the settings or the task are not valid.
         """
         if "index" not in data:
             raise UsageError(
                 "a row has no key 'index': write the tasks with `toolroll tasks ENV`, and keep "
-                "its columns"
+                "all columns"
             )
         index, metadata = task_index(data["index"]), data.get("metadata") or {}
         player = self._players.get(engine)

@@ -83,7 +83,7 @@ class ManagedServers:
 def _dummy(server: Any, tokenizer: Any) -> DummyManagedServer:
     if os.environ.get(_ALLOW_DUMMY, "").lower() not in ("1", "true", "yes"):
         raise NotImplementedError(
-            "a server of OpenAI's type has no token ids, so its answers cannot be trained. Use "
+            "a server of OpenAI's type has no token ids, so its answers cannot be trained on. Use "
             f"server_type='sglang', or set {_ALLOW_DUMMY}=1 to evaluate with it"
         )
     return DummyManagedServer(server, tokenizer)

@@ -1,8 +1,8 @@
 """`AgentExecutor`: plays one sample of OpenRLHF with any program that uses `openai.AsyncOpenAI`.
 
 Invariants: the agent's calls are answered in the caller's event loop, without a server, port or
-thread. Samples share no mutable state. An overflow truncates the sample and keeps its earlier
-turns.
+thread. Samples share no mutable state. A context overflow truncates the sample, which keeps its
+earlier turns.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SAMPLE: ContextVar[_Sample] = ContextVar("toolroll_openrlhf_sample")
 
 
 class AgentExecutor:
-    """Write a subclass that is also named `AgentExecutor` and overrides `run_agent`. Pass its file
-    as `--train.agent_func_path`.
+    """Plays OpenRLHF's samples with an agent. Write a subclass that is also named `AgentExecutor`
+    and overrides `run_agent`. Pass its file as `--train.agent_func_path`.
 
     `parser` is SGLang's name for the model's tool-call format. OpenRLHF takes one sequence per
     sample, which `choose` selects. For a trainer that takes several sequences, set `several =

@@ -9,8 +9,10 @@ from toolroll.rollout.types import GenerateRequest, WeightVersion
 
 
 class SkyrlEngine(FrameworkEngine):
-    """`client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: never reuse the prefix cache of
-    an earlier weight version, as with SkyRL's `use_cache_salt`.
+    """SkyRL's inference engine client as an `EngineClient`.
+
+    `client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: never reuse the prefix cache of an
+    earlier weight version, as with SkyRL's `use_cache_salt`.
     """
 
     def __init__(
@@ -43,6 +45,6 @@ class SkyrlEngine(FrameworkEngine):
         )
 
     def _version(self) -> str | None:
-        """Return the engine's weight version. Older clients do not report it; then return None."""
+        """Return the engine's weight version, or None. Older clients do not report it."""
         version = getattr(self._client, "weight_version", None)
         return None if version is None else str(version)

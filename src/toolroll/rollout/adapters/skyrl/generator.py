@@ -28,7 +28,9 @@ _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One episode, and the sequence of it that is trained."""
+    """One episode, its sequence that is trained, and the number of trained tokens that are left
+    out.
+    """
 
     result: InteractionResult
     sequence: TrainingSequence
@@ -36,11 +38,12 @@ class _Played:
 
 
 class ToolrollGenerator:
-    """`generator_cfg` is SkyRL's `cfg.generator`. These of its fields are used: `sampling_params`,
-    `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
-    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`.
+    """Plays one episode for each prompt of a SkyRL batch.
 
-    Raise `UsageError` for a setting of SkyRL that episodes do not have.
+    `generator_cfg` is SkyRL's `cfg.generator`. The generator reads its fields `sampling_params`,
+    `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
+    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`. Raise `UsageError`
+    for a setting of SkyRL that episodes do not support.
 
     Example:
         settings = EpisodeSettings(env="desk")
@@ -180,14 +183,16 @@ class ToolrollGenerator:
 
 
 def _text(prompt: Any) -> Any:
-    """Return the text of a prompt's last message. It is the task's index if no column contains the
-    index.
+    """Return the text of a prompt's last message. If no column contains the task's index, this text
+    must be the index.
     """
     return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
 
 
 def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -> list[float]:
-    """Return `rewards`, in which the mean reward of the same instance replaces each None."""
+    """Replace each None in `rewards` with the mean reward of the same instance. If the instance has
+    no reward, replace it with 0.0.
+    """
     graded: dict[str, list[float]] = {}
     for reward, instance in zip(rewards, instances, strict=True):
         if reward is not None:
@@ -201,9 +206,9 @@ def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -
 def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
     """Return one reward for each token of the response. Their sum is `reward`.
 
-    Each trained turn has its own reward at its last token, if these add up to `reward`. Otherwise,
-    for example if another sequence of a fork has a part of it, the last sampled token has all of
-    it.
+    If the rewards of the trained turns add up to `reward`, the last token of each turn has the
+    turn's reward. They do not add up if, for example, another sequence of a fork has a part of
+    `reward`. Then the last sampled token has the whole `reward`.
     """
     cut = len(sequence.prompt_ids)
     turns = sequence.trajectory.turns if sequence.trajectory is not None else ()

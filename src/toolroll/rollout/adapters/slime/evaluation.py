@@ -62,8 +62,8 @@ async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], 
     graded = [episode[0] for episode in episodes if episode[0].status is not aborted]
     if not graded:
         raise RolloutError(
-            f"evaluation {dataset.name}: none of {len(episodes)} episodes could be graded; "
-            f"{_error(episodes[-1][0])}"
+            f"evaluation {dataset.name}: none of {len(episodes)} episodes could be graded; the "
+            f"last episode: {_error(episodes[-1][0])}"
         )
     reward_key = attribute(args, "reward_key")
     eval_key = attribute(args, "eval_reward_key") or reward_key
@@ -112,8 +112,8 @@ def read_samples(dataset: Any) -> Sequence[Any]:
         key = attribute(dataset, "input_key", "index")
         if key not in row:
             raise UsageError(
-                f"{dataset.path}, line {number}: no key {key!r} (--eval-input-key index, for files "
-                f"of `toolroll tasks`)"
+                f"{dataset.path}, line {number} has no key {key!r}: for a file from `toolroll "
+                f"tasks`, set --eval-input-key index"
             )
         for _ in range(attribute(dataset, "n_samples_per_eval_prompt", 1)):
             metadata = {

@@ -82,7 +82,7 @@ async def play_sample(
     samples = await playing.play(sample, sampling_params, stopped=stopped)
     if restart and any(made.status is type(sample).Status.ABORTED for made in samples):
         return unplayed(sample)
-    # The trainer's own evaluation takes each sample of a list for an episode.
+    # The trainer's own evaluation counts each sample of a list as an episode.
     return samples[0] if len(samples) == 1 or evaluation else samples
 
 
@@ -97,7 +97,7 @@ def unplayed(sample: Any) -> Any:
 def _slime_stops(args: Any) -> Callable[[], bool]:
     """Return a function that returns True while slime's own loop aborts its rollout."""
     module = sys.modules.get(_SLIME_LOOP)
-    if module is None:  # called by ours or a similar trainer's loop, not by slime's own
+    if module is None:  # slime's own loop is not imported: another loop calls `generate`
         return lambda: False
     state = module.GenerateState(args)
     return lambda: bool(state.aborted)

@@ -36,8 +36,8 @@ def _never() -> bool:
 
 
 _STOPPED: ContextVar[Callable[[], bool]] = ContextVar("toolroll_slime_stopped", default=_never)
-"""The `stopped` of the running `Player.play`: calls of one player may belong to several rollouts,
-of which only one is stopped.
+"""The function `stopped` of the running `Player.play`. One player may play samples of several
+rollouts at once, and only one of the rollouts may be stopped.
 """
 
 

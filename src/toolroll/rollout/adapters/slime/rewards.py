@@ -29,8 +29,9 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[Any], lis
     """Return the raw and the normalized reward of each sample, by slime's formula. For
     `--custom-reward-post-process-path`.
 
-    A group has the samples of one `group_index`, an episode those of one `rollout_id`. All samples
-    of an episode get its value. Raise `UsageError` for a sample without a reward or a group.
+    Samples with the same `group_index` form a group. Samples with the same `rollout_id` form an
+    episode, and all of them get its value. Raise `UsageError` for a sample without a reward or a
+    group.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if not normalizes_groups(args):

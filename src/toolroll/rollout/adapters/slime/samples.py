@@ -18,7 +18,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Trajectory
 
 KEY = "toolroll"
-"""The key in `Sample.metadata` for episode data for which slime has no field."""
+"""The key in `Sample.metadata` for the episode data that has no field in slime's `Sample`."""
 
 
 def to_samples(

@@ -23,7 +23,7 @@ PREFIX = "toolroll_"
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """slime's parameters that affect only the text of an answer, which is not used here. Routers drop
-the second one.
+`spaces_between_special_tokens`.
 """
 
 
@@ -38,7 +38,7 @@ class SlimeSettings(EpisodeSettings):
     max_dropped: int = Field(
         default=64,
         ge=1,
-        description="generate_rollout gives up after this number of dropped groups in a row",
+        description="generate_rollout gives up after this many aborted groups in a row",
     )
     partial: Literal["refuse", "restart"] = Field(
         default="refuse",
@@ -95,8 +95,8 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
     """Raise `UsageError` for options of slime that toolroll does not support."""
     if collects_partial(args) and settings.partial == "refuse" and not evaluation:
         raise UsageError(
-            "--partial-rollout continues a response token by token, which an episode with an "
-            "environment cannot: run without it, or "
+            "--partial-rollout continues a response token by token, but an episode with an "
+            "environment cannot be continued: run without it, or "
             f"set {PREFIX}partial: restart to play cut episodes again from their beginning"
         )
     if attribute(args, "use_rollout_routing_replay", False):
@@ -144,8 +144,9 @@ def collects_partial(args: Any) -> bool:
 
 
 def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Return `params` for the sample at `place` of its group. With SGLang's deterministic inference
-    they have slime's seed, because otherwise all samples of a group would be equal.
+    """Return `params` for the sample at `place` in its group. With SGLang's deterministic
+    inference, add the sampling seed: slime's seed plus `place`. Without it, all samples of a group
+    would be equal.
     """
     if not attribute(args, "sglang_enable_deterministic_inference", False):
         return params

@@ -134,8 +134,8 @@ def _check_normalization(args: Any) -> None:
 @cache
 def _warn_of_forks() -> None:
     logger.warning(
-        "an episode forked into several samples, so that slime does not find the groups and "
-        "normalizes rewards over the whole batch: set --custom-reward-post-process-path "
+        "an episode forked into several samples, so slime cannot find the groups and normalizes "
+        "rewards over the whole batch: set --custom-reward-post-process-path "
         "toolroll.rollout.adapters.slime.normalize_rewards"
     )
 
@@ -171,8 +171,8 @@ class _Batch:
                 self._take(task.result())
 
     async def stop(self) -> None:
-        """Cancel the running episodes and abort their requests at the engine. If slime keeps
-        truncated samples, give their groups back to the data source.
+        """Cancel the running episodes and abort their requests at the engine. With
+        `--partial-rollout`, give the groups of these episodes back to the data source.
         """
         for task in self._pending:
             task.cancel()

@@ -9,7 +9,7 @@ Rules:
   completion that it wants, so each prompt of a call is one episode.
 - Sampling parameters are `GRPOConfig`'s. `max_completion_length` limits each turn, and the whole
   completion is truncated to that length.
-- `env_mask` is the loss mask. TRL trains the tokens with 1.
+- `env_mask` is the loss mask. TRL trains the tokens with mask 1.
 - If an episode forked, its sequence with the most trained tokens is the completion. The metric
   `toolroll/left_out_tokens` counts the trained tokens that are left out: those of the other
   sequences, and those after the limit.

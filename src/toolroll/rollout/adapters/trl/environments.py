@@ -57,7 +57,7 @@ class _Episode:
         """Start the task with the index `row["index"]` and return the user's first message."""
         self._close()
         if "index" not in row:
-            raise UsageError("a row needs the column index: make them with environment_rows")
+            raise UsageError("a row needs the column index: make the rows with environment_rows")
         task = _task(self.factory, self.tasks, row["index"])
         self._over, self._failed, self._rewards = False, False, []
         self._environment = self.factory.make(EnvironmentOptions())
@@ -68,8 +68,8 @@ class _Episode:
         observation: Observation = self._await(self._environment.reset(task, seed))
         if tuple(sorted(_names(observation.tools))) != self.names:
             raise UsageError(
-                f"{self.factory.name}: the task {task.id} has other tools than the first task, but "
-                "TRL takes one list of tools for all tasks"
+                f"{self.factory.name}: the tools of the task {task.id} differ from those of the "
+                "first task, but TRL takes one list of tools for all tasks"
             )
         system, user = _opening(self.factory, task, observation)
         _check_system(row.get("prompt"), system, task)
@@ -226,8 +226,9 @@ def finish_episodes(
 
 
 def _end_tokens(log_metric: Any) -> frozenset[int]:
-    """Return the end tokens of the trainer, whose method `log_metric` is: TRL 1.16 passes reward
-    functions neither the trainer nor the tokenizer. Empty if another program calls the function.
+    """Return the trainer's end-of-sequence tokens. They are read from the trainer that `log_metric`
+    is a method of, because TRL 1.16 passes reward functions neither the trainer nor the tokenizer.
+    Return an empty set if the caller is not TRL.
     """
     trainer = getattr(log_metric, "__self__", None)
     return frozenset(getattr(trainer, "eos_token_ids", ()))
@@ -270,8 +271,8 @@ def _opening(
     system = messages.pop(0) if messages and messages[0]["role"] == "system" else None
     if len(messages) != 1 or messages[0]["role"] != "user":
         raise UsageError(
-            f"{factory.name}: the task {task.id} does not begin with a system message and one of "
-            "the user, as TRL's environments must: use make_rollout_func"
+            f"{factory.name}: TRL needs an optional system message and one user message as the "
+            f"beginning, but the task {task.id} has other messages: use make_rollout_func"
         )
     return None if system is None else str(system["content"]), str(messages[0]["content"])
 

@@ -35,12 +35,13 @@ def make_rollout_func(
     Args:
         settings: the settings of the episodes.
         engine_url: the address of an SGLang server or router.
-        engine: instead of `engine_url`: a function that returns the trainer's engine, called once.
-        sync_weights: called with the trainer before the first rollout of each step, so that the
-            engine samples from the current weights; see `weights_from_disk`.
+        engine: in place of `engine_url`, a function that takes the trainer and returns its engine.
+            It is called once.
+        sync_weights: a function that is called with the trainer before the first rollout of each
+            step, so that the engine samples from the current weights; see `weights_from_disk`.
 
     Raises:
-        UsageError: for an unknown setting, or unless exactly one of `engine_url` and `engine` is
+        UsageError: for an unknown setting, or if both or neither of `engine_url` and `engine` are
             given.
 
     Example:

@@ -60,7 +60,7 @@ def tool_method(tool: Tool) -> Callable[..., str]:
         )
         return said
 
-    order = sorted(properties, key=lambda one: one not in required)  # no default first
+    order = sorted(properties, key=lambda one: one not in required)  # required parameters first
     hints = {
         one: _hint(properties[one]) if one in required else _hint(properties[one]) | None
         for one in order

@@ -69,7 +69,7 @@ class EndpointClient:
 
 
 def register(server: Any, config: Any) -> EndpointClient:
-    """Make verifiers' interception `server`, which is started, use an `EndpointClient` for
+    """Make `server`, a started interception server of verifiers, use an `EndpointClient` for
     `config`.
 
     verifiers itself creates only clients of its own classes. The server closes the client.
@@ -87,8 +87,8 @@ def _tokens(raw: Mapping[str, Any]) -> Any:
     content = (choice.get("logprobs") or {}).get("content") or []
     if not prompt or ids is None or [place.get("token_id") for place in content] != ids:
         raise _error(
-            "the answer has no token ids, or their logprobs do not match: base_url must be that "
-            "of `toolroll serve`",
+            "the answer has no token ids, or their logprobs do not match: base_url must be the "
+            "address of `toolroll serve`",
             422,
         )
     if any(place.get("logprob") is None for place in content):
@@ -117,6 +117,6 @@ def _module(name: str) -> Any:
         ) from error
 
 
-# Make `isinstance` checks succeed; verifiers itself has none
+# Make `isinstance(client, Client)` True. verifiers itself has no such check.
 with contextlib.suppress(ImportError):
     importlib.import_module("verifiers.v1.clients.client").Client.register(EndpointClient)

@@ -20,7 +20,7 @@ Rules:
   instead.
 - `min_global_steps` and `max_global_steps` cover the episode's turns, if verl reports them.
 
-verl is imported when an episode has ended, only for its own type.
+verl is imported only when the first episode has ended, to create verl's output type.
 """
 
 from toolroll.rollout.adapters.verl.agent_loop import ToolrollAgentLoop

@@ -98,8 +98,9 @@ def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any
 
 
 def _versions(extra: Mapping[str, Any], count: int) -> tuple[WeightVersion, ...]:
-    """Return the training step of the weights. It is "2-3" if verl resumed the turn after an
-    update, because verl does not report which weights sampled which tokens.
+    """Return the training step of the weights as the weight version. If verl resumed the turn after
+    an update, the version is a range such as "2-3", because verl does not report which weights
+    sampled which tokens.
     """
     first, last = extra.get("min_global_steps"), extra.get("max_global_steps")
     if first is None or last is None:

@@ -17,8 +17,8 @@ class VerlSettings(EpisodeSettings):
 
     on_aborted: Literal["zero", "raise"] = Field(
         default="zero",
-        description="what an episode that a failure aborted becomes: a sample with the reward 0.0 "
-        "and a zero mask, or an error that ends verl's step",
+        description="what happens to an aborted episode: zero returns a sample with the reward 0.0 "
+        "and a zero mask; raise ends verl's step with an error",
     )
 
 
