@@ -45,9 +45,7 @@ steps of the policy gradient.
 """
 
 CONTROL_SEED = 1
-"""The seed whose network the controls start from. It earns about 0.65 at that point. Seed 0 earns
-0.04 there, which is too little to learn from rewards.
-"""
+"""The seed whose network the controls start from. It earns 0.69 at that point."""
 
 
 @dataclass(frozen=True)

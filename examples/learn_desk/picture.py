@@ -12,7 +12,7 @@ from examples.learn_desk.mistakes import MISTAKES
 from matplotlib import pyplot
 
 Line = dict[str, Any]
-_BLUE = "#1f77b4"
+_BLUE, _RED = "#1f77b4", "#d62728"
 
 
 def read_log(folder: Path) -> list[Line]:
@@ -30,45 +30,54 @@ def held_out(lines: list[Line]) -> list[tuple[int, float]]:
 
 
 def draw(out: Path, to: Path) -> None:
-    """Draw the held-out reward of each seed by steps, and the band between them."""
+    """Draw the held-out reward by steps: of each seed, with the band between them, and of two
+    controls.
+    """
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(8, 3.2), sharey=True, width_ratios=(3, 2)
     )
-    curves = [held_out(read_log(folder)) for folder in sorted(out.glob("seed-*"))]
     taught = Lessons().drills + Lessons().imitation
-    for axes, shown, start in (
-        (left, [[one for one in curve if one[0] <= taught] for curve in curves], 0),
-        (right, [[one for one in curve if one[0] >= taught] for curve in curves], taught),
-    ):
-        steps = [step - start for step, _ in shown[0]]
-        rewards = list(zip(*([reward for _, reward in curve] for curve in shown), strict=True))
-        for curve in shown:
-            axes.plot(steps, [reward for _, reward in curve], color=_BLUE, alpha=0.5, linewidth=1)
-        low, high = [min(one) for one in rewards], [max(one) for one in rewards]
-        axes.fill_between(steps, low, high, color=_BLUE, alpha=0.2)
-        mean = [sum(one) / len(one) for one in rewards]
-        label = f"mean of {len(curves)} seeds"
-        axes.plot(steps, mean, color=_BLUE, linewidth=2, marker="o", label=label)
-        axes.grid(alpha=0.3)
+    curves = [held_out(read_log(folder)) for folder in sorted(out.glob("seed-*"))]
+    steps = [step for step, _ in curves[0]]
+    rewards = list(zip(*([reward for _, reward in curve] for curve in curves), strict=True))
+    for curve in curves:
+        left.plot(steps, [reward for _, reward in curve], color=_BLUE, alpha=0.5, linewidth=1)
+    low, high = [min(one) for one in rewards], [max(one) for one in rewards]
+    left.fill_between(steps, low, high, color=_BLUE, alpha=0.2)
+    mean = [sum(one) / len(one) for one in rewards]
+    label = f"mean of {len(curves)} seeds"
+    left.plot(steps, mean, color=_BLUE, linewidth=2, marker="o", label=label)
     left.axvline(Lessons().drills, color="grey", linestyle=":", label="imitation starts")
-    left.set(xlabel="steps: drills, then imitation", ylabel="reward on held-out tasks", ylim=(0, 1))
-    right.set(xlabel="steps of policy gradient")
-    left.legend(loc="upper left")
+    left.axvline(taught, color="grey", linestyle="--", label="policy gradient starts")
+    left.set(xlabel="steps of training", ylabel="reward on held-out tasks", ylim=(0, 1.02))
+    for name, color, label in (
+        ("none", _BLUE, "right mask"),
+        ("mask-everywhere", _RED, "mask 1 everywhere"),
+    ):
+        curve = [
+            (0, before(out)),
+            *((at - taught, won) for at, won in held_out(read_log(out / name))),
+        ]
+        right.plot(*zip(*curve, strict=True), color=color, linewidth=2, marker="o", label=label)
+    right.set(xlabel="steps of policy gradient, weaker start")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(to)
+
+
+def before(out: Path) -> float:
+    """Return the held-out reward of the network that the controls start from."""
+    third = Lessons().drills + Lessons().imitation // 3
+    return dict(held_out(read_log(out / f"seed-{CONTROL_SEED}")))[third]
 
 
 def table(out: Path) -> str:
     """Return the held-out reward of each control after its policy gradient: the mean of the last
     two evaluations.
     """
-    third = Lessons().drills + Lessons().imitation // 3
-    [start] = [
-        line["held_out"]
-        for line in read_log(out / f"seed-{CONTROL_SEED}")
-        if line["step"] == third and "held_out" in line
-    ]
-    rows = ["| control | reward |", "| --- | --- |", f"| (before) | {start:.3f} |"]
+    rows = ["| control | reward |", "| --- | --- |", f"| (before) | {before(out):.3f} |"]
     for name in MISTAKES:
         if (out / name).exists():
             last = held_out(read_log(out / name))[-2:]
