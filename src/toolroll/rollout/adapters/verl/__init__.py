@@ -10,7 +10,7 @@ Rules:
 - A row's `extra_info` names the task: `index`, and optionally `env` and `split`.
 - verl's own servers, SGLang or vLLM, sample the turns through verl's `server_manager`. All turns of
   an episode have the same request id, so verl routes them to the same server.
-- verl takes one trajectory per prompt. If an episode forked, verl gets the trajectory with the most
+- The agent loop returns one trajectory. If an episode forked, it is the trajectory with the most
   trained tokens. The trajectory is truncated to `response_length`. `toolroll_left_out_tokens`
   counts the trained tokens that are left out.
 - If the first prompt is longer than `prompt_length`, verl gets only its end, and a zero mask.
