@@ -225,8 +225,8 @@ class EpisodePlayer:
 
 
 def why_aborted(result: InteractionResult) -> str:
-    """Return why an episode was aborted: the message of its error. If the engine aborted it, there
-    is no error, so return its stop reason.
+    """Return why an episode was aborted: the message of its error, or its stop reason if the engine
+    aborted it without an error.
     """
     error = result.info.get("error") or {}
     return str(error.get("message") or result.stop_reason)

@@ -79,7 +79,7 @@ class Model:
         tokenizer that `args` names.
 
         `engine` creates the client. `tool_call_parser="auto"` selects the parser for the format
-        that the chat template writes. Raises `UnknownParserError` if there is no such parser.
+        that the chat template writes. Raises `UnknownParserError` if no parser reads this format.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser

@@ -78,8 +78,8 @@ class Prompt:
         return self.repeated.turn if self.repeated is not None else None
 
     def ids_json(self, before: bytes | None) -> bytes:
-        """Return the ids as JSON text. `before` is the JSON text of the prompt of `turn`, to be
-        reused, or None if that text is no longer stored.
+        """Return the ids as JSON text. `before` is the stored JSON text of the ids of `turn`'s
+        prompt. It is reused. None means that it is no longer stored.
         """
         if before is None or self.turn is None or self.parent != self.turn.node:
             return joined_ids(self.input_ids)

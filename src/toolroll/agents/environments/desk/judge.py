@@ -28,8 +28,8 @@ _WELCOME = Action("Welcome! May I have your card number and your postcode?")
 
 
 def settled(request: Mapping[str, Any]) -> list[Action]:
-    """Return the calls that settle one request, followed by the reply. If the last call hands the
-    chat to a person, there is no reply.
+    """Return the calls that settle one request, followed by the reply. A request that a person must
+    handle has no reply: its last call transfers the chat.
     """
     calls = [
         Action("", (ToolCall(name, dict(arguments), ""),)) for name, arguments in request["actions"]

@@ -56,9 +56,9 @@ def rollout_metrics(
 
 
 def staleness(samples: Iterable[Any]) -> dict[str, float]:
-    """Return the staleness of the sampled spans: how many weight updates each span is behind the
-    newest span (mean and maximum). Also return the share of samples with several weight versions.
-    Return an empty dict if the versions are not numbers.
+    """Return the staleness of the sampled spans (mean and maximum), and the share of samples with
+    several weight versions. The staleness of a span is the number of weight updates between it and
+    the newest span. Return an empty dict if the versions are not numbers.
     """
     versions = [
         [int(version) for version in sample.weight_versions if str(version).isdigit()]
