@@ -1,4 +1,4 @@
-# `make demo` and `make test` are the two to know. Each target makes its own virtual environment in .venv and installs what it needs.
+# Start with `make demo` and `make test`. Each target creates the virtual environment .venv if needed, and installs what it needs.
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out/demo
@@ -6,7 +6,7 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
 	git+https://github.com/THUDM/slime@624b824a898ab0ec1fcb4d373004c7f3852bf515
-# A process for each core, up to eight; a file of tests is run by one process.
+# One test process per core, up to eight. One process runs all tests of a file (`scope_of` in tests/conftest.py has exceptions).
 XDIST ?= -n logical --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
 TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
@@ -18,8 +18,8 @@ OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyp
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
 
-# Train the package's model from nothing, with three seeds, and the controls. Each run continues from its
-# folder, so that this can be interrupted; two runs at a time are faster than one with two threads.
+# Train the package's model from scratch with three seeds, and run the controls. An interrupted run continues from its folder.
+# Two runs with one thread each are faster than one run with two threads.
 LEARN := OMP_NUM_THREADS=1 $(VENV)/bin/python -m examples.learn_desk --out out/learn
 CONTROLS := none shifted-mask mask-everywhere tokens-from-text failures failures-are-reward-0 forks forks-trained-twice
 learn: $(VENV)/.learn
@@ -27,43 +27,45 @@ learn: $(VENV)/.learn
 	printf '%s\n' '--seed 0' '--seed 1' '--seed 2' $(CONTROLS:%='--control %') | xargs -P 2 -I{} sh -c '$(LEARN) {}'
 	$(VENV)/bin/python -m examples.learn_desk.picture --out out/learn --to out/learn/learn.svg
 
-# The quick tier: minutes, and no torch. It ends by saying what it leaves out.
+# The quick tests: some minutes, without torch. The output ends with a list of what they leave out.
 test: $(VENV)/.quick
 	$(PYTEST) tests/unit -m "not slow and not peers" $(XDIST) $(PYTEST_ARGS)
 
-# Everything that a package index has: processes, the real SGLang server and router, Ray, all templates.
+# All tests whose packages are on the package index: processes, the real SGLang server and router, Ray, all chat templates.
 test-all: $(VENV)/.all $(VENV)/sglang-older
 	TOOLROLL_OLDER_SGLANG=$(abspath $(VENV)/sglang-older) \
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
 
-# The tests that prove tokens; TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
+# The tests that prove that tokens are exact. TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
 test-tokens: $(VENV)/.all
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "tokens and not peers" $(XDIST) $(PYTEST_ARGS)
 
-# The token tests with the oldest supported transformers and with the newest on the index. Only the files that prove tokens are
-# collected: others import packages that need another huggingface_hub.
+# The token tests with the oldest supported transformers, and with the newest on the index. Only the files with the marker `tokens`
+# are collected, because other files import packages that need another version of huggingface_hub.
 test-transformers: $(VENV)/.all $(VENV)/transformers-oldest $(VENV)/transformers-newest
 	for folder in $(VENV)/transformers-oldest $(VENV)/transformers-newest; do \
 		PYTHONPATH=$$folder $(VENV)/bin/python -c "import transformers; print('transformers', transformers.__version__)" && \
 		PYTHONPATH=$$folder $(PYTEST) -m "tokens and not slow" $(TOKEN_FILES) $(XDIST) $(PYTEST_ARGS) || exit 1; \
 	done
 
-# The endpoint and its clients with the oldest supported openai (2, on httpx); the other tests run with the newest.
+# The tests of the endpoint and its clients with the oldest supported openai (version 2, which uses httpx).
 OPENAI_FILES := tests/unit/in_process tests/unit/server/test_openai_client.py tests/unit/server/test_chat.py tests/unit/adapters/test_openrlhf.py
 test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 	PYTHONPATH=$(VENV)/openai-oldest $(VENV)/bin/python -c "import openai; print('openai', openai.__version__)"
 	PYTHONPATH=$(VENV)/openai-oldest $(PYTEST) $(OPENAI_FILES) $(XDIST) $(PYTEST_ARGS)
 
-# What needs packages that are on GitHub only. One that cannot be installed is reported and skipped. PEERS may name local checkouts.
+# Tests that need packages which are only on GitHub. If they cannot be installed, this is reported, and their tests are skipped.
+# PEERS may name local checkouts.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
 	$(PIP) install -q --no-deps -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
 	$(PYTEST) tests -m peers $(PYTEST_ARGS)
 
-# Misbehaving environments, engines, disks, clients and kills, at full size; prints what was lost, doubled or changed.
+# All fault-injection tests: failing environments, engines, disks and clients, and killed processes. The output ends with the number
+# of episodes that were lost, duplicated or changed.
 faults: $(VENV)/.all
 	TOOLROLL_FAULTS=full $(PYTEST) tests -m "faults and not peers" $(XDIST) $(PYTEST_ARGS)
 
-# 100,000 random texts for each parser; PYTEST_ARGS="-k NAME" for one.
+# Each parser on 100,000 random texts. PYTEST_ARGS="-k NAME" selects one parser.
 fuzz: $(VENV)/.quick
 	TOOLROLL_FUZZ=$${TOOLROLL_FUZZ:-100000} $(PYTEST) tests/unit/parsers/test_fuzz.py --timeout=0 $(XDIST) $(PYTEST_ARGS)
 
@@ -73,11 +75,11 @@ check: $(VENV)/.check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-# The site, in out/site; a broken link or a name that is gone is an error.
+# Build the documentation site in out/site. A broken link, or a name that no longer exists, is an error.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
-# Ratios within one run, relative to other projects (installed without their dependencies into a folder of their own).
+# The speed comparison with other projects, which are installed without their dependencies in a separate folder.
 bench: $(VENV)/.all $(VENV)/.peers
 	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/benchmarks.md $(BENCH_ARGS)
 
@@ -85,7 +87,7 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }
 	touch $@
 
-# bfcl-eval's own dependency list is 6.4 GB; its multi-turn part needs none of it but mpmath.
+# The dependencies of bfcl-eval take 6.4 GB. Its multi-turn part needs only mpmath (the extra `bfcl`).
 $(VENV)/.base: $(VENV)/.made pyproject.toml
 	$(PIP) install -q -e ".[bfcl]"
 	$(PIP) install -q --no-deps $(BFCL)
@@ -109,7 +111,7 @@ $(VENV)/.docs: $(VENV)/.base
 	$(PIP) install -q -e ".[bfcl,openai,docs]"
 	touch $@
 
-# torch first and pinned: an open range draws several gigabytes of CUDA packages on most indexes.
+# torch is pinned and installed first: on most indexes, a version range installs several gigabytes of CUDA packages.
 $(VENV)/.all: $(VENV)/.quick $(VENV)/.check tests/requirements-all.txt tests/requirements-all-no-deps.txt
 	$(PIP) install -q torch==2.13.0
 	$(PIP) install -q -e ".[bfcl,test,dev]" -r tests/requirements.txt -r tests/requirements-all.txt
@@ -120,7 +122,7 @@ $(VENV)/.peers: $(VENV)/.all benchmarks/requirements-peers.txt
 	$(PIP) install -q --no-deps --target $(VENV)/peers --upgrade -r benchmarks/requirements-peers.txt
 	touch $@
 
-# transformers and what it requires, without torch, in folders that PYTHONPATH puts before the environment's.
+# transformers and its dependencies, without torch, in folders that PYTHONPATH puts before the virtual environment.
 $(VENV)/transformers-oldest: $(VENV)/.all
 	rm -rf $@
 	$(PIP) install -q --no-warn-conflicts --target $@ "transformers==$(OLDEST).*"
@@ -131,7 +133,7 @@ $(VENV)/transformers-newest: $(VENV)/.all
 	$(PIP) install -q --no-warn-conflicts --target $@ --upgrade transformers
 	touch $@
 
-# The SGLang that slime pins, and those of its requirements that it does not run without on the CPU.
+# The version of SGLang that slime pins, with the dependencies that it needs on a CPU.
 $(VENV)/sglang-older: $(VENV)/.all tests/requirements-sglang-older.txt
 	rm -rf $@
 	$(PIP) install -q --no-deps --target $@ -r tests/requirements-sglang-older.txt

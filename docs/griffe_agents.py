@@ -1,6 +1,6 @@
 """A griffe extension that finds `toolroll.agents`.
 
-That package has no `__init__` (ADR 1), which griffe expects of a package within a package.
+griffe expects an `__init__.py` in a package inside a package. `toolroll.agents` has none (ADR 1).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class AgentsPackage(griffe.Extension):
     """Adds the module `toolroll.agents` before its submodules are read."""
 
     def on_module_instance(self, *, mod: griffe.Module, **_: Any) -> None:
-        """Called for every module."""
+        """Add `toolroll.agents` if `mod` is `toolroll`. griffe calls this for each module."""
         if mod.path == "toolroll" and isinstance(mod.filepath, Path):
             folder = mod.filepath.parent / "agents"
             mod.set_member("agents", griffe.Module("agents", filepath=[folder], parent=mod))

@@ -1,4 +1,4 @@
-"""MkDocs hooks: the command-line reference is made from the commands."""
+"""A MkDocs hook that writes the help of all commands into the page `cli.md`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return a page's Markdown: `cli.md` gets the help of every command."""
+    """Return `markdown`. In `cli.md`, replace `<!-- commands -->` with the help of all commands."""
     if page.file.src_uri != "cli.md":
         return markdown
     import typer
@@ -16,5 +16,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     command = typer.main.get_command(app)
     made = get_docs_for_click(obj=command, ctx=typer.Context(command), name="toolroll")
-    # From the first command on: the page has its title already.
+    # Without the generated title, because the page has its own.
     return markdown.replace("<!-- commands -->", made[made.index("## `toolroll") :])

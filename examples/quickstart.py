@@ -1,5 +1,5 @@
-"""One episode of the desk against the embedded engine: what comes back is what was served and
-sampled, token for token.
+"""Play one task of `desk` against the embedded engine, and print the turns whose tokens are
+trained.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""An agent of the OpenAI Agents SDK, played against `toolroll serve`: its runs are training data.
+"""Run an agent of the OpenAI Agents SDK through `toolroll serve`, and print its training sequences.
 
     toolroll serve --model MODEL --engine http://127.0.0.1:30000
     python examples/openai_agents/looker.py --url http://127.0.0.1:8400
 
-The agent does not know toolroll: it only gets a base URL. Afterwards, the training sequences are
-fetched by the session's name.
+The agent does not use toolroll: its client only gets the base URL of a session. Each run has its
+own session. When the run has ended, its training sequences are fetched by the session's name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def look(at: str) -> str:
 
 
 def an_agent(client: AsyncOpenAI, model: str = "default") -> Agent:
-    """Return the agent. Only `client` knows where its model is served."""
+    """Return the agent. `client` has the base URL of the session."""
     return Agent(
         name="finder",
         instructions="You look for the key in a house. Look at rooms, then say where the key is.",
@@ -59,7 +59,7 @@ async def play(url: str, session: str) -> dict[str, Any]:
 
 
 async def main(url: str, runs: int) -> None:
-    """Play `runs` runs at the same time, and print what they trained."""
+    """Play `runs` runs at the same time, and print the number of trained tokens of each."""
     for found in await asyncio.gather(*(play(url, f"finder-{at}") for at in range(runs))):
         for trajectory in found["trajectories"]:
             ids, mask = trajectory["input_ids"], trajectory["loss_mask"]

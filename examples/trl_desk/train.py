@@ -52,13 +52,17 @@ def main() -> None:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
-    GRPOTrainer(
-        MODEL,
-        reward_funcs=reward,
-        args=GRPOConfig(**CONFIG),
-        train_dataset=Dataset.from_list(rows()),
-        rollout_func=rollout_func(),
-    ).train()
+    rollout = rollout_func()
+    try:
+        GRPOTrainer(
+            MODEL,
+            reward_funcs=reward,
+            args=GRPOConfig(**CONFIG),
+            train_dataset=Dataset.from_list(rows()),
+            rollout_func=rollout,
+        ).train()
+    finally:
+        rollout.close()
 
 
 if __name__ == "__main__":

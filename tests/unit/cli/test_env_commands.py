@@ -28,6 +28,7 @@ def test_new_env_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     done = RUN.invoke(app, ["new-env", "tide-gauge"], catch_exceptions=False)
     assert done.exit_code == 0
-    for line in ("toolroll check-env tide_gauge.py:env", "python -m pytest test_tide_gauge.py"):
+    test = "pip install pytest && python -m pytest test_tide_gauge.py"
+    for line in ("toolroll check-env tide_gauge.py:env", test):
         assert f"  {line}\n" in done.stdout
     assert "  toolroll run tide_gauge.py:env --engine" in done.stdout

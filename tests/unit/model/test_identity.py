@@ -24,12 +24,18 @@ from toolroll.rollout.adapters.slime.settings import read_settings
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig, ModelInfo, Progress
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.identity import check_identity, probe_text
 from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.sampling import EngineCapabilities
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, embedded_tokenizer_path, serve_in_thread
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    embedded_tokenizer_path,
+    load_engine,
+    serve_in_thread,
+)
 from toolroll.rollout.types import Completion, GenerateRequest
 
 ANOTHER = "whose tokenizer is not that of 'embedded' (hf_checkpoint, --model)"
@@ -128,6 +134,14 @@ async def test_another_name_alone_is_one_warning(tokenizer: Any, name: str, warn
             line == f"the engine serves 'embedded', the tokenizer is from '{name}': both encode "
             f"text in the same way"
         )
+
+
+async def test_the_name_of_the_shipped_model_is_not_a_warning() -> None:
+    async with (
+        load_engine(desk_model_path()) as engine,
+        served_at(engine.url, engine.tokenizer, DESK_MODEL) as served,
+    ):
+        assert await served.check_identity() == []
 
 
 async def test_every_worker_behind_a_router_is_asked(tokenizer: Any, other: Any) -> None:

@@ -369,6 +369,24 @@ def test_a_failed_check_exits_with_1(tmp_path: Path) -> None:
     assert "1 of 1 do not earn 1.0: 0: 0.0" in done.stdout
 
 
+def test_a_reference_that_gets_an_error_is_reported_with_the_error(tmp_path: Path) -> None:
+    (tmp_path / "cart.py").write_text(SHORT.replace('"name": "put"', '"name": "add"', 1))
+    arguments = ["check-env", f"{tmp_path / 'cart.py'}:env"]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert "0: 0.0 (Error: there is no tool 'add'; there are: put)" in done.stdout
+
+
+def test_an_error_in_a_function_is_reported_with_the_line_of_the_function(tmp_path: Path) -> None:
+    (tmp_path / "cart.py").write_text(SHORT.replace("in state.items", "in state.item"))
+    arguments = ["check-env", f"{tmp_path / 'cart.py'}:env"]
+    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
+    assert (
+        "step failed: reward failed: AttributeError: 'Cart' object has no attribute 'item' "
+        "(cart.py, line 19)" in done.stdout
+    )
+    assert "tool_environment.py" not in done.stdout
+
+
 async def test_the_desk_passes() -> None:
     assert failed(await checked(find_environment("desk"))) == []
 

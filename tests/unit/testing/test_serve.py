@@ -16,7 +16,7 @@ from support.processes import serving
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, serve_in_thread
-from toolroll.rollout.testing.serve import EngineSettings, serve
+from toolroll.rollout.testing.serve import EngineSettings, _policy, serve
 
 
 def ask(url: str, key: str = "s") -> str:
@@ -63,6 +63,20 @@ def test_the_command_serves_a_script(tmp_path: Path) -> None:
         command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
     ) as server:
         assert [ask(server.url) for _ in range(3)] == ["One.", "Two.", "I am done."]
+
+
+def test_a_request_without_a_scripted_reply_is_a_warning(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "script.json"
+    path.write_text(SCRIPTS["an object"], encoding="utf-8")
+    with serve_in_thread(EmbeddedEngine(tokenizer, _policy(path))) as engine:
+        for key in ("S", "x", "s", "s", "s", "s"):
+            ask(engine.url, key)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no replies for 'S', so it gets 'I am done.'; the keys are 's', 't'",
+        "all 2 replies of 's' were sent; to send them again, restart this engine",
+    ]
 
 
 @pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS.keys())

@@ -243,13 +243,14 @@ def engine(
         str | None,
         typer.Option(
             help="folder of a small Llama model, which is sampled with numpy; default: `desk-1m`, "
-            "the one in the package, unless replies are scripted"
+            "which is in the package, unless --script, --tokenizer or --latency is given"
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="of scripted replies: folder or name; `embedded` is the one in the package"
+            help="folder or name of the tokenizer of scripted replies; default: `embedded`, which "
+            "is in the package"
         ),
     ] = None,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
@@ -257,17 +258,16 @@ def engine(
     script: Annotated[
         Path | None,
         typer.Option(
-            help='scripted replies, as JSON: {"desk/TASK#SAMPLE": ["reply", ...]}; with '
-            "--tokenizer alone, each reply is the number of tokens in the prompt",
+            help='scripted replies, as JSON: {"ENVIRONMENT/TASK#SAMPLE": ["reply", ...]} for '
+            'toolroll run, {"SESSION": ["reply", ...]} for toolroll serve; with --tokenizer alone, '
+            "each reply gives the number of tokens in the prompt",
         ),
     ] = None,
     context_length: Annotated[
         int | None, typer.Option(help="default: the model's, or 32768")
     ] = None,
-    latency: Annotated[
-        float, typer.Option(help="of scripted replies: seconds for each request")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="of the samples")] = 0,
+    latency: Annotated[float, typer.Option(help="seconds that each scripted reply takes")] = 0.0,
+    seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
 ) -> None:
     """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
 

@@ -37,7 +37,7 @@ def new_env(
     test = file.with_name(f"test_{file.name}")
     _say(f"Wrote {file} and {test}. Next:")
     _say(f"  toolroll check-env {file}:env")
-    _say(f"  python -m pytest {test}")
+    _say(f"  pip install pytest && python -m pytest {test}")
     _say(f"  toolroll run {file}:env --engine http://127.0.0.1:30000 --model MODEL")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from toolroll.rollout.engine import EngineClient
 from toolroll.rollout.engine.response import check_ids
 from toolroll.rollout.errors import EngineError, UsageError
+from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest
 
@@ -233,7 +234,7 @@ def _same(name: str) -> Any:
     """Return a predicate that is True if two names (folders or hub names) may mean the same
     model.
     """
-    last = PurePosixPath(name).name.lower()
+    last = desk_model_path().name if name == DESK_MODEL else PurePosixPath(name).name.lower()
     return lambda other: other == name or PurePosixPath(other).name.lower() == last
 
 

@@ -42,6 +42,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _MOST_ON_LOOP = 0.05
 """The maximum time in seconds for which one call may block the event loop of all episodes."""
 _MOST_TOOLS = 10
+_ADVICE = "raise an ActionError, or answer with a tool message"
 _FAREWELL = Action("Goodbye.")
 
 
@@ -222,7 +223,7 @@ class _Checks:
         for task, actions in known:
             player = await self._play(task, 0, [*actions, _FAREWELL])
             if player.reward != 1.0:
-                wrong.append(f"{task.id}: {shown(player.reward)}")
+                wrong.append(f"{task.id}: {shown(player.reward)}{_first_error(player)}")
         if wrong and self.options.user is not None:
             raise _NotApplicableError(
                 f"{len(wrong)} of {len(known)} need a user who answers; this check has none"
@@ -244,10 +245,8 @@ class _Checks:
                 await player.step(Action("", (call,)))
             except BrokenError as error:
                 given = orjson.dumps(call.arguments).decode()
-                raise _FailedError(
-                    f"{what}, {call.name}({given}): {error}; raise an ActionError, or answer with "
-                    f"a tool message"
-                ) from error
+                advice = "" if "ActionError" in str(error) else f"; {_ADVICE}"
+                raise _FailedError(f"{what}, {call.name}({given}): {error}{advice}") from error
             finally:
                 await self._end(player)
         return f"{len(calls)} calls, each answered"
@@ -377,6 +376,17 @@ def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer) -> str:
             return f"{names[0]} of {where}: {', then '.join(values)}"
     if len(one.transcript) != len(other.transcript):
         return f"{len(one.transcript) - 1} steps, then {len(other.transcript) - 1}"
+    return ""
+
+
+def _first_error(player: EnvironmentPlayer) -> str:
+    """Return the first error that an action got as its answer, in parentheses, or ""."""
+    for entry in player.transcript[1:]:
+        if "error" in entry:
+            return f" ({entry['error']})"
+        for message in entry["messages"]:
+            if str(message.get("content")).startswith("Error"):
+                return f" ({message['content']})"
     return ""
 
 

@@ -15,7 +15,13 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
-from toolroll.rollout.errors import ActionError, ToolrollError, UsageError, message_of
+from toolroll.rollout.errors import (
+    ActionError,
+    EnvironmentFailure,
+    ToolrollError,
+    UsageError,
+    message_of,
+)
 from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.jsonable import finite, plain, shown
@@ -126,6 +132,8 @@ class EnvironmentPlayer:
                 raise BrokenError(said) from error
             if isinstance(error, ForeignExitError) and error.__cause__ is not None:
                 raise BrokenError(f"{method} raised {error.__cause__!r}") from error
+            if isinstance(error, EnvironmentFailure):  # its message names the file and the line
+                raise BrokenError(f"{method} failed: {message_of(error)}") from error
             raise BrokenError(f"{method} failed: {error_line(error)}") from error
         finally:
             self.seconds.append(perf_counter() - began)

@@ -129,10 +129,10 @@ class SessionStore:
                 self.finish_later(live)
         if lives or torn:
             logger.info(
-                "restored %d unfinished sessions of %s (%d bytes of a torn line removed)",
+                "restored %d unfinished sessions of %s%s",
                 len(lives),
                 self.folder,
-                torn,
+                f" (removed an incomplete last line of {torn} bytes)" if torn else "",
             )
 
     def _restored(self, name: str, sample: int) -> LiveSession:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,20 @@ Policy = Callable[[PolicyRequest], "str | Reply | Awaitable[str | Reply]"]
 def script(replies: Mapping[str, Sequence[str]], default: str = "I am done.") -> Policy:
     """Return a policy that replies `replies[routing_key][call]`, or `default` if there is no such
     reply.
+
+    The routing key of an episode of `toolroll run` is `ENVIRONMENT/TASK#SAMPLE`. That of a request
+    to `toolroll serve` is the name of its session. The first time that a key is not in `replies`,
+    a warning names this key and some of the keys in `replies`.
     """
+    unknown: set[str] = set()
 
     def say(request: PolicyRequest) -> str:
-        lines = replies.get(request.routing_key, ())
+        key = request.routing_key
+        if replies and key not in replies and not unknown:
+            unknown.add(key)
+            some = ", ".join(map(repr, list(replies)[:3]))
+            logger.warning("no replies for %r, so it gets %r; the keys are %s", key, default, some)
+        lines = replies.get(key, ())
         return lines[request.call] if request.call < len(lines) else default
 
     return say

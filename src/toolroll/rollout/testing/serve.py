@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import signal
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.model import load_tokenizer
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.model_engine import load_engine
-from toolroll.rollout.testing.policy import Policy, echo, script
+from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,27 @@ def _policy(path: Path | None) -> Policy:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--script {path} cannot be read: {error}") from error
-    return script(_read_script(text, path))
+    return _warn_if_used_up(_read_script(text, path))
+
+
+def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
+    """Return `script(replies)`. It logs a warning the first time that all replies of a routing key
+    were sent, and a request needs one more.
+    """
+    policy, used_up = script(replies), set[str]()
+
+    def reply(request: PolicyRequest) -> str | Reply | Awaitable[str | Reply]:
+        key = request.routing_key
+        if key in replies and key not in used_up and request.call >= len(replies[key]):
+            used_up.add(key)
+            logger.warning(
+                "all %d replies of %r were sent; to send them again, restart this engine",
+                len(replies[key]),
+                key,
+            )
+        return policy(request)
+
+    return reply
 
 
 def _read_script(text: str, path: Path) -> dict[str, list[str]]:

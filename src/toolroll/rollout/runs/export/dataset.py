@@ -69,7 +69,7 @@ def _arrow() -> tuple[Any, Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise UsageError('Parquet needs pyarrow: pip install "toolroll[export]"') from error
+        raise UsageError("Parquet needs pyarrow: pip install pyarrow") from error
     text, small, large = pyarrow.string(), pyarrow.int32(), pyarrow.int64()
     span = pyarrow.struct([("version", text), ("start", small), ("stop", small)])
     schema = pyarrow.schema(
