@@ -60,7 +60,7 @@ class EnvironmentRunner:
     Each call may take `time_limit` seconds, not counting the wait for a thread. After the limit, a
     blocking call keeps running, because Python cannot stop it. A coroutine that ignores its
     cancellation also keeps running. A result with more than `max_observation_bytes` of text is a
-    failure.
+    failure. Raise `UsageError` if the environment's `reward_mode` is unknown.
     """
 
     def __init__(
@@ -73,6 +73,11 @@ class EnvironmentRunner:
         *,
         max_observation_bytes: int = MOST_BYTES,
     ) -> None:
+        if env.reward_mode not in ("final", "sum"):
+            raise UsageError(
+                f"{type(env).__name__}.reward_mode must be 'final' or 'sum', not "
+                f"{env.reward_mode!r}"
+            )
         self.env = env
         self.task = task
         self.seed = seed
