@@ -31,7 +31,7 @@ from toolroll.agents.loop.hook_environment import (
     call_hook,
     execute_with,
 )
-from toolroll.agents.loop.hook_value import hook_value
+from toolroll.agents.loop.hook_value import hook_value, reading
 from toolroll.agents.loop.play import Played, Rules, play
 from toolroll.agents.loop.published_hooks import (
     finish_with,
@@ -41,8 +41,9 @@ from toolroll.agents.loop.published_hooks import (
     wrap_parse_tool,
 )
 from toolroll.agents.loop.result import build_result
+from toolroll.agents.loop.validation import check_messages
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
@@ -113,6 +114,7 @@ class TrainableAgentMixin:
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
     _own_template: ChatTemplate | None = None
+    _opened: bool = False
 
     async def asolve(
         self,
@@ -135,9 +137,10 @@ class TrainableAgentMixin:
         `info["error"]`.
         """
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
-        served = self._open(rollout_args)
+        given = rollout_args if rollout_args is not None else self.rollout_args
+        served = self._open(given)
+        args = served.args if given is None and served.args is not None else read_args(given)
         task = task or Task(str(task_index), task_index or 0)
-        args = self._settings(served, rollout_args)
         environment = as_environment(env, wiki=self.wiki, tools_info=self.tools_info)
         policy = self.policy.under(environment)
         runner = EnvironmentRunner(
@@ -153,32 +156,25 @@ class TrainableAgentMixin:
         rules = Rules(
             policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
         )
-        begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy)
+        state = SimpleNamespace(tokenizer=served.template.tokenizer, args=given)
+        begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy, state)
         played = await play(runner, begin, rules, session_id=name)
         return self._finish(played)
-
-    def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
-        """Return this episode's settings. These are the given settings, or else the agent's own, or
-        else the served model's.
-        """
-        given = rollout_args if rollout_args is not None else self.rollout_args
-        return served.args if given is None and served.args is not None else read_args(given)
 
     # --- its parts --------------------------------------------------------------------------------
 
     def _open(self, rollout_args: Any) -> Model:
         """Return the shared served model, or open one from `rollout_args`."""
         if self.served is None:
-            self.served = Model.from_args(
-                read_args(rollout_args if rollout_args is not None else self.rollout_args)
-            )
+            self.served = Model.from_args(read_args(rollout_args))
+            self._opened = True
         return self.served
 
     async def aclose(self) -> None:
         """Close the served model if this agent opened it."""
-        if self.served is not None and "served" in vars(self):
+        if self.served is not None and self._opened:
             await self.served.aclose()
-            self.served = self._own_template = None
+            self.served, self._own_template, self._opened = None, None, False
 
     async def _begin(
         self,
@@ -188,16 +184,20 @@ class TrainableAgentMixin:
         session_id: str,
         args: RolloutArgs,
         policy: CallPolicy,
+        state: SimpleNamespace,
     ) -> Conversation:
-        """Reset the environment through the published hooks, and open the conversation."""
+        """Reset the environment through the published hooks, and open the conversation. `state` is
+        the argument of the token hooks.
+        """
         obs, info = await self._first(runner)
         tracker.info.update(info)
         tools = runner.first.tools if runner.first is not None else ()
-        state = SimpleNamespace(tokenizer=served.template.tokenizer, args=self.rollout_args)
+        messages = hook_value("_build_initial_messages", self._build_initial_messages(obs))
+        check_messages("_build_initial_messages", messages)
         own_parser = self._has("_parse_tool") or self.openai_adapter is not None
         return Conversation(
             served,
-            hook_value("_build_initial_messages", self._build_initial_messages(obs)),
+            messages,
             tools or self.tools_info,
             session_id=session_id,
             template=self._template(served, policy),
@@ -223,11 +223,15 @@ class TrainableAgentMixin:
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
         """Reset the environment. Return the user's first text, and the info to keep."""
         if not self._has("_initialize_environment"):
-            first, info = await self._initialize_environment(runner, runner.task.index)
+            found = await self._initialize_environment(runner, runner.task.index)
         else:
-            name, env = "_initialize_environment", HookEnvironment(runner)
-            first, info = await call_hook(name, getattr(self, name), env, runner.task.index)
-        return (ObservationText.of(first) if isinstance(first, Observation) else first), info
+            env, hook = HookEnvironment(runner), self._initialize_environment
+            found = await call_hook("_initialize_environment", hook, env, runner.task.index)
+        with reading("_initialize_environment"):
+            first, info = found
+            return (ObservationText.of(first) if isinstance(first, Observation) else first), {
+                **info
+            }
 
     def _has(self, hook: str) -> bool:
         """Return True if a subclass or this instance has its own `hook`."""
@@ -253,7 +257,12 @@ class TrainableAgentMixin:
         return self._own_template
 
     def _head(self, text: str) -> str:
-        return hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
+        found = hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
+        if not isinstance(found, str):
+            raise EnvironmentFailure(
+                f"_reformulate_tool_call returned {type(found).__name__}: return the text"
+            )
+        return found
 
     def _finish(self, played: Played[Conversation]) -> InteractionResult:
         result = build_result(played, self.tools_info)
@@ -284,14 +293,14 @@ class TrainableAgentMixin:
         An override gets each request as it would be sent. Its result is checked like the engine's
         own response.
         """
-        return await self._open(None).post(url, payload)
+        return await self._open(self.rollout_args).post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
         """Parse the text of a reply into `{openai_message, parsed_result, success, error}`. Use
         `openai_adapter` if it is set.
         """
         adapter = self.openai_adapter or create_openai_adapter(
-            list(self.tools_info), parser_type=self._open(None).parser.name
+            list(self.tools_info), parser_type=self._open(self.rollout_args).parser.name
         )
         parsed: dict[str, Any] = adapter.parse_response_to_openai_format(response)
         return parsed
@@ -333,7 +342,7 @@ class TrainableAgentMixin:
         """Return the text and the ids of the first prompt. During an episode, these ids are served
         unless an override returns different ones.
         """
-        model = self._open(None)
+        model = self._open(self.rollout_args)
         template = self._template(model, self.policy) or model.template
         served = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if served is None else served
@@ -353,7 +362,7 @@ class TrainableAgentMixin:
         served = proposed_ids()
         if served is not None:
             return served, [0] * len(served)
-        return last_message_delta(self._open(None).template, messages, self.tools_info)
+        return last_message_delta(self._open(self.rollout_args).template, messages, self.tools_info)
 
     def _build_final_result(
         self,
