@@ -16,7 +16,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from toolroll.agents.chat_client import ChatClient, history_message
@@ -240,12 +239,7 @@ class OpenAIUsers:
     async def __aenter__(self) -> OpenAIUsers:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def make(self, seed: int | None = None) -> OpenAIUser:

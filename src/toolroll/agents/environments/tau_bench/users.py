@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from toolroll.agents.environments.tau_bench.package import (
@@ -127,12 +126,7 @@ class TauBenchUsers:
         await self._threads.run_in_thread(import_litellm)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def make(self, seed: int | None = None) -> TauBenchUser:
