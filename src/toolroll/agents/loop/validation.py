@@ -134,6 +134,9 @@ def _text_bytes(value: Any) -> int:
 
 
 def check_messages(where: str, messages: Any) -> None:
+    """Raise `EnvironmentFailure` if `messages`, which the function `where` returned, is not a list
+    of messages.
+    """
     # Compare the usual types first, because a check against an abstract type takes ten times as
     # long.
     plain = type(messages) in (list, tuple)
