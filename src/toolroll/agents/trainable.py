@@ -2,9 +2,9 @@
 the episode's exact tokens.
 
 "Published" refers to slime's tau-bench example (its module `trainable_agents`). All its hooks exist
-here and may be overridden. The tokens that `_prepare_prompt_tokens` and `_get_token_delta` return
-are served unchanged, and compared with the chat template's own tokens. A mismatch is counted and
-excludes the sample from training.
+here and may be overridden. The token ids that `_prepare_prompt_tokens` and `_get_token_delta`
+return are sent to the engine unchanged, and compared with the chat template's own ids. A mismatch
+is counted and excludes the sample from training.
 
 Invariants (I7 and I9 refer to the README): an episode ends with a status and a stop reason, never
 with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7). If a
@@ -207,14 +207,14 @@ class TrainableAgentMixin:
             prompt_hook=proposing(
                 "_prepare_prompt_tokens",
                 lambda messages: self._prepare_prompt_tokens(state, messages),
-                place=1,
+                position=1,
             )
             if self._has("_prepare_prompt_tokens")
             else None,
             delta_hook=proposing(
                 "_get_token_delta",
                 lambda messages: self._get_token_delta(state.tokenizer, messages),
-                place=0,
+                position=0,
             )
             if self._has("_get_token_delta")
             else None,
@@ -288,10 +288,11 @@ class TrainableAgentMixin:
         return one_call_a_turn(text)
 
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """Post `payload` (`input_ids`, `sampling_params` ...) to `url`. Return the engine's JSON.
+        """Post `payload` to `url`, and return the engine's JSON.
 
-        An override gets each request as it would be sent. Its result is checked like the engine's
-        own response.
+        `payload` has `input_ids`, `sampling_params` and `return_logprob`. An override may be plain
+        (it then runs in a thread) or `async`. Its return value is checked like the engine's own
+        response. Its requests have no routing key and are not retried.
         """
         return await self._open(self.rollout_args).post(url, payload)
 
@@ -339,8 +340,9 @@ class TrainableAgentMixin:
     def _prepare_prompt_tokens(
         self, state: Any, messages: Sequence[Message]
     ) -> tuple[str, list[int]]:
-        """Return the text and the ids of the first prompt. During an episode, these ids are served
-        unless an override returns different ones.
+        """Return the text and the ids of the first prompt. During an episode, these ids are sent
+        to the engine unless an override returns different ones. `state` has `tokenizer`, and
+        `args`, the rollout arguments of the episode.
         """
         model = self._open(self.rollout_args)
         template = self._template(model, self.policy) or model.template
@@ -356,8 +358,8 @@ class TrainableAgentMixin:
 
         Assistant messages have mask 1. All other messages, and the generation prompt before an
         assistant message, have mask 0. This is for transcripts: a rollout never encodes what the
-        model sampled. If an override calls this method during an episode, it returns the delta that
-        will be served for the new messages, with mask 0.
+        model sampled. If an override calls this method during an episode, the method returns the
+        ids that will be sent to the engine for the new messages, with mask 0.
         """
         served = proposed_ids()
         if served is not None:

@@ -161,7 +161,10 @@ class _FunctionTool:
 
 
 class _Named:
-    """A function that the user wrote. It gets only the arguments that its parameters name."""
+    """A function passed as `reward` or `state`. A call passes only the arguments in its signature.
+
+    Raise `UsageError` if it is not a plain function, or has a parameter that is not in `names`.
+    """
 
     def __init__(self, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         if not callable(function):
@@ -191,7 +194,7 @@ class _Named:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The parts that all episodes share."""
+    """The arguments of `tool_environment` that all its episodes share."""
 
     tools: Mapping[str, _FunctionTool]
     reward: _Named

@@ -30,7 +30,7 @@ _MISSING = object()
 
 class ObservationText(str):
     """The text of the last user message that `reset` returned. `observation` is the whole
-    result.
+    `Observation`.
     """
 
     observation: Observation
@@ -60,8 +60,8 @@ class HookInfo(dict[str, Any]):
 
 
 class HookAction(Action):
-    """An action that also has tau-bench's `name` and `kwargs`, set by the published example's
-    rule.
+    """An action that also has the fields of tau-bench's actions, `name` and `kwargs`. As in the
+    published example, they describe the first call, or `respond` if there is no call.
     """
 
     __slots__ = ()

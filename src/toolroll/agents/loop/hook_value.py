@@ -40,10 +40,10 @@ def reading(hook: str) -> Iterator[None]:
 
 
 def hook_value(hook: str, found: T, *, depth: int = 0) -> T:
-    """Return `found`, which the hook returned.
+    """Return `found`, the return value of the overridden hook with the name `hook`.
 
-    Raise `EnvironmentFailure` if it is a coroutine, or contains one within `depth` levels. The
-    coroutine is closed, so that Python does not warn about it.
+    Raise `EnvironmentFailure` if `found` is a coroutine, or contains one within `depth` levels of
+    dicts, lists and fields. The coroutine is closed, so that Python does not warn about it.
     """
     left = [value for value in _values(found, depth) if inspect.isawaitable(value)]
     for value in left:

@@ -25,7 +25,7 @@ from toolroll.rollout.types import (
     Message,
 )
 
-_IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", default=None)
+_PROPOSED: ContextVar[list[int] | None] = ContextVar("toolroll_proposed_ids", default=None)
 
 CallHook = Callable[[str, dict[str, Any]], Any]
 
@@ -54,33 +54,34 @@ def wrap_call_llm(
 
 
 def proposing(
-    name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, place: int
+    name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, position: int
 ) -> Callable[[Sequence[Message], IdArray], IdArray]:
     """Return a function that calls the overridden `hook`, with the signature that a `Conversation`
     needs.
 
-    The hook returns a tuple whose item `place` has the ids. `name` is the hook's name in error
-    messages. While the hook runs, `proposed_ids` returns the ids that would be served without the
-    hook. So an override can call the method of its base class and change the ids.
+    The hook returns a tuple whose item at `position` is the list of ids. `name` is the hook's name
+    in error messages. While the hook runs, `proposed_ids` returns the ids that would be sent to the
+    engine without the hook. So an override can call the method of its base class and change the
+    ids.
     """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> IdArray:
-        token = _IN_PLAY.set(ids.tolist())
+        token = _PROPOSED.set(ids.tolist())
         try:
             given = hook_value(name, hook(messages), depth=1)
         finally:
-            _IN_PLAY.reset(token)
+            _PROPOSED.reset(token)
         with reading(name):
-            return np.asarray(given[place], dtype=np.int32)
+            return np.asarray(given[position], dtype=np.int32)
 
     return hooked
 
 
 def proposed_ids() -> list[int] | None:
-    """Return the ids that will be served unless the running hook returns different ones. Return
-    None if no hook is running.
+    """Return the ids that will be sent to the engine unless the running token hook returns
+    different ones. Return None if no token hook is running.
     """
-    return _IN_PLAY.get()
+    return _PROPOSED.get()
 
 
 def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:

@@ -5,7 +5,8 @@ Invariants:
 - Each episode has its own message list, in which the simulator is `assistant` and the agent's
   visible text is `user`.
 - The simulator's reasoning reaches neither that list nor the agent.
-- A failure is a `UserSimulatorError`, never a line. `CancelledError` passes through.
+- A failed request never becomes a line of the user. It raises `UserSimulatorError`, or
+  `EngineUnreachableError` if the server did not answer at all for `engine_timeout` seconds.
 
 One `OpenAIUsers` per process shares one client among all episodes.
 """

@@ -1,9 +1,9 @@
 """Make tau-bench's own user simulators, which use litellm, asynchronous. Each call runs in a
 thread.
 
-Invariants: the event loop never waits for litellm. A failure is a `UserSimulatorError`, never a
-line. A stop marker in the simulator's reasoning does not end the episode. A call that hangs neither
-delays other calls nor keeps the process alive.
+Invariants: the event loop never waits for litellm. A failed call raises `UserSimulatorError`, and
+never becomes a line of the user. A stop marker in the simulator's reasoning does not end the
+episode. A call that hangs neither delays other calls nor keeps the process alive.
 
 For a model behind an OpenAI-compatible endpoint, use `toolroll.agents.users`, which has retries and
 a seed and needs no threads.
