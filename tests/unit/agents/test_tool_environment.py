@@ -206,16 +206,11 @@ class AsyncTicket:
 
 async def _closed(state: Any, *tools: Any) -> int:
     """How often an episode closed its state."""
-    made: list[Any] = []
-    env = tool_environment(
-        tools=tools,
-        tasks=[{"prompt": "x"}],
-        reward=answer,
-        state=lambda: made.append(state()) or made[0],
-    )
+    made = state()
+    env = tool_environment(tools=tools, tasks=[{"prompt": "x"}], reward=answer, state=lambda: made)
     result = await play(env, "ok")
     assert "close_error" not in result.info
-    closed: int = made[0].closed
+    closed: int = made.closed
     return closed
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
@@ -126,8 +126,8 @@ class HookCall(Generic[T]):
         vars(self)["_awaited"] = True
         if self._found is None:
             vars(self)["_found"] = yield from self._start().__await__()
-        found: T = self._found
-        return found
+        found: Any = self._found
+        return cast("T", found)
 
     def response(self) -> Any:
         """Return the response in tau-bench's form. Wait for the environment if needed."""

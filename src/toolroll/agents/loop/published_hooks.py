@@ -43,10 +43,10 @@ def wrap_call_llm(
             "sampling_params": dict(request.sampling_params),
             "return_logprob": request.return_logprob,
         }
-        body = await run_hook(call_llm, f"{served.url}/generate", payload)
+        body: Any = await run_hook(call_llm, f"{served.url}/generate", payload)
         if inspect.isawaitable(body) and not inspect.iscoroutinefunction(call_llm):
             body = await body
-        hook_value("_call_llm", body)
+        body = hook_value("_call_llm", body)
         info = await served.engine.model_info()
         return parse_completion(body, request, vocab_size=info.sampled_limit)
 
@@ -55,7 +55,7 @@ def wrap_call_llm(
 
 def proposing(
     name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, position: int
-) -> Callable[[Sequence[Message], IdArray], IdArray]:
+) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
     """Return a function that calls the overridden `hook`, with the signature that a `Conversation`
     needs.
 
@@ -65,14 +65,15 @@ def proposing(
     ids.
     """
 
-    def hooked(messages: Sequence[Message], ids: IdArray) -> IdArray:
+    def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
         token = _PROPOSED.set(ids.tolist())
         try:
             given = hook_value(name, hook(messages), depth=1)
         finally:
             _PROPOSED.reset(token)
         with reading(name):
-            return np.asarray(given[position], dtype=np.int32)
+            proposed: list[int] = np.asarray(given[position], dtype=np.int32).tolist()
+            return proposed
 
     return hooked
 
