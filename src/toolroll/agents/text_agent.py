@@ -1,7 +1,7 @@
 """`TextAgent`: an agent that returns only text. It is played and scored like any other agent, but
 its episodes have no tokens and cannot be trained on.
 
-Invariants: the loop, the policy for unreadable calls and the rewards are the same as for
+Invariants: the loop, the policy for invalid calls and the rewards are the same as for
 `TrainableAgentMixin`. There is no trajectory, and `info["trainable"]` is False.
 """
 
@@ -28,7 +28,7 @@ DEFAULT_POLICY = CallPolicy()
 
 
 class TextConversation:
-    """The conversation of one episode as text, without tokens to check."""
+    """The conversation of one episode, as messages without token ids."""
 
     def __init__(self, agent: TextAgent, first: Observation, session_id: str) -> None:
         self.messages: list[Message] = [dict(message) for message in first.messages]
@@ -88,7 +88,9 @@ class TextAgent(ABC):
         sampling_params: Mapping[str, Any],
         session_id: str,
     ) -> AssistantTurn:
-        """Return the next turn."""
+        """Return the model's next turn for the conversation `messages` with `tools`, both in
+        OpenAI's format. `session_id` is the same for all turns of an episode.
+        """
 
     async def asolve(
         self,
@@ -102,7 +104,8 @@ class TextAgent(ABC):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode.
+        """Play one episode of `env`, with at most `max_num_steps` model turns, and return it.
+        `task_index` chooses the task if no `task` is given. `rollout_args` has no effect.
 
         Raise `UsageError`, `EngineUnreachableError` and `CancelledError`. Every other failure
         becomes the status of the result.

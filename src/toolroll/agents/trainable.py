@@ -2,9 +2,9 @@
 the episode's exact tokens.
 
 "Published" refers to slime's tau-bench example (its module `trainable_agents`). All its hooks exist
-here and may be overridden. The tokens that `_prepare_prompt_tokens` and `_get_token_delta` return
-are served unchanged, and compared with the chat template's own tokens. A mismatch is counted and
-excludes the sample from training.
+here and may be overridden. The token ids that `_prepare_prompt_tokens` and `_get_token_delta`
+return are sent to the engine unchanged, and compared with the chat template's own ids. A mismatch
+is counted and excludes the sample from training.
 
 Invariants (I7 and I9 refer to the README): an episode ends with a status and a stop reason, never
 with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7). If a
@@ -31,7 +31,7 @@ from toolroll.agents.loop.hook_environment import (
     call_hook,
     execute_with,
 )
-from toolroll.agents.loop.hook_value import hook_value
+from toolroll.agents.loop.hook_value import hook_value, reading
 from toolroll.agents.loop.play import Played, Rules, play
 from toolroll.agents.loop.published_hooks import (
     finish_with,
@@ -41,8 +41,9 @@ from toolroll.agents.loop.published_hooks import (
     wrap_parse_tool,
 )
 from toolroll.agents.loop.result import build_result
+from toolroll.agents.loop.validation import check_messages
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
@@ -113,6 +114,7 @@ class TrainableAgentMixin:
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
     _own_template: ChatTemplate | None = None
+    _opened: bool = False
 
     async def asolve(
         self,
@@ -135,9 +137,10 @@ class TrainableAgentMixin:
         `info["error"]`.
         """
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
-        served = self._open(rollout_args)
+        given = rollout_args if rollout_args is not None else self.rollout_args
+        served = self._open(given)
+        args = served.args if given is None and served.args is not None else read_args(given)
         task = task or Task(str(task_index), task_index or 0)
-        args = self._settings(served, rollout_args)
         environment = as_environment(env, wiki=self.wiki, tools_info=self.tools_info)
         policy = self.policy.under(environment)
         runner = EnvironmentRunner(
@@ -153,32 +156,25 @@ class TrainableAgentMixin:
         rules = Rules(
             policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
         )
-        begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy)
+        state = SimpleNamespace(tokenizer=served.template.tokenizer, args=given)
+        begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy, state)
         played = await play(runner, begin, rules, session_id=name)
         return self._finish(played)
-
-    def _settings(self, served: Model, rollout_args: Any) -> RolloutArgs:
-        """Return this episode's settings. These are the given settings, or else the agent's own, or
-        else the served model's.
-        """
-        given = rollout_args if rollout_args is not None else self.rollout_args
-        return served.args if given is None and served.args is not None else read_args(given)
 
     # --- its parts --------------------------------------------------------------------------------
 
     def _open(self, rollout_args: Any) -> Model:
         """Return the shared served model, or open one from `rollout_args`."""
         if self.served is None:
-            self.served = Model.from_args(
-                read_args(rollout_args if rollout_args is not None else self.rollout_args)
-            )
+            self.served = Model.from_args(read_args(rollout_args))
+            self._opened = True
         return self.served
 
     async def aclose(self) -> None:
         """Close the served model if this agent opened it."""
-        if self.served is not None and "served" in vars(self):
+        if self.served is not None and self._opened:
             await self.served.aclose()
-            self.served = self._own_template = None
+            self.served, self._own_template, self._opened = None, None, False
 
     async def _begin(
         self,
@@ -188,16 +184,20 @@ class TrainableAgentMixin:
         session_id: str,
         args: RolloutArgs,
         policy: CallPolicy,
+        state: SimpleNamespace,
     ) -> Conversation:
-        """Reset the environment through the published hooks, and open the conversation."""
+        """Reset the environment through the published hooks, and open the conversation. `state` is
+        the argument of the token hooks.
+        """
         obs, info = await self._first(runner)
         tracker.info.update(info)
         tools = runner.first.tools if runner.first is not None else ()
-        state = SimpleNamespace(tokenizer=served.template.tokenizer, args=self.rollout_args)
+        messages = hook_value("_build_initial_messages", self._build_initial_messages(obs))
+        check_messages("_build_initial_messages", messages)
         own_parser = self._has("_parse_tool") or self.openai_adapter is not None
         return Conversation(
             served,
-            hook_value("_build_initial_messages", self._build_initial_messages(obs)),
+            messages,
             tools or self.tools_info,
             session_id=session_id,
             template=self._template(served, policy),
@@ -207,14 +207,14 @@ class TrainableAgentMixin:
             prompt_hook=proposing(
                 "_prepare_prompt_tokens",
                 lambda messages: self._prepare_prompt_tokens(state, messages),
-                place=1,
+                position=1,
             )
             if self._has("_prepare_prompt_tokens")
             else None,
             delta_hook=proposing(
                 "_get_token_delta",
                 lambda messages: self._get_token_delta(state.tokenizer, messages),
-                place=0,
+                position=0,
             )
             if self._has("_get_token_delta")
             else None,
@@ -223,11 +223,15 @@ class TrainableAgentMixin:
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
         """Reset the environment. Return the user's first text, and the info to keep."""
         if not self._has("_initialize_environment"):
-            first, info = await self._initialize_environment(runner, runner.task.index)
+            found = await self._initialize_environment(runner, runner.task.index)
         else:
-            name, env = "_initialize_environment", HookEnvironment(runner)
-            first, info = await call_hook(name, getattr(self, name), env, runner.task.index)
-        return (ObservationText.of(first) if isinstance(first, Observation) else first), info
+            env, hook = HookEnvironment(runner), self._initialize_environment
+            found = await call_hook("_initialize_environment", hook, env, runner.task.index)
+        with reading("_initialize_environment"):
+            first, info = found
+            return (ObservationText.of(first) if isinstance(first, Observation) else first), {
+                **info
+            }
 
     def _has(self, hook: str) -> bool:
         """Return True if a subclass or this instance has its own `hook`."""
@@ -253,7 +257,12 @@ class TrainableAgentMixin:
         return self._own_template
 
     def _head(self, text: str) -> str:
-        return hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
+        found = hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
+        if not isinstance(found, str):
+            raise EnvironmentFailure(
+                f"_reformulate_tool_call returned {type(found).__name__}: return the text"
+            )
+        return found
 
     def _finish(self, played: Played[Conversation]) -> InteractionResult:
         result = build_result(played, self.tools_info)
@@ -279,19 +288,20 @@ class TrainableAgentMixin:
         return one_call_a_turn(text)
 
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
-        """Post `payload` (`input_ids`, `sampling_params` ...) to `url`. Return the engine's JSON.
+        """Post `payload` to `url`, and return the engine's JSON.
 
-        An override gets each request as it would be sent. Its result is checked like the engine's
-        own response.
+        `payload` has `input_ids`, `sampling_params` and `return_logprob`. An override may be plain
+        (it then runs in a thread) or `async`. Its return value is checked like the engine's own
+        response. Its requests have no routing key and are not retried.
         """
-        return await self._open(None).post(url, payload)
+        return await self._open(self.rollout_args).post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
         """Parse the text of a reply into `{openai_message, parsed_result, success, error}`. Use
         `openai_adapter` if it is set.
         """
         adapter = self.openai_adapter or create_openai_adapter(
-            list(self.tools_info), parser_type=self._open(None).parser.name
+            list(self.tools_info), parser_type=self._open(self.rollout_args).parser.name
         )
         parsed: dict[str, Any] = adapter.parse_response_to_openai_format(response)
         return parsed
@@ -330,10 +340,11 @@ class TrainableAgentMixin:
     def _prepare_prompt_tokens(
         self, state: Any, messages: Sequence[Message]
     ) -> tuple[str, list[int]]:
-        """Return the text and the ids of the first prompt. During an episode, these ids are served
-        unless an override returns different ones.
+        """Return the text and the ids of the first prompt. During an episode, these ids are sent
+        to the engine unless an override returns different ones. `state` has `tokenizer`, and
+        `args`, the rollout arguments of the episode.
         """
-        model = self._open(None)
+        model = self._open(self.rollout_args)
         template = self._template(model, self.policy) or model.template
         served = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if served is None else served
@@ -347,13 +358,13 @@ class TrainableAgentMixin:
 
         Assistant messages have mask 1. All other messages, and the generation prompt before an
         assistant message, have mask 0. This is for transcripts: a rollout never encodes what the
-        model sampled. If an override calls this method during an episode, it returns the delta that
-        will be served for the new messages, with mask 0.
+        model sampled. If an override calls this method during an episode, the method returns the
+        ids that will be sent to the engine for the new messages, with mask 0.
         """
         served = proposed_ids()
         if served is not None:
             return served, [0] * len(served)
-        return last_message_delta(self._open(None).template, messages, self.tools_info)
+        return last_message_delta(self._open(self.rollout_args).template, messages, self.tools_info)
 
     def _build_final_result(
         self,

@@ -5,6 +5,7 @@ episode's failure is its own (I7).
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from threading import Event
@@ -18,7 +19,7 @@ from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.errors import ContextOverflowError, TemplateError
+from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
@@ -280,7 +281,7 @@ async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any
 
 
 def test_a_template_error_is_the_rollouts() -> None:
-    from toolroll.rollout.errors import RolloutError, UsageError
+    from toolroll.rollout.errors import RolloutError
 
     assert issubclass(TemplateError, RolloutError)
     assert not issubclass(TemplateError, UsageError)
@@ -372,3 +373,44 @@ class Refused(TextAgent):
 
     async def reply(self, *args: Any) -> AssistantTurn:  # pyright: ignore[reportIncompatibleMethodOverride]
         raise ContextOverflowError("too long")
+
+
+class Reusing(Environment):
+    """Changes the messages and the tools that it has returned."""
+
+    def __init__(self) -> None:
+        self.tool = json.loads(json.dumps(TOOL))
+        self.message: Message = {"role": "user", "content": [{"type": "text", "text": "0"}]}
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        return Observation([self.message], [self.tool])
+
+    def step(self, action: Action) -> StepResult:
+        self.tool["function"]["description"] = "Look."
+        part = self.message["content"][0]
+        part["text"] = str(int(part["text"]) + 1)
+        return StepResult([self.message], 1.0, done=part["text"] == "3")
+
+
+async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) -> None:
+    """The history changed with it, so the episode's samples were excluded."""
+    async with serving(tokenizer) as served:
+        made = agent(served, rollout_args={"verify": "always"})
+        result = await made.asolve(Reusing(), task=TASK)
+    users = [one["content"][0]["text"] for one in result.messages if one["role"] == "user"]
+    assert users == ["0", "1", "2", "3"]
+    assert result.tools == [TOOL]
+    assert not [name for name in result.metrics if name.startswith("token_mismatches")]
+    assert len(result.trajectories) == 1
+    assert result.trajectories[0].trained_tokens > 0
+
+
+async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
+    """It was taken for "final"."""
+
+    class Mean(Reusing):
+        reward_mode: Any = "mean"
+
+    async with serving(tokenizer) as served:
+        with pytest.raises(UsageError, match=r"Mean\.reward_mode must be 'final' or 'sum'"):
+            await agent(served).asolve(Mean(), task=TASK)

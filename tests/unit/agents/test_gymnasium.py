@@ -12,10 +12,12 @@ from support.worlds import TOOL
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.environments.gymnasium import GymStyleEnvironment, is_gym_style
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import script
-from toolroll.rollout.types import Action, StopReason, Task
+from toolroll.rollout.types import Action, StepResult, StopReason, Task
 
 
 class Doors(gymnasium.Env[str, str]):
@@ -143,3 +145,38 @@ def test_what_is_gymnasiums_kind() -> None:
     assert not is_gym_style(object())
     with pytest.raises(UsageError, match="Gymnasium's reset"):
         as_environment(object())
+
+
+async def test_an_async_close_is_awaited() -> None:
+    class Remote(Doors):
+        async def close(self) -> None:  # type: ignore[override]
+            self.closed += 1
+
+    env = Remote()
+    runner = EnvironmentRunner(GymStyleEnvironment(env), TASK, 0, Threads(1).run_in_thread)
+    await runner.reset()
+    assert await runner.close() is None
+    assert env.closed == 1
+
+
+def test_an_error_answers_its_own_call_only() -> None:
+    """The result and the reward of the first call were lost, though it was executed."""
+
+    class Strict(Doors):
+        def step(self, action: str) -> Any:
+            if "wall" in action:
+                raise ActionError("there is no door")
+            return super().step(action)
+
+    def step(*places: str) -> StepResult:
+        wrapped = GymStyleEnvironment(Strict())
+        wrapped.reset(TASK, 0)
+        calls = (ToolCall("look", {"at": at}, "", id=at) for at in places)
+        return wrapped.step(Action("", tuple(calls)))
+
+    result = step("1", "wall", "2")
+    assert [one["tool_call_id"] for one in result.messages] == ["1", "wall", "2"]
+    assert result.messages[1]["content"] == "there is no door"
+    assert result.reward == pytest.approx(-0.2)
+    with pytest.raises(ActionError, match="there is no door"):
+        step("wall", "1")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
+import urllib.request
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.episodes import call, judge, serving
+from support.patience import PATIENCE
 
 from toolroll.agents.environments.tau_actions import TauAction
 from toolroll.agents.environments.tau_bench.package import import_module
@@ -463,3 +466,122 @@ async def test_a_bare_mixin_makes_one_call_a_turn() -> None:
         result = await agent.asolve(shop, rollout_args={"verify": "always"}, task_index=0)
     assert [action.name for action in shop.actions] == ["look", "buy"]
     assert result.reward == 1.0
+
+
+class AwaitedAndReturned(TrainableToolCallingAgent):
+    async def _execute_tool(self, env: Any, action: Any) -> Any:
+        call = env.step(action)
+        await call
+        return call
+
+
+class AwaitedAndRead(TrainableToolCallingAgent):
+    async def _execute_tool(self, env: Any, action: Any) -> Any:
+        call = env.step(action)
+        await call
+        call.reward += 0.5
+        return call
+
+
+class AwaitedByAPlainHook(TrainableToolCallingAgent):
+    def _execute_tool(self, env: Any, action: Any) -> Any:
+        call = env.step(action)
+
+        async def result() -> Any:
+            return await call
+
+        return result()
+
+
+@pytest.mark.parametrize("kind", [AwaitedAndReturned, AwaitedAndRead, AwaitedByAPlainHook])
+async def test_a_call_is_executed_once_however_often_it_is_read(
+    kind: type[TrainableToolCallingAgent],
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, shop = await played(kind)
+    assert [action.name for action in shop.actions] == ["look", "buy"]
+    assert result.reward == (1.5 if kind is AwaitedAndRead else 1.0)
+
+
+class BlockingRequest(TrainableToolCallingAgent):
+    """On the event loop, this request would wait for the engine of this process forever."""
+
+    def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            url, json.dumps(payload).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            return json.load(response)
+
+
+class ReturnsAwaitable(TrainableToolCallingAgent):
+    def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
+        assert self.served is not None
+        return self.served.post(url, payload)
+
+
+@pytest.mark.parametrize("kind", [BlockingRequest, ReturnsAwaitable])
+async def test_a_plain_request_hook(kind: type[TrainableToolCallingAgent]) -> None:
+    result, _ = await played(kind)
+    assert (result.reward, result.info.get("error")) == (1.0, None)
+
+
+async def test_what_a_hook_sets_is_set_on_the_environment() -> None:
+    class Marks(TrainableToolCallingAgent):
+        async def _execute_tool(self, env: Any, action: Any) -> Any:
+            env.price = getattr(env, "price", 0) + 1
+            return await env.step(action)
+
+    _, shop = await played(Marks)
+    assert shop.price == 2
+
+
+async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
+    seen: list[Any] = []
+
+    class Reads(TrainableToolCallingAgent):
+        def _prepare_prompt_tokens(self, state: Any, messages: Any) -> Any:
+            seen.append(state.args)
+            return super()._prepare_prompt_tokens(state, messages)
+
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, served):
+        await agent_of(Reads, served).asolve(Shop(), {"verify": "off"}, task_index=0)
+    assert seen == [{"verify": "off"}]
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned"),
+    [
+        ("_initialize_environment", None),
+        ("_initialize_environment", ("text", None)),
+        ("_build_initial_messages", "text"),
+        ("_build_initial_messages", [1]),
+        ("_prepare_prompt_tokens", None),
+        ("_prepare_prompt_tokens", ("text", ["a"])),
+        ("_get_token_delta", None),
+        ("_parse_tool", None),
+        ("_parse_tool", {"parsed_result": {"calls": "text"}}),
+        ("_reformulate_tool_call", None),
+    ],
+)
+async def test_a_wrong_value_names_its_hook(hook: str, returned: Any) -> None:
+    """Before, an internal error such as "'NoneType' object is not subscriptable"."""
+    result, _ = await played(TrainableToolCallingAgent, **{hook: lambda *_: returned})
+    assert (result.status, result.reward) == (Status.ABORTED, None)
+    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert hook in result.info["error"]["message"]
+
+
+async def test_an_agent_closes_only_a_model_that_it_opened() -> None:
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (engine, served):
+        agent = agent_of(TrainableToolCallingAgent, served)
+        await agent.aclose()
+        assert agent.served is served
+        own = TrainableToolCallingAgent(
+            rollout_args={"engine_url": engine.url, "hf_checkpoint": "embedded"}
+        )
+        await own.asolve(Shop(), task_index=0, max_num_steps=1)
+        assert own.served is not None
+        await own.aclose()
+        assert own.served is None

@@ -188,6 +188,41 @@ def test_the_state_is_closed_with_the_episode() -> None:
     plain.make(EnvironmentOptions()).close()
 
 
+class Ticket:
+    closed = 0
+
+    def close(self) -> str:
+        """Close the ticket."""
+        self.closed += 1
+        return "Closed."
+
+
+class AsyncTicket:
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def _closed(state: Any, *tools: Any) -> int:
+    """How often an episode closed its state."""
+    made = state()
+    env = tool_environment(tools=tools, tasks=[{"prompt": "x"}], reward=answer, state=lambda: made)
+    result = await play(env, "ok")
+    assert "close_error" not in result.info
+    closed: int = made.closed
+    return closed
+
+
+async def test_a_tool_named_close_is_not_called_at_the_end() -> None:
+    assert await _closed(Ticket) == 1
+    assert await _closed(Ticket, Ticket.close) == 0
+
+
+async def test_an_async_close_of_the_state_is_awaited() -> None:
+    assert await _closed(AsyncTicket) == 1
+
+
 def test_the_reward_gets_what_its_parameters_name() -> None:
     seen: list[Any] = []
 
@@ -251,6 +286,36 @@ async def test_a_bug_of_a_tool_aborts_the_episode_and_names_its_line() -> None:
         tools=[crash], tasks=[{"prompt": "x"}], reward=answer, told_errors=(RuntimeError,)
     )
     assert told(await play(told_too, call("crash"), "ok")) == ["Error: RuntimeError: no disk"]
+
+
+def later() -> Any:
+    """Return a coroutine."""
+    return _later()
+
+
+def several() -> Any:
+    """Yield."""
+    yield 1
+
+
+@pytest.mark.parametrize(("tool", "words"), [(later, "coroutine"), (several, "generator")])
+@pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")
+async def test_a_tool_must_return_a_value(tool: Any, words: str) -> None:
+    """The model read "<coroutine object ...>"."""
+    env = tool_environment(tools=[tool], tasks=[{"prompt": "x"}], reward=answer)
+    result = await play(env, call(tool.__name__), "ok")
+    assert result.stop_reason.value == "environment_error"
+    assert f"the tool {tool.__name__} returned a {words}" in result.info["error"]["message"]
+
+
+def pairs() -> Any:
+    """Return pairs."""
+    return {(1, 2): 3}
+
+
+async def test_any_result_becomes_json() -> None:
+    env = tool_environment(tools=[pairs], tasks=[{"prompt": "x"}], reward=answer)
+    assert told(await play(env, call("pairs"), "ok")) == ['{"(1, 2)": 3}']
 
 
 @pytest.mark.parametrize("part", ["reward", "state"])
@@ -326,6 +391,11 @@ BASE: dict[str, Any] = {"tools": [divide], "tasks": [{"prompt": "x"}], "reward":
         ({"tasks": "none.jsonl"}, "there is no file none.jsonl"),
         ({"reward": lambda item: 1.0}, "reward has the unknown parameter 'item'; it may have task"),
         ({"reward": 1.0}, "reward must be a function"),
+        ({"reward": _later}, "reward is async: write it as a plain function"),
+        ({"state": _later}, "state is async"),
+        ({"told_errors": ValueError}, "told_errors must be a tuple of exception types"),
+        ({"told_errors": ("ValueError",)}, "told_errors must be a tuple of exception types"),
+        ({"tasks": [{"messages": "x"}]}, r"tasks\[0\]: messages must be a list of dicts"),
         ({"state": lambda index: 1}, "state has the unknown parameter 'index'; it may have task"),
     ],
 )

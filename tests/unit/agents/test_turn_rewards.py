@@ -81,7 +81,7 @@ async def test_step_rewards_that_are_summed(tokenizer: Any) -> None:
 
 
 async def test_the_last_step_reward_belongs_to_the_last_turn(tokenizer: Any) -> None:
-    result = await played(tokenizer, Walk("last"), [call()])
+    result = await played(tokenizer, Walk("final"), [call()])
     assert result.reward == 3.0
     assert rewards_of(result) == [[0.0, 0.0, 3.0]]
 
@@ -98,8 +98,8 @@ async def test_a_penalty_belongs_to_the_turn_that_was_invalid(tokenizer: Any) ->
     [
         ("sum", None, [1.0, 2.0]),
         ("sum", 10.0, [1.0, 9.0]),
-        ("last", None, [0.0, 0.0]),
-        ("last", 0.25, [0.0, 0.25]),
+        ("final", None, [0.0, 0.0]),
+        ("final", 0.25, [0.0, 0.25]),
     ],
 )
 async def test_an_episode_that_is_cut_short(

@@ -81,11 +81,10 @@ class GymStyleEnvironment(OneActionEnvironment):
         observation, reward, terminated, truncated, info = self.env.step(action)
         return as_text(observation), float(reward), bool(terminated or truncated), dict(info)
 
-    def close(self) -> None:
-        """Close `env`."""
+    def close(self) -> Any:
+        """Close `env`. If its `close` is async, return the awaitable."""
         close = getattr(self.env, "close", None)
-        if callable(close):
-            close()
+        return close() if callable(close) else None
 
 
 def as_text(observation: Any) -> str:

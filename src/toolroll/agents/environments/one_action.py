@@ -3,7 +3,8 @@ step.
 
 Invariants: calls are executed in order until the episode is done, and later calls are refused. All
 actions are created before the first one is executed. So if one of them cannot be created
-(`ActionError`), nothing has changed.
+(`ActionError`), nothing has changed. If an `ActionError` is raised after another call was executed,
+it answers only its own call, so that no result and no reward is lost.
 """
 
 from __future__ import annotations
@@ -61,7 +62,13 @@ class OneActionEnvironment(Environment):
             if done:
                 messages.append(tool_message(call, NOT_EXECUTED))
                 continue
-            observation, reward, done, info = self.execute(one)
+            try:
+                observation, reward, done, info = self.execute(one)
+            except ActionError as error:
+                if not messages:
+                    raise
+                messages.append(tool_message(call, str(error)))
+                continue
             total = total + reward if self.reward_mode == "sum" else reward
             kept |= info
             messages.append(tool_message(call, str(observation)))

@@ -21,7 +21,7 @@ MakeAction = Callable[[str, dict[str, Any]], Any]
 
 
 def is_tau_style(env: Any) -> bool:
-    """Return True if `env` has `reset` and `step`."""
+    """Return True if `env` has methods `reset` and `step`. Call this after `is_gym_style`."""
     return callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
 
 

@@ -87,8 +87,8 @@ def tool_environment(
         system: the system message.
         state: a function that creates the state of one episode, with any of the parameters `task`
             and `seed`. A tool gets the state as its first argument if its first parameter is named
-            `self` (a method of the state's class) or `state`. If the state has a method `close`,
-            it is called at the end.
+            `self` (a method of the state's class) or `state`. If the state has a method `close`
+            that is not a tool, it is called at the end.
         told_errors: exceptions of tools that the model sees as `Error: ...`, like every
             `ActionError`. Any other exception is a bug in the environment: the episode is aborted
             without a reward.
@@ -120,6 +120,10 @@ def tool_environment(
             f"the tool {tool.name} has the parameter {tool.first!r}: give state=, a function "
             "that creates the object for it"
         )
+    if not isinstance(told_errors, Sequence) or not all(
+        isinstance(kind, type) and issubclass(kind, Exception) for kind in told_errors
+    ):
+        raise UsageError(f"told_errors must be a tuple of exception types, not {told_errors!r}")
     rules = _Rules(
         {tool.name: tool for tool in found},
         _Named("reward", reward, _REWARD),
@@ -157,11 +161,16 @@ class _FunctionTool:
 
 
 class _Named:
-    """A function that the user wrote. It gets only the arguments that its parameters name."""
+    """A function passed as `reward` or `state`. A call passes only the arguments in its signature.
+
+    Raise `UsageError` if it is not a plain function, or has a parameter that is not in `names`.
+    """
 
     def __init__(self, what: str, function: Callable[..., Any], names: Sequence[str]) -> None:
         if not callable(function):
             raise UsageError(f"{what} must be a function, not {function!r}")
+        if inspect.iscoroutinefunction(function):
+            raise UsageError(f"{what} is async: write it as a plain function (it runs in a thread)")
         self._what = what
         self._function = function
         try:
@@ -185,7 +194,7 @@ class _Named:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The parts that all episodes share."""
+    """The arguments of `tool_environment` that all its episodes share."""
 
     tools: Mapping[str, _FunctionTool]
     reward: _Named
@@ -238,12 +247,15 @@ class ToolEnvironment(Environment):
             **{f"tool_errors/{name}": float(count) for name, count in errors.items()},
         }
 
-    def close(self) -> None:
-        """Close the state if it has a method `close`."""
+    def close(self) -> Any:
+        """Close the state if it has a method `close` that is not a tool. If `close` is async,
+        return the awaitable.
+        """
         state, self._state = self._state, None
         close = getattr(state, "close", None)
-        if callable(close):
-            close()
+        tool = self._rules.tools.get("close")
+        is_tool = tool is not None and tool.function is getattr(close, "__func__", close)
+        return close() if callable(close) and not is_tool else None
 
     def _answer(self, call: ToolCall) -> Message:
         result, error = self._execute(call)
@@ -262,9 +274,8 @@ class ToolEnvironment(Environment):
         except UsageError as error:
             return None, str(error)
         try:
-            if tool.first:
-                return tool.function(self._state, **arguments), None
-            return tool.function(**arguments), None
+            state = (self._state,) if tool.first else ()
+            found = tool.function(*state, **arguments)
         except self._rules.told_errors as error:
             said = message_of(error)
             return None, said if isinstance(
@@ -275,6 +286,11 @@ class ToolEnvironment(Environment):
                 f"the tool {tool.name} failed: {_described(error)}; to report an error to the "
                 f"model, raise an ActionError, or list the exception's type in told_errors"
             ) from error
+        if inspect.isawaitable(found) or inspect.isgenerator(found) or inspect.isasyncgen(found):
+            raise EnvironmentFailure(
+                f"the tool {tool.name} returned a {type(found).__name__}: it must return a value"
+            )
+        return found, None
 
 
 class ToolEnvironmentFactory:
@@ -350,6 +366,9 @@ def _task(at: int, task: Any, split: str) -> Task:
         raise UsageError(f"tasks[{at}] must be a dict, not {type(task).__name__}")
     if not isinstance(task.get("prompt", ""), str):
         raise UsageError(f"tasks[{at}]: prompt must be text; give a conversation as `messages`")
+    messages = task.get("messages", [])
+    if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
+        raise UsageError(f"tasks[{at}]: messages must be a list of dicts, not {messages!r:.100}")
     if "prompt" not in task and "messages" not in task:
         raise UsageError(f"tasks[{at}] needs a prompt (text), or messages")
     return Task(str(task.get("id", at)), at, split, dict(task))
@@ -378,4 +397,7 @@ def _described(error: Exception) -> str:
 def _text(result: Any) -> str:
     if isinstance(result, str):
         return result
-    return json.dumps(result, ensure_ascii=False, default=plain)
+    try:
+        return json.dumps(result, ensure_ascii=False, default=plain)
+    except (TypeError, ValueError):  # a key that is not text, or a value that contains itself
+        return json.dumps(plain(result), ensure_ascii=False)

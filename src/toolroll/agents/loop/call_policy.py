@@ -1,10 +1,13 @@
-"""`CallPolicy`: how an agent handles unreadable calls, and several calls in one reply.
+"""`CallPolicy`: how an agent handles invalid calls, and several calls in one reply.
+
+A call is invalid if its `CallStatus` is not OK: it cannot be parsed, names an unknown tool, or has
+arguments that violate the tool's schema. A reply is invalid if it contains an invalid call.
 
 Invariants:
 
-- Each call, even an unreadable one, gets exactly one tool message, so that tokens and history
-  agree. If the call was not executed, the message gives the reason.
-- The environment never gets reasoning or an unreadable call.
+- Each call, even an invalid one, gets exactly one tool message, so that tokens and history agree.
+  If the call was not executed, the message gives the reason.
+- The environment never gets reasoning or an invalid call.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ class Decision:
         answers: The tool messages that the agent itself writes, by the index of their call in the
             reply (call ids may repeat).
         stop: True to end the episode.
-        invalid: True if the reply had an unreadable call.
+        invalid: True if the reply had an invalid call.
     """
 
     action: Action | None
@@ -48,11 +51,14 @@ class CallPolicy:
     """An agent's rules for the calls in a reply.
 
     Args:
-        on_invalid_call: "feedback" answers each unreadable call with its error; "respond" sends the
-            reply's text to the user (the published behavior); "stop" ends the episode.
+        on_invalid_call: "feedback" answers each invalid call with its error, and executes the valid
+            calls; "respond" sends the reply's text to the user (the published behavior) if it has
+            text and no valid call, and otherwise does the same as "feedback"; "stop" ends the
+            episode.
         max_invalid_in_a_row: the episode always ends after this many invalid replies in a row.
-        parallel_calls: "all" executes the calls in order; "first" refuses all but the first
-            (tau-bench's rule); "refuse" executes none. None: the environment's rule.
+        parallel_calls: what to do with several valid calls in one reply. "all" executes them in
+            order; "first" refuses all but the first (tau-bench's rule); "refuse" executes none.
+            None: the environment's rule.
         invalid_penalty: a number that is added to the reward for each invalid reply, 0 or negative.
         mask_invalid: exclude invalid turns from training.
 

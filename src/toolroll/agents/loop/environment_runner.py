@@ -19,7 +19,8 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
@@ -60,7 +61,7 @@ class EnvironmentRunner:
     Each call may take `time_limit` seconds, not counting the wait for a thread. After the limit, a
     blocking call keeps running, because Python cannot stop it. A coroutine that ignores its
     cancellation also keeps running. A result with more than `max_observation_bytes` of text is a
-    failure.
+    failure. Raise `UsageError` if the environment's `reward_mode` is unknown.
     """
 
     def __init__(
@@ -73,6 +74,11 @@ class EnvironmentRunner:
         *,
         max_observation_bytes: int = MOST_BYTES,
     ) -> None:
+        if env.reward_mode not in ("final", "sum"):
+            raise UsageError(
+                f"{type(env).__name__}.reward_mode must be 'final' or 'sum', not "
+                f"{env.reward_mode!r}"
+            )
         self.env = env
         self.task = task
         self.seed = seed
@@ -93,12 +99,8 @@ class EnvironmentRunner:
 
     async def step(self, action: Action) -> StepResult:
         """Execute `action`. Raise `ActionError` if the model made a mistake."""
-        self._check_open()
-        try:
+        with self._step_rules(action):
             return self._stepped(await self._call("step", action), action)
-        except ActionError as error:
-            self._check_size(error, action)
-            raise
 
     def reset_now(self) -> Observation:
         """Start the task, and block this thread until it has started. This is for hooks that do not
@@ -110,20 +112,27 @@ class EnvironmentRunner:
         """Execute `action`, and block this thread until it is done. This is for hooks that do not
         use `await`.
         """
-        self._check_open()
-        try:
+        with self._step_rules(action):
             return self._stepped(self._call_now("step", action), action)
-        except ActionError as error:
-            self._check_size(error, action)
-            raise
 
     def _first(self, found: Any) -> Observation:
         self.first = self._checked(checked_observation, self._name, found, self._most_bytes)
         return self.first
 
-    def _check_open(self) -> None:
+    @contextmanager
+    def _step_rules(self, action: Action) -> Iterator[None]:
+        """Raise `EnvironmentFailure` if the episode is done, or if `step` raises an `ActionError`
+        with a text that is too long: the model gets this text once per call.
+        """
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
+        try:
+            yield
+        except ActionError as error:
+            answers = reject_action(action, message_of(error, self._most_bytes + 1))
+            where = f"{self._name}.step raised an ActionError and"
+            check_size(where, answers, (), self._most_bytes)
+            raise
 
     def _stepped(self, found: Any, action: Action) -> StepResult:
         result = self.checked_step(f"{self._name}.step", found, action)
@@ -135,13 +144,6 @@ class EnvironmentRunner:
         `EnvironmentFailure` if it is invalid.
         """
         return self._checked(checked_step, where, found, action, self._most_bytes)
-
-    def _check_size(self, error: ActionError, action: Action) -> None:
-        """Raise `EnvironmentFailure` if the error is too long, because its text is sent to the
-        model once per call.
-        """
-        answers = reject_action(action, message_of(error, self._most_bytes + 1))
-        check_size(f"{self._name}.step raised an ActionError and", answers, (), self._most_bytes)
 
     async def truncated_reward(self) -> float | None:
         """Return the environment's reward for an episode that reached the limit of steps or of
@@ -205,55 +207,54 @@ class EnvironmentRunner:
             ) from error
 
     async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:
-        began = perf_counter()
         seconds = limit or self._time_limit
         where = f"{self._name}.{method}"
         timeout = asyncio.timeout(None)
-        try:
+        with self._classified(where, timeout, seconds):
             async with timeout:
                 with pausable(timeout):
                     return await self._result(where, timeout, seconds, method, *args)
-        except (ActionError, UsageError):
-            raise
-        except Exception as error:
-            if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
-                raise
-            if timeout.expired():
-                raise TimeLimitError(
-                    f"{where} took more than {seconds:g} s{self._runs_on()}"
-                ) from error
-            raise self._failure(where, error) from error
-        finally:
-            self.seconds += perf_counter() - began
 
     def _call_now(self, method: str, *args: Any) -> Any:
         """Call the environment's plain `method` in this thread, without a time limit."""
-        began = perf_counter()
         where = f"{self._name}.{method}"
         function = getattr(self.env, method)
         message = f"{where} is async, so hooks must await it: write `await env.{method}`"
         if inspect.iscoroutinefunction(function):
             raise UsageError(message)
-        try:
+        with self._classified(where):
             with guarded():
                 found = function(*args)
             if inspect.iscoroutine(found):  # a plain method that returns a coroutine
                 found.close()
                 raise UsageError(message)
             return found
+
+    @contextmanager
+    def _classified(
+        self, where: str, timeout: asyncio.Timeout | None = None, seconds: float | None = None
+    ) -> Iterator[None]:
+        """Convert the errors of a call (see the invariants), and add its duration to
+        `self.seconds`. `timeout` is the call's time limit of `seconds`.
+        """
+        began = perf_counter()
+        try:
+            yield
         except (ActionError, UsageError):
             raise
         except Exception as error:
             if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
                 raise
-            raise self._failure(where, error) from error
+            if timeout is not None and timeout.expired():
+                raise TimeLimitError(
+                    f"{where} took more than {seconds:g} s{self._runs_on()}"
+                ) from error
+            cause = (error.__cause__ if isinstance(error, ForeignExitError) else None) or error
+            raise EnvironmentFailure(
+                f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}"
+            ) from error
         finally:
             self.seconds += perf_counter() - began
-
-    def _failure(self, where: str, error: BaseException) -> EnvironmentFailure:
-        own = error.__cause__ if isinstance(error, ForeignExitError) else None
-        cause = own or error
-        return EnvironmentFailure(f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}")
 
     async def _result(
         self,

@@ -42,8 +42,8 @@ class EpisodeTracker:
     invalid_turns: list[int] = field(default_factory=list)
     began: float = field(default_factory=perf_counter)
 
-    def turn(self, turn: AssistantTurn, place: int) -> None:
-        """Count one turn of the model. `place`: the index of the turn's message in the
+    def turn(self, turn: AssistantTurn, index: int) -> None:
+        """Count one turn of the model. `index`: the position of the turn's message in the
         conversation.
         """
         self.counts["turns"] += 1
@@ -55,7 +55,7 @@ class EpisodeTracker:
             self.counts["invalid_calls"] += 1
             self.counts[f"invalid_calls/{call.status}"] += 1
         self.bad_calls += [
-            {"message": place, "call": at, "status": call.status.value}
+            {"message": index, "call": at, "status": call.status.value}
             for at, call in enumerate(turn.parsed.tool_calls)
             if not call.ok
         ]
@@ -76,12 +76,12 @@ class EpisodeTracker:
         )
 
     def executed(self, calls: Sequence[ToolCall]) -> None:
-        """Count the calls that the environment executes, by tool."""
+        """Count `calls`, which are passed to the environment, by tool."""
         for call in calls:
             self.counts[f"executed_calls/{call.name}"] += 1
 
     def invalid_reply(self) -> None:
-        """Count a reply that could not be executed."""
+        """Count a reply that has an invalid call, or whose action raised an `ActionError`."""
         self.counts["invalid_replies"] += 1
         self.invalid_turns.append(len(self.turn_rewards) - 1)
         self.invalid_in_a_row += 1
@@ -116,7 +116,7 @@ class EpisodeTracker:
         The reward is the environment's last reward, or the sum of all (`Environment.reward_mode`).
         If the environment did not end the episode, the reward is what `truncated_reward` returns.
         If this is None, the reward is 0.0, or the sum so far if the mode is "sum". `penalty` is
-        added for each reply that could not be executed.
+        added for each invalid reply (see `invalid_reply`).
         """
         if status_of(reason) is Status.ABORTED:
             return None

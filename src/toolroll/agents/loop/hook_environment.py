@@ -14,13 +14,12 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.loop.hook_value import hook_value
+from toolroll.agents.loop.hook_value import hook_value, run_hook
 from toolroll.rollout.errors import EnvironmentFailure
-from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, Message, Observation, StepResult
 
 T = TypeVar("T", Observation, StepResult)
@@ -31,7 +30,7 @@ _MISSING = object()
 
 class ObservationText(str):
     """The text of the last user message that `reset` returned. `observation` is the whole
-    result.
+    `Observation`.
     """
 
     observation: Observation
@@ -61,8 +60,8 @@ class HookInfo(dict[str, Any]):
 
 
 class HookAction(Action):
-    """An action that also has tau-bench's `name` and `kwargs`, set by the published example's
-    rule.
+    """An action that also has the fields of tau-bench's actions, `name` and `kwargs`. As in the
+    published example, they describe the first call, or `respond` if there is no call.
     """
 
     __slots__ = ()
@@ -110,7 +109,7 @@ class HookCall(Generic[T]):
 
     With `await`, the result is an `Observation` or a `StepResult`. Without it, the `HookCall` has
     the attributes of a `ResetResponse` or a `StepResponse`. Reading one of them waits for the
-    environment.
+    environment. The environment is called once, even if the hook does both.
     """
 
     def __init__(
@@ -120,22 +119,27 @@ class HookCall(Generic[T]):
         now: Callable[[], T],
         form: Callable[[T], Any],
     ) -> None:
-        vars(self).update(_env=env, _start=start, _now=now, _form=form, _read=None, _awaited=False)
+        vars(self).update(_env=env, _start=start, _now=now, _form=form)
+        vars(self).update(_found=None, _read=None, _awaited=False)
 
     def __await__(self) -> Generator[Any, None, T]:
         vars(self)["_awaited"] = True
-        result: Generator[Any, None, T] = self._start().__await__()
-        return result
+        if self._found is None:
+            vars(self)["_found"] = yield from self._start().__await__()
+        found: Any = self._found
+        return cast("T", found)
 
     def response(self) -> Any:
         """Return the response in tau-bench's form. Wait for the environment if needed."""
+        if self._found is None:
+            vars(self)["_found"] = self._env.wait(self._start, self._now)
         if self._read is None:
-            vars(self)["_read"] = self._form(self._env.wait(self._start, self._now))
+            vars(self)["_read"] = self._form(self._found)
         return self._read
 
     def executed(self) -> bool:
         """Return True if the call was awaited or its result was read."""
-        return self._awaited or self._read is not None
+        return self._awaited or self._found is not None
 
     async def result(self) -> Any:
         """If the hook has read the response, return the response, because the hook may have changed
@@ -152,14 +156,15 @@ class HookCall(Generic[T]):
 
 class HookEnvironment:
     """The environment of one episode, for overridden hooks. Attributes that are not defined here
-    are looked up in the `EnvironmentRunner`, and then in the environment.
+    are looked up in the `EnvironmentRunner`, and then in the environment. An attribute that a hook
+    sets is set on the environment.
     """
 
     def __init__(self, runner: EnvironmentRunner) -> None:
-        self._runner = runner
-        self._loop = asyncio.get_running_loop()
-        self._waiting: set[Future[Any]] = set()
-        self._calls: list[tuple[str, HookCall[Any]]] = []
+        waiting: set[Future[Any]] = set()
+        calls: list[tuple[str, HookCall[Any]]] = []
+        loop = asyncio.get_running_loop()
+        vars(self).update(_runner=runner, _loop=loop, _waiting=waiting, _calls=calls)
 
     def reset(self, task_index: int | None = None) -> HookCall[Observation]:
         """Start the episode's task. `task_index` has no effect."""
@@ -239,6 +244,10 @@ class HookEnvironment:
                 return found
         raise AttributeError(f"neither the environment nor its runner has {name!r}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        env = self._runner.env
+        setattr(getattr(env, "env", env), name, value)
+
 
 async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:
     """Call the overridden `hook` with `env` and `args`. Return its awaited result. A plain hook
@@ -247,10 +256,7 @@ async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *
     Raise `EnvironmentFailure` if the hook lacks an `await`.
     """
     try:
-        if inspect.iscoroutinefunction(hook):
-            found = await hook(env, *args)
-        else:
-            found = await Threads(1).run_in_thread(hook, env, *args)
+        found = await run_hook(hook, env, *args)
         if isinstance(found, HookCall):
             found = await found.result()
         elif inspect.isawaitable(found):

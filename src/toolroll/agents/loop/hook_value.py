@@ -1,23 +1,49 @@
-"""`hook_value`: checks that an overridden hook returned a value and not a coroutine."""
+"""Call overridden hooks of `TrainableAgentMixin`, and check what they return."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.errors import EnvironmentFailure, ToolrollError, message_of
+from toolroll.rollout.runtime.threads import Threads
 
 T = TypeVar("T")
 
 _FIELDS = ("observation", "messages", "reward", "done", "info", "tools")
 
 
-def hook_value(hook: str, found: T, *, depth: int = 0) -> T:
-    """Return `found`, which the hook returned.
+async def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
+    """Return what `hook` returns. A plain (not `async`) hook runs in its own thread, so that it may
+    block.
+    """
+    if inspect.iscoroutinefunction(hook):
+        return await hook(*args)
+    return await Threads(1).run_in_thread(hook, *args)
 
-    Raise `EnvironmentFailure` if it is a coroutine, or contains one within `depth` levels. The
-    coroutine is closed, so that Python does not warn about it.
+
+@contextmanager
+def reading(hook: str) -> Iterator[None]:
+    """Convert an exception that is raised while the return value of `hook` is read to an
+    `EnvironmentFailure` that names the hook. Errors of toolroll are raised unchanged.
+    """
+    try:
+        yield
+    except ToolrollError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(
+            f"what {hook} returned cannot be read: {type(error).__name__}: {message_of(error)}"
+        ) from error
+
+
+def hook_value(hook: str, found: T, *, depth: int = 0) -> T:
+    """Return `found`, the return value of the overridden hook with the name `hook`.
+
+    Raise `EnvironmentFailure` if `found` is a coroutine, or contains one within `depth` levels of
+    dicts, lists and fields. The coroutine is closed, so that Python does not warn about it.
     """
     left = [value for value in _values(found, depth) if inspect.isawaitable(value)]
     for value in left:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from toolroll.agents.loop.hook_value import hook_value
+import numpy as np
+
+from toolroll.agents.loop.hook_value import hook_value, reading, run_hook
 from toolroll.agents.loop.validation import checked_reward
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
@@ -22,9 +25,9 @@ from toolroll.rollout.types import (
     Message,
 )
 
-_IN_PLAY: ContextVar[list[int] | None] = ContextVar("toolroll_ids_in_play", default=None)
+_PROPOSED: ContextVar[list[int] | None] = ContextVar("toolroll_proposed_ids", default=None)
 
-CallHook = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
+CallHook = Callable[[str, dict[str, Any]], Any]
 
 
 def wrap_call_llm(
@@ -40,7 +43,10 @@ def wrap_call_llm(
             "sampling_params": dict(request.sampling_params),
             "return_logprob": request.return_logprob,
         }
-        body = hook_value("_call_llm", await call_llm(f"{served.url}/generate", payload))
+        body: Any = await run_hook(call_llm, f"{served.url}/generate", payload)
+        if inspect.isawaitable(body) and not inspect.iscoroutinefunction(call_llm):
+            body = await body
+        body = hook_value("_call_llm", body)
         info = await served.engine.model_info()
         return parse_completion(body, request, vocab_size=info.sampled_limit)
 
@@ -48,32 +54,35 @@ def wrap_call_llm(
 
 
 def proposing(
-    name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, place: int
+    name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, position: int
 ) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
     """Return a function that calls the overridden `hook`, with the signature that a `Conversation`
     needs.
 
-    The hook returns a tuple whose item `place` has the ids. `name` is the hook's name in error
-    messages. While the hook runs, `proposed_ids` returns the ids that would be served without the
-    hook. So an override can call the method of its base class and change the ids.
+    The hook returns a tuple whose item at `position` is the list of ids. `name` is the hook's name
+    in error messages. While the hook runs, `proposed_ids` returns the ids that would be sent to the
+    engine without the hook. So an override can call the method of its base class and change the
+    ids.
     """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
-        token = _IN_PLAY.set(ids.tolist())
+        token = _PROPOSED.set(ids.tolist())
         try:
-            given: Sequence[int] = hook_value(name, hook(messages), depth=1)[place]
-            return given
+            given = hook_value(name, hook(messages), depth=1)
         finally:
-            _IN_PLAY.reset(token)
+            _PROPOSED.reset(token)
+        with reading(name):
+            proposed: list[int] = np.asarray(given[position], dtype=np.int32).tolist()
+            return proposed
 
     return hooked
 
 
 def proposed_ids() -> list[int] | None:
-    """Return the ids that will be served unless the running hook returns different ones. Return
-    None if no hook is running.
+    """Return the ids that will be sent to the engine unless the running token hook returns
+    different ones. Return None if no token hook is running.
     """
-    return _IN_PLAY.get()
+    return _PROPOSED.get()
 
 
 def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:
@@ -83,18 +92,19 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
 
     def parse(text: str) -> ParsedReply:
         found = hook_value("_parse_tool", parse_tool(text), depth=2)
-        if not found.get("success", True):
-            call = ToolCall(
-                "",
-                None,
-                text,
-                CallStatus.INVALID_JSON,
-                str(found.get("error") or "the reply could not be parsed"),
-            )
-            return ParsedReply(content="", tool_calls=(call,))
-        result = found["parsed_result"]
-        calls = [{"function": _function(entry)} for entry in result.get("calls") or ()]
-        return from_openai({"content": result.get("normal_text"), "tool_calls": calls})
+        with reading("_parse_tool"):
+            if not found.get("success", True):
+                call = ToolCall(
+                    "",
+                    None,
+                    text,
+                    CallStatus.INVALID_JSON,
+                    str(found.get("error") or "the reply could not be parsed"),
+                )
+                return ParsedReply(content="", tool_calls=(call,))
+            result = found["parsed_result"]
+            calls = [{"function": _function(entry)} for entry in result.get("calls") or ()]
+            return from_openai({"content": result.get("normal_text"), "tool_calls": calls})
 
     return parse
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,27 +22,29 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return `found`, which `reset` returned. Raises `EnvironmentFailure` if it is not valid."""
+    """Return a copy of `found`, which `reset` returned, that the environment cannot change. Raise
+    `EnvironmentFailure` if `found` is not valid.
+    """
     if not isinstance(found, Observation):
         raise EnvironmentFailure(
             f"{env}.reset must return an Observation, not {type(found).__name__}"
         )
-    _check_messages(f"{env}.reset", found.messages)
+    check_messages(f"{env}.reset", found.messages)
     _check_tools(f"{env}.reset", found.tools)
     check_size(f"{env}.reset", found.messages, found.tools, most_bytes)
     _check_info(f"{env}.reset", found.info)
-    return found
+    return replace(found, messages=_copied(found.messages), tools=_copied(found.tools))
 
 
 def checked_step(
     where: str, found: Any, action: Action, most_bytes: int = MOST_BYTES
 ) -> StepResult:
-    """Return `found`, which the function `where` returned. Raises `EnvironmentFailure` if it is
-    invalid.
+    """Return a copy of `found`, which the function `where` returned, that the environment cannot
+    change. Raise `EnvironmentFailure` if `found` is not valid.
     """
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")
-    _check_messages(where, found.messages)
+    check_messages(where, found.messages)
     if found.tools is not None:
         _check_tools(where, found.tools)
     check_size(where, found.messages, found.tools or (), most_bytes)
@@ -58,7 +61,14 @@ def checked_step(
             f"{where} returned no tool message for the call to {missing[0]}: return one with the "
             "call's id as tool_call_id"
         )
-    return found
+    return replace(found, messages=_copied(found.messages), tools=_copied(found.tools))
+
+
+def _copied(value: Any) -> Any:
+    """Return `value` with copies of all dicts and lists in it."""
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def checked_reward(where: str, reward: Any) -> float | None:
@@ -123,7 +133,10 @@ def _text_bytes(value: Any) -> int:
     return sum(map(_text_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
-def _check_messages(where: str, messages: Any) -> None:
+def check_messages(where: str, messages: Any) -> None:
+    """Raise `EnvironmentFailure` if `messages`, which the function `where` returned, is not a list
+    of messages.
+    """
     # Compare the usual types first, because a check against an abstract type takes ten times as
     # long.
     plain = type(messages) in (list, tuple)

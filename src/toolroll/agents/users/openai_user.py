@@ -5,7 +5,8 @@ Invariants:
 - Each episode has its own message list, in which the simulator is `assistant` and the agent's
   visible text is `user`.
 - The simulator's reasoning reaches neither that list nor the agent.
-- A failure is a `UserSimulatorError`, never a line. `CancelledError` passes through.
+- A failed request never becomes a line of the user. It raises `UserSimulatorError`, or
+  `EngineUnreachableError` if the server did not answer at all for `engine_timeout` seconds.
 
 One `OpenAIUsers` per process shares one client among all episodes.
 """
@@ -16,7 +17,6 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from toolroll.agents.chat_client import ChatClient, history_message
@@ -240,12 +240,7 @@ class OpenAIUsers:
     async def __aenter__(self) -> OpenAIUsers:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def make(self, seed: int | None = None) -> OpenAIUser:

@@ -41,7 +41,7 @@ _TYPES: Mapping[str, str] = {
 _PYTHON_NOTE = " Note that the provided function is in Python 3 syntax."
 _FLOAT_NOTE = " This is a float type value."
 
-# The name of each class's document file, as in the benchmark (bfcl-eval 2026.3.23).
+# The name of each class's document file and module, as in the benchmark (bfcl-eval 2026.3.23).
 DOCUMENTS: Mapping[str, str] = {
     "GorillaFileSystem": "gorilla_file_system",
     "MathAPI": "math_api",

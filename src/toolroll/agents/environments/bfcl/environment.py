@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from toolroll.agents.environments.bfcl.data import DOCUMENTS, INSTALL, BfclData, installed
+from toolroll.agents.environments.bfcl.data import INSTALL, BfclData, installed
 from toolroll.agents.environments.bfcl.instances import BfclInstances
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
@@ -96,10 +96,6 @@ class BfclEnvironment(Environment):
         if self._turn_steps > MAX_STEPS_PER_TURN:
             return self._end(0.0, f"turn {self._turn} took more than {MAX_STEPS_PER_TURN} steps")
         return StepResult([self._execute(call) for call in action.tool_calls])
-
-    def truncated_reward(self) -> float | None:
-        """Return 0.0, because an entry that ran out of steps has failed."""
-        return 0.0
 
     def metrics(self) -> Mapping[str, float]:
         """Return the number of calls, the number of failed calls (in total and by tool) and the
@@ -186,7 +182,6 @@ class BfclEnvironment(Environment):
             entry["involved_classes"],
             entry["initial_config"],
             self._data.documents,
-            DOCUMENTS,
             long_context="long_context" in self._data.category,
         )
 

@@ -21,6 +21,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from toolroll.agents.environments.bfcl.data import DOCUMENTS
 from toolroll.rollout.types import Tool
 
 _MODULES = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
@@ -34,7 +35,7 @@ _math_lock = threading.Lock()  # mpmath's precision is one number for the whole 
 class BfclInstances:
     """The instances of `classes`. They are set up from an entry's `initial_config`.
 
-    `documents` maps a class to its tools, and `modules` maps a class to its module.
+    `documents` maps a class to its tools.
     """
 
     def __init__(
@@ -42,7 +43,6 @@ class BfclInstances:
         classes: Sequence[str],
         initial_config: Mapping[str, Any],
         documents: Mapping[str, Sequence[Tool]],
-        modules: Mapping[str, str],
         *,
         long_context: bool,
     ) -> None:
@@ -50,7 +50,7 @@ class BfclInstances:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._math: set[str] = set()
         for name in classes:
-            kind = getattr(importlib.import_module(f"{_MODULES}.{modules[name]}"), name)
+            kind = getattr(importlib.import_module(f"{_MODULES}.{DOCUMENTS[name]}"), name)
             instance = kind()
             if name not in _STATELESS:
                 instance._load_scenario(

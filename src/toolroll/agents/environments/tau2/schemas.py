@@ -10,20 +10,19 @@ from typing import Any
 
 from pydantic import BaseModel, Field, create_model
 
+from toolroll.rollout.runtime.signature import read_docstring
 from toolroll.rollout.types import Tool
 
-_SECTION = re.compile(r"^\s*(Args|Returns|Raises):\s*$", re.MULTILINE)
-_PARAMETER = re.compile(r"^(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
+# Other headings, such as `Checks:`, are part of the description.
+_SECTION = re.compile(r"^\s*(?:Args|Returns|Raises):\s*$", re.MULTILINE)
 
 
 def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
     """Return `{"type": "function", "function": {name, description, parameters}}`. Nested models
     keep their `$defs`.
     """
-    doc = inspect.getdoc(function) or ""
-    sections = _SECTION.split(doc)
-    texts = dict(zip(sections[1::2], sections[2::2], strict=True))
-    described = _parameters(texts.get("Args", ""))
+    description = _SECTION.split(inspect.getdoc(function) or "", maxsplit=1)[0]
+    _, described = read_docstring(function)
     hints = typing.get_type_hints(function)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -37,23 +36,11 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
     parameters.pop("title", None)
     for value in parameters.get("properties", {}).values():
         value.pop("title", None)
-    description = " ".join(sections[0].split())
     return {
         "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
+        "function": {
+            "name": name,
+            "description": " ".join(description.split()),
+            "parameters": parameters,
+        },
     }
-
-
-def _parameters(text: str) -> dict[str, str]:
-    """Return the parameters' descriptions in the text of an `Args:` section, by name."""
-    found: dict[str, list[str]] = {}
-    lines = [line for line in inspect.cleandoc(text).splitlines() if line.strip()]
-    current = ""
-    for line in lines:
-        match = _PARAMETER.match(line)
-        if match and not line.startswith(" "):
-            current = match[1]
-            found[current] = [match[2]]
-        elif current:
-            found[current].append(line.strip())
-    return {name: " ".join(words).strip() for name, words in found.items()}

@@ -1,9 +1,9 @@
 """Make tau-bench's own user simulators, which use litellm, asynchronous. Each call runs in a
 thread.
 
-Invariants: the event loop never waits for litellm. A failure is a `UserSimulatorError`, never a
-line. A stop marker in the simulator's reasoning does not end the episode. A call that hangs neither
-delays other calls nor keeps the process alive.
+Invariants: the event loop never waits for litellm. A failed call raises `UserSimulatorError`, and
+never becomes a line of the user. A stop marker in the simulator's reasoning does not end the
+episode. A call that hangs neither delays other calls nor keeps the process alive.
 
 For a model behind an OpenAI-compatible endpoint, use `toolroll.agents.users`, which has retries and
 a seed and needs no threads.
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from toolroll.agents.environments.tau_bench.package import (
@@ -127,12 +126,7 @@ class TauBenchUsers:
         await self._threads.run_in_thread(import_litellm)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def make(self, seed: int | None = None) -> TauBenchUser:
