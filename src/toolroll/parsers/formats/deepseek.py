@@ -7,16 +7,6 @@ from __future__ import annotations
 from toolroll.parsers.formats.blocks import NamedJsonParser
 
 
-class DeepSeekV3Parser(NamedJsonParser):
-    """See the module."""
-
-    name = "deepseekv3"
-    block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-    call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
-    separator = "<｜tool▁sep｜>"
-    fence = ("```json", "```")
-
-
 class DeepSeekV31Parser(NamedJsonParser):
     """See the module."""
 
@@ -24,3 +14,10 @@ class DeepSeekV31Parser(NamedJsonParser):
     block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     separator = "<｜tool▁sep｜>"
+
+
+class DeepSeekV3Parser(DeepSeekV31Parser):
+    """See the module."""
+
+    name = "deepseekv3"
+    fence = ("```json", "```")

@@ -15,13 +15,6 @@ _GLM = Shape(
     key=("<arg_key>", "</arg_key>"),
     value=("<arg_value>", "</arg_value>"),
 )
-_HUNYUAN = Shape(
-    block=("<tool_calls>", "</tool_calls>"),
-    call=("<tool_call>", "</tool_call>"),
-    name_end=("<tool_sep>", "\n", "<arg_key>", "</tool_call>"),
-    key=("<arg_key>", "</arg_key>"),
-    value=("<arg_value>", "</arg_value>"),
-)
 
 
 class Glm45Parser(TagParser):
@@ -49,4 +42,8 @@ class HunyuanParser(TagParser):
     """See the module."""
 
     name = "hunyuan"
-    shape = _HUNYUAN
+    shape = replace(
+        _GLM,
+        block=("<tool_calls>", "</tool_calls>"),
+        name_end=("<tool_sep>", "\n", "<arg_key>", "</tool_call>"),
+    )

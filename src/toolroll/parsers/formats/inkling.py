@@ -73,7 +73,7 @@ class InklingParser(JsonBlockParser):
             at, header = stop + len(marker), marker == _MESSAGE
             if marker in (_JSON, _PLAIN):
                 at = yield from (
-                    self._block(source, out, begin, at, name)
+                    self.read_marked(source, out, begin, at, None, name)
                     if marker == _JSON
                     else self._plain(source, out, begin, at)
                 )

@@ -16,7 +16,6 @@ _MINIMAX = Shape(
     key=('<parameter name="', '">'),
     value=("", "</parameter>"),
 )
-_DOTS = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"))
 
 
 def _unwrapped(text: str) -> str:
@@ -27,16 +26,6 @@ def _unwrapped(text: str) -> str:
     if bare.startswith("<![CDATA[") and bare.endswith("]]>"):
         return bare[9:-3]
     return html.unescape(text)
-
-
-_MINICPM = Shape(
-    block=None,
-    call=('<function name="', "</function>"),
-    name_end=('">',),
-    key=('<param name="', '">'),
-    value=("", "</param>"),
-    unescape=_unwrapped,
-)
 
 
 class MiniMaxM2Parser(TagParser):
@@ -50,11 +39,18 @@ class DotsParser(TagParser):
     """See the module."""
 
     name = "dots"
-    shape = _DOTS
+    shape = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"))
 
 
 class MiniCPM5Parser(TagParser):
     """See the module."""
 
     name = "minicpm5"
-    shape = _MINICPM
+    shape = Shape(
+        block=None,
+        call=('<function name="', "</function>"),
+        name_end=('">',),
+        key=('<param name="', '">'),
+        value=("", "</param>"),
+        unescape=_unwrapped,
+    )

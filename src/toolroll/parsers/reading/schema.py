@@ -42,9 +42,11 @@ class ToolSchemas:
         )
 
     def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """Return `call`. If it does not fit the tools, set its status to unknown_tool or
+        """Return `call`. If it is ok but does not fit the tools, set its status to unknown_tool or
         bad_arguments.
         """
+        if not call.ok:
+            return call
         functions = offered.functions
         function = functions.get(call.name)
         if function is None:
