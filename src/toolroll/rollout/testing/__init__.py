@@ -21,7 +21,7 @@ from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
 from toolroll.rollout.testing.thread import serve_in_thread
-from toolroll.rollout.testing.token_splits import TokenSplitter, random_split
+from toolroll.rollout.testing.token_splits import TokenSplitter
 
 __all__ = [
     "EmbeddedEngine",
@@ -40,7 +40,6 @@ __all__ = [
     "load_embedded_tokenizer",
     "load_engine",
     "play_references",
-    "random_split",
     "reference_logprob",
     "reference_logprobs",
     "reference_policy",

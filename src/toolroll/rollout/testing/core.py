@@ -52,7 +52,6 @@ class EngineCore:
         max_total_tokens: int | None = None,
         max_running: int | None = None,
         max_queued: int | None = None,
-        continue_aborted: bool = True,
         keep_log: bool = True,
         seed: int = 0,
         host: str = "127.0.0.1",
@@ -85,7 +84,7 @@ class EngineCore:
                 raise ValueError("a language model has no latency, token_latency and split")
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
-            script = Script(policy, latency, token_latency, continue_aborted, seed)
+            script = Script(policy, latency, token_latency, seed)
             self._source = ScriptedSource(script, self.sampler, self)
 
     @property

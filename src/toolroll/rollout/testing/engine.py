@@ -47,8 +47,8 @@ class EmbeddedEngine(EngineCore):
     Args:
         tokenizer: A fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
         policy: A function that returns the reply to each request, or a `LanguageModel` (see
-            `load_engine`). A `LanguageModel` cannot be combined with `latency`, `token_latency`,
-            `split` or `continue_aborted`.
+            `load_engine`). A `LanguageModel` cannot be combined with `latency`, `token_latency` or
+            `split`.
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
         latency: Seconds per request.
         token_latency: Seconds per token, in addition.
@@ -57,8 +57,6 @@ class EmbeddedEngine(EngineCore):
         vocab_size: Default: the tokenizer's.
         max_total_tokens, max_running, max_queued: The same as the server's flags with similar
             names. None means no limit.
-        continue_aborted: If a prompt continues an aborted answer, reply with the rest of that
-            answer, without calling the policy.
         keep_log: If False, `log` stays empty, for long benchmarks.
 
     Attributes:

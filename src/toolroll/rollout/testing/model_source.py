@@ -28,7 +28,7 @@ class ModelSource:
         self._model = model
         self._sampler = sampler
         self._seed = seed
-        self._scheduler = Scheduler(model.network, _KEPT_TOKENS)
+        self._scheduler = Scheduler(model, _KEPT_TOKENS)
 
     def check(self, request: EngineRequest) -> None:
         """Refuse sampling parameters that are not implemented."""
@@ -49,7 +49,7 @@ class ModelSource:
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Load the weights in `folder`. Sampling continues while they load."""
         model = await asyncio.to_thread(self._model.updated, folder)
-        await self._scheduler.replace(model.network, updated)
+        await self._scheduler.replace(model, updated)
 
     async def aclose(self) -> None:
         """Wait for the step that is running."""

@@ -47,12 +47,13 @@ class Script:
     policy: Policy
     latency: Latency = 0.0
     token_latency: float = 0.0
-    continue_aborted: bool = True
     seed: int = 0
 
 
 class ScriptedSource:
-    """Plays the replies of a script's policy."""
+    """Plays the replies of a script's policy. If a prompt continues an aborted answer, the reply is
+    the rest of that answer, without a call of the policy.
+    """
 
     def __init__(self, script: Script, sampler: Sampler, host: Host) -> None:
         self._script = script
@@ -112,7 +113,7 @@ class ScriptedSource:
         return reply if isinstance(reply, Reply) else Reply(reply)
 
     def _remember_rest(self, turn: Turn, ids: list[int], reply_ids: list[int]) -> None:
-        if self._script.continue_aborted and reply_ids[len(ids) :]:
+        if reply_ids[len(ids) :]:
             sequence = turn.entry.input_ids.tobytes() + np.array(ids, dtype=np.int32).tobytes()
             self._rests[turn.entry.routing_key] = (sequence, reply_ids[len(ids) :])
 
