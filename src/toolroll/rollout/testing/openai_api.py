@@ -36,8 +36,8 @@ _UNSUPPORTED = ("stream", "tools", "logprobs", "response_format")
 
 
 async def chat_completions(engine: EngineCore, request: web.Request) -> web.StreamResponse:
-    """Answer one chat completion request. The tokenizer's chat template renders the prompt, and the
-    policy returns the answer.
+    """Answer one chat completion request. The tokenizer's chat template renders the prompt. The
+    policy or the language model of the engine returns the answer, as for `/generate`.
     """
     try:
         body = await read_json(request)

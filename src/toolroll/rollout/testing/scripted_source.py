@@ -29,7 +29,7 @@ Latency = float | Callable[[PolicyRequest], float]
 
 
 class Host(Protocol):
-    """The parts of its engine that a scripted answer changes."""
+    """The parts of an `EngineCore` that its `ScriptedSource` changes."""
 
     held: int
 
@@ -37,7 +37,7 @@ class Host(Protocol):
         """Check the conditions that `until` waits for again."""
 
     def set_weight_version(self, version: str) -> None:
-        """Sample the next token of every request with `version`."""
+        """See `EngineCore.set_weight_version`."""
 
 
 @dataclass(slots=True)

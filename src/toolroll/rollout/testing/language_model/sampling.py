@@ -75,7 +75,7 @@ class Sampling:
         return not self.greedy and (self.top_k > 0 or self.top_p < 1)
 
     def uniform(self, position: int) -> float:
-        """Return a random number in [0, 1)."""
+        """Return the random number in [0, 1) for the token at `position`."""
         digest = blake2b(f"{self.seed}/{position}".encode(), digest_size=_HASH_BYTES).digest()
         return int.from_bytes(digest, "big") / (1 << 8 * _HASH_BYTES)
 
