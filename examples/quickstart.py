@@ -1,5 +1,5 @@
-"""One episode of the desk against the embedded engine: what comes back is what was served and
-sampled, token for token.
+"""One episode of the desk against the embedded engine. The result contains exactly the tokens that
+the engine received and sampled.
 """
 
 import asyncio

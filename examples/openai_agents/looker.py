@@ -1,10 +1,10 @@
-"""An agent of the OpenAI Agents SDK, played against `toolroll serve`: its runs are training data.
+"""An agent of the OpenAI Agents SDK whose runs `toolroll serve` records as training data.
 
     toolroll serve --model MODEL --engine http://127.0.0.1:30000
     python examples/openai_agents/looker.py --url http://127.0.0.1:8400
 
-The agent does not know toolroll: it only gets a base URL. Afterwards, the training sequences are
-fetched by the session's name.
+The agent's code does not depend on toolroll: it only gets a base URL, which names a session. After
+the run, the session's training sequences are fetched from `toolroll serve`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOMS = {
 }
 
 
-# A strict tool is sampled under a grammar, which is not what the model samples by itself.
+# The arguments of a strict tool are sampled under a grammar, so they are not the model's own.
 @function_tool(strict_mode=False)
 def look(at: str) -> str:
     """Look at a room of the house."""
@@ -31,7 +31,7 @@ def look(at: str) -> str:
 
 
 def an_agent(client: AsyncOpenAI, model: str = "default") -> Agent:
-    """Return the agent. Only `client` knows where its model is served."""
+    """Return the agent. The base URL of `client` decides which server its requests go to."""
     return Agent(
         name="finder",
         instructions="You look for the key in a house. Look at rooms, then say where the key is.",
@@ -59,7 +59,9 @@ async def play(url: str, session: str) -> dict[str, Any]:
 
 
 async def main(url: str, runs: int) -> None:
-    """Play `runs` runs at the same time, and print what they trained."""
+    """Run the agent `runs` times concurrently. Print how many tokens of each sequence are
+    trained.
+    """
     for found in await asyncio.gather(*(play(url, f"finder-{at}") for at in range(runs))):
         for trajectory in found["trajectories"]:
             ids, mask = trajectory["input_ids"], trajectory["loss_mask"]
