@@ -1,4 +1,5 @@
-"""Make `src/toolroll/rollout/model/tokenizer/tokenizer.json`: `python scripts/make_tokenizer.py OUT.json`.
+"""Make the embedded tokenizer: `python scripts/make_tokenizer.py OUT.json`. The package has the
+result in `src/toolroll/rollout/model/tokenizer/tokenizer.json`.
 
 The corpus is generated from the words below, so the script writes the same bytes each time (tested
 with tokenizers 0.22). The chat template and `tokenizer_config.json` in the same folder are written
