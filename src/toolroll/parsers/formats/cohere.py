@@ -15,7 +15,7 @@ from toolroll.parsers.types import ToolCall
 
 
 class CohereParser(JsonBlockParser):
-    """See the module."""
+    """The format of Cohere's Command, which the module describes."""
 
     name = "cohere_command4"
     opener = "<|START_ACTION|>"
@@ -28,7 +28,7 @@ class CohereParser(JsonBlockParser):
 
 
 class ApertusParser(JsonBlockParser):
-    """See the module."""
+    """The format of Apertus, which the module describes."""
 
     name = "apertus2509"
     opener = "<|tools_prefix|>"

@@ -8,7 +8,7 @@ from toolroll.parsers.formats.blocks import NamedJsonParser
 
 
 class DeepSeekV31Parser(NamedJsonParser):
-    """See the module."""
+    """The format of DeepSeek V3.1, which the module describes."""
 
     name = "deepseekv31"
     block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -17,7 +17,7 @@ class DeepSeekV31Parser(NamedJsonParser):
 
 
 class DeepSeekV3Parser(DeepSeekV31Parser):
-    """See the module."""
+    """The format of DeepSeek V3 and R1, which the module describes."""
 
     name = "deepseekv3"
     fence = ("```json", "```")

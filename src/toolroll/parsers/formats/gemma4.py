@@ -19,7 +19,7 @@ _BARE = re.compile(r"[^,{}\[\]<]*")
 
 
 class Gemma4Parser(BlockParser):
-    """See the module."""
+    """The format of Gemma 4, which the module describes."""
 
     name = "gemma4"
     call = ("<|tool_call>", "<tool_call|>")

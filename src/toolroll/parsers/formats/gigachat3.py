@@ -15,7 +15,7 @@ _SEPARATOR = "<|message_sep|>"
 
 
 class GigaChat3Parser(MarkedParser):
-    """See the module."""
+    """The format of GigaChat 3, which the module describes."""
 
     name = "gigachat3"
     openers = _OPENERS

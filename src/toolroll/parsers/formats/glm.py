@@ -18,8 +18,8 @@ _GLM = Shape(
 
 
 class Glm45Parser(TagParser):
-    """See the module. The line break after the name is optional: GLM 4.5 and 4.6 write it, and GLM
-    4.7 and 5 do not.
+    """The format of GLM 4.5 to 5, Ling 3, Laguna and Spark 2.5, which the module describes. The
+    line break after the name is optional: GLM 4.5 and 4.6 write it, and GLM 4.7 and 5 do not.
     """
 
     name = "glm45"
@@ -39,7 +39,7 @@ class IQuestParser(TagParser):
 
 
 class HunyuanParser(TagParser):
-    """See the module."""
+    """The format of Hunyuan 3, which the module describes."""
 
     name = "hunyuan"
     shape = replace(

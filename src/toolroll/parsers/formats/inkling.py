@@ -26,8 +26,8 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """See the module. A message with plain text for a tool is kept as a call without a tool
-    name.
+    """The format of Inkling, which the module describes. A message with plain text for a tool is
+    kept as a call without a tool name.
     """
 
     name = "inkling"

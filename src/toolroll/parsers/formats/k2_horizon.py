@@ -19,7 +19,9 @@ _CLOSE = "</ifm|tool_call>"
 
 
 class K2HorizonParser(TagParser):
-    """See the module. Each of the three reasoning efforts has its own think tags."""
+    """The format of K2 Horizon, which the module describes. Each of the three reasoning efforts has
+    its own think tags.
+    """
 
     name = "k2_horizon"
     bare = True

@@ -22,7 +22,7 @@ _MEANT = re.compile(r"""["']name["']\s*:""")
 
 
 class Llama3Parser(ToolCallParser):
-    """See the module."""
+    """The format of Llama 3.1 to 3.3, which the module describes."""
 
     name = "llama3"
     reasoning = SAID

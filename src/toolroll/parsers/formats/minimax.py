@@ -29,21 +29,21 @@ def _unwrapped(text: str) -> str:
 
 
 class MiniMaxM2Parser(TagParser):
-    """See the module."""
+    """The format of MiniMax M2, which the module describes."""
 
     name = "minimax-m2"
     shape = _MINIMAX
 
 
 class DotsParser(TagParser):
-    """See the module."""
+    """The format of dots, which the module describes."""
 
     name = "dots"
     shape = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"))
 
 
 class MiniCPM5Parser(TagParser):
-    """See the module."""
+    """The format of MiniCPM 5, which the module describes."""
 
     name = "minicpm5"
     shape = Shape(

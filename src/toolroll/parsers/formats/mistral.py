@@ -18,7 +18,7 @@ _OPENER, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class MistralParser(MarkedParser):
-    """See the module."""
+    """The format of Mistral, which the module describes."""
 
     name = "mistral"
     reasoning = get_reasoning("mistral")

@@ -42,7 +42,7 @@ _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
 
 class PythonicParser(ToolCallParser):
-    """See the module."""
+    """The format of Llama 4, which the module describes."""
 
     name = "pythonic"
     reasoning = SAID
