@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import name_in
-from toolroll.parsers.reading.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.reasoning import THINK, Tags
 from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
@@ -56,7 +56,6 @@ class ToolCallParser(ABC):
         self.control_tokens = frozenset(control_tokens)
         if reasoning is not None:
             self.reasoning = reasoning
-        self.schemas = ToolSchemas()
 
     def parse(
         self,
@@ -172,7 +171,7 @@ class ReplyStream:
         calls_as_text: bool = False,
     ) -> None:
         self._source = Source(parser.control_tokens)
-        self._out = Collector(self._source, parser.schemas, offered, calls_as_text=calls_as_text)
+        self._out = Collector(self._source, offered, calls_as_text=calls_as_text)
         self._steps: Steps[None] | None = parser.read(
             self._source, self._out, offered, in_reasoning=in_reasoning
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from toolroll.parsers.reading.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.reading.source import Source
 from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
 
@@ -46,7 +46,6 @@ class Collector:
 
     Args:
         source: The text of the reply, which gives the calls their token spans.
-        schemas: Validates the arguments of calls.
         offered: The tools that were offered, or None if calls are not checked.
         calls_as_text: If True, all text from the first call on is content.
     """
@@ -54,13 +53,11 @@ class Collector:
     def __init__(
         self,
         source: Source,
-        schemas: ToolSchemas,
         offered: Offered | None,
         *,
         calls_as_text: bool = False,
     ) -> None:
         self._source = source
-        self._schemas = schemas
         self._offered = offered
         self._ids: set[str] = set()
         self.calls_as_text = calls_as_text
@@ -91,7 +88,7 @@ class Collector:
             else:
                 self.begin_verbatim(call.span[0])
             return
-        done = call if self._offered is None else self._schemas.check(call, self._offered)
+        done = call if self._offered is None else check_call(call, self._offered)
         if done.ok and done.id in self._ids:
             error = f"the call id {done.id!r} was used twice"
             done = replace(done, status=CallStatus.DUPLICATE_ID, error=error)
