@@ -10,10 +10,8 @@ from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.faults import (
     Fault,
     FaultPlan,
-    drop_ids,
     drop_logprob,
     fault_at,
-    shift_logprobs,
 )
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
@@ -32,7 +30,6 @@ __all__ = [
     "PolicyRequest",
     "Reply",
     "TokenSplitter",
-    "drop_ids",
     "drop_logprob",
     "echo",
     "embedded_tokenizer_path",
@@ -45,5 +42,4 @@ __all__ = [
     "reference_policy",
     "script",
     "serve_in_thread",
-    "shift_logprobs",
 ]

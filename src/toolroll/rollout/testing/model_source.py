@@ -13,13 +13,20 @@ from toolroll.rollout.testing.language_model.sampling import Sampling, check_sam
 from toolroll.rollout.testing.language_model.scheduler import Scheduler
 from toolroll.rollout.testing.language_model.sequence import Sequence
 from toolroll.rollout.testing.sampler import Sampler, StopRules
-from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, Report, Turn
+from toolroll.rollout.testing.token_source import (
+    ABORTED,
+    Answer,
+    PauseMode,
+    Report,
+    TokenSource,
+    Turn,
+)
 from toolroll.rollout.testing.wire import EngineRequest
 
 _KEPT_TOKENS = 131072
 
 
-class ModelSource:
+class ModelSource(TokenSource):
     """Samples from `model`. If a request has no `sampling_seed`, `seed`, the routing key and the
     call determine its answer.
     """

@@ -22,8 +22,7 @@ from toolroll.rollout.testing.logprob import reference_logprobs, top_input_logpr
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply
 from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.sampler import SampledReply, Sampler
-from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, Report, Turn
-from toolroll.rollout.testing.wire import EngineRequest
+from toolroll.rollout.testing.token_source import ABORTED, Answer, Report, TokenSource, Turn
 
 Latency = float | Callable[[PolicyRequest], float]
 
@@ -50,9 +49,10 @@ class Script:
     seed: int = 0
 
 
-class ScriptedSource:
+class ScriptedSource(TokenSource):
     """Plays the replies of a script's policy. If a prompt continues an aborted answer, the reply is
-    the rest of that answer, without a call of the policy.
+    the rest of that answer, without a call of the policy. All sampling parameters are accepted, and
+    those that the policy does not follow have no effect.
     """
 
     def __init__(self, script: Script, sampler: Sampler, host: Host) -> None:
@@ -62,15 +62,6 @@ class ScriptedSource:
         self._caches: defaultdict[str, PrefixCache] = defaultdict(PrefixCache)
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
 
-    def check(self, request: EngineRequest) -> None:
-        """Accept all parameters. Those that the policy does not follow have no effect."""
-
-    def pause(self, mode: PauseMode) -> None:
-        """Do nothing, because the answers stop by themselves."""
-
-    def resume(self) -> None:
-        """Do nothing, because the answers continue by themselves."""
-
     def flush(self) -> None:
         """Drop the cached prefixes."""
         self._caches.clear()
@@ -78,9 +69,6 @@ class ScriptedSource:
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Refuse the update."""
         raise ModelFolderError("this engine plays a script, and has no weights")
-
-    async def aclose(self) -> None:
-        """Do nothing, because nothing is running."""
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""
