@@ -60,7 +60,7 @@ def warm_template(tok: Any) -> ChatTemplate:
 
 @cache
 def warm_parser(tok: Any) -> ToolCallParser:
-    """Return one parser for the whole run too, because it caches the tools' schemas."""
+    """Return one parser for the whole run, like a process that shares it among episodes."""
     return get_parser("hermes", warm_template(tok).encoder.control)
 
 

@@ -27,7 +27,15 @@ from toolroll.rollout.types import (
 
 @dataclass(frozen=True)
 class Material:
-    """The first messages, the tools, and the texts of all sides."""
+    """The content of the recorded conversations.
+
+    Attributes:
+        first: The first messages of each conversation.
+        tools: The tools, in OpenAI's format.
+        replies: The text and the ids of each turn of the model.
+        results: The contents of the tool messages.
+        users: The contents of the user messages.
+    """
 
     first: list[list[Message]]
     tools: list[Tool]

@@ -1,8 +1,9 @@
-"""Makes `tokenizer/tokenizer.json`: `python scripts/make_tokenizer.py OUT.json`.
+"""Make the embedded tokenizer: `python scripts/make_tokenizer.py OUT.json`. The package has the
+result in `src/toolroll/rollout/model/tokenizer/tokenizer.json`.
 
-The corpus is generated from words of our own, so that the file can be made again by anybody, byte
-for byte (seen with tokenizers 0.22). The chat template and `tokenizer_config.json` beside it are
-written by hand.
+The corpus is generated from the words below, so the script writes the same bytes each time (tested
+with tokenizers 0.22). The chat template and `tokenizer_config.json` in the same folder are written
+by hand.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _JSON_KEYS = (
 
 
 def corpus(seed: int = 7, lines: int = 20000) -> Iterator[str]:
-    """Sentences, JSON and tool calls, always the same."""
+    """Yield `lines` sentences, JSON objects and tool calls. They depend only on `seed`."""
     rng = random.Random(seed)
     for _ in range(lines):
         kind = rng.random()
@@ -78,7 +79,7 @@ def corpus(seed: int = 7, lines: int = 20000) -> Iterator[str]:
 
 
 def build() -> Tokenizer:
-    """Train the tokenizer."""
+    """Return the trained tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()

@@ -15,18 +15,21 @@ from examples.learn_desk.mistakes import MISTAKES
 async def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.learn_desk", description=__doc__)
     parser.add_argument(
-        "--out", type=Path, default=Path("out/learn"), help="continues what is there"
+        "--out",
+        type=Path,
+        default=Path("out/learn"),
+        help="the folder of the runs; an interrupted run continues",
     )
     parser.add_argument(
         "--prepare", action="store_true", help="only train the tokenizer and play the references"
     )
-    parser.add_argument("--seed", type=int, help="0 by default; a control has its own")
+    parser.add_argument("--seed", type=int, help="default: 0; not for a control")
     parser.add_argument(
         "--control",
         choices=MISTAKES,
         help="run the policy gradient after a third of the imitation, with this mistake",
     )
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--threads", type=int, default=1, help="the number of threads of torch")
     given = parser.parse_args()
     if given.control and given.seed is not None:
         parser.error(f"a control starts from seed {CONTROL_SEED}")

@@ -26,7 +26,9 @@ class Sample:
 
 
 def samples_of(result: InteractionResult) -> list[Sample]:
-    """Return the sequences of an episode, by the function that every adapter uses."""
+    """Return the trained sequences of an episode. `training_sequences` chooses them, as for every
+    adapter.
+    """
     return [
         Sample(
             np.array(one.prompt_ids + one.response_ids, np.int32),
@@ -40,7 +42,7 @@ def samples_of(result: InteractionResult) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples side by side, padded on the right. All tensors are [samples, tokens]."""
+    """Samples as rows, padded on the right. All tensors have the shape [samples, tokens]."""
 
     ids: Tensor
     trained: Tensor
@@ -62,8 +64,8 @@ def to_batch(samples: Sequence[Sample]) -> Batch:
 
 
 def shuffled(samples: Sequence[Sample], size: int, rng: random.Random) -> Iterator[list[Sample]]:
-    """Return batches of samples of about the same length, in random order, forever. `samples`
-    fill at least one batch.
+    """Return batches of samples of about the same length, in random order, forever. Raise
+    `ValueError` if there are fewer than `size` samples.
     """
     if len(samples) < size:
         raise ValueError(f"{len(samples)} samples do not fill a batch of {size}")
@@ -88,7 +90,7 @@ def save_samples(samples: Sequence[Sample], path: Path) -> None:
 
 
 def load_samples(path: Path) -> list[Sample]:
-    """Return the samples of a file, without logprobs: those of references mean nothing."""
+    """Return the samples of a file. Their logprobs are 0, because references are not sampled."""
     with np.load(path) as file:
         lengths, ids, mask = file["lengths"], file["ids"].astype(np.int32), file["loss_mask"]
     ends = np.cumsum(lengths)

@@ -1,4 +1,6 @@
-"""The lessons: drills, imitation of the references, policy gradient. Each can be interrupted."""
+"""The lessons: drills, imitation of the references, policy gradient. An interrupted run continues
+from its last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +41,8 @@ BATCH, DRILLS = 16, 20
 """Samples in a step of the imitation and of the drills."""
 
 UPDATES = 2
+"""The number of optimizer steps for each step of the policy gradient."""
+
 EVALUATED = 400
 """How many held-out tasks are played after a third and at the end of the imitation, and every ten
 steps of the policy gradient.
@@ -50,9 +54,11 @@ CONTROL_SEED = 1
 
 @dataclass(frozen=True)
 class Lessons:
-    """The number of steps of each lesson. `rate` is the largest learning rate before the policy
-    gradient, and `last_rate` the one in it. A step of the policy gradient plays `groups` tasks
-    `group` times.
+    """The number of steps of each lesson, and other settings.
+
+    `rate` is the maximum learning rate of the drills and the imitation, and `last_rate` is the
+    learning rate of the policy gradient. `references` is the number of tasks whose reference
+    episodes are imitated. A step of the policy gradient plays `groups` tasks, each `group` times.
     """
 
     drills: int = 500
@@ -70,7 +76,7 @@ class Learner:
 
     `state.pt` is written every 100 steps, every 10 of the policy gradient. If it exists, the run
     continues from it. With `control`, the run is a policy gradient with one mistake. It starts from
-    the network after a third of the imitation, which has much to learn.
+    the network after a third of the imitation, which can still learn much.
     """
 
     def __init__(
@@ -99,7 +105,7 @@ class Learner:
         self._seconds = 0.0
 
     async def run(self) -> None:
-        """Do what is left of the lessons."""
+        """Run the lessons, from the last checkpoint on if there is one."""
         self.model.mkdir(parents=True, exist_ok=True)
         for path in (self.out / "tokenizer").iterdir():
             (self.model / path.name).write_bytes(path.read_bytes())
@@ -143,7 +149,7 @@ class Learner:
                 self._save()
 
     def _batches(self) -> Iterator[list[Sample]]:
-        """Return the drills that are left, then references."""
+        """Yield the batches of the drills that are left, then batches of references."""
         rng = random.Random(f"{self.seed}/{self.step}")
         drills = drill_batches(self.tokenizer, DESK.tasks("train")[:3000], DRILLS, rng)
         while self.step < self.lessons.drills:
@@ -260,7 +266,7 @@ class Learner:
 
 
 async def prepare(out: Path, lessons: Lessons) -> None:
-    """Train the tokenizer, and play the references, unless both are there."""
+    """Train the tokenizer, and play the references. Skip each of them if its file exists."""
     if not (out / "tokenizer" / FILES[-1]).exists():
         save_tokenizer(train_tokenizer(corpus(DESK.tasks("train")[:3000])), out / "tokenizer")
     if not (out / "references.npz").exists():
@@ -272,7 +278,7 @@ async def prepare(out: Path, lessons: Lessons) -> None:
 
 
 def _write(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint. An interruption leaves the old one."""
+    """Write a checkpoint. If this is interrupted, the previous checkpoint stays valid."""
     new = path.with_suffix(".new")
     torch.save(state, new)
     new.replace(path)

@@ -61,7 +61,9 @@ def _from_text(sample: Sample, tokenizer: Any) -> Sample:
 
 @dataclass(frozen=True)
 class Mistake:
-    """`change` alters each sample; the other fields alter the episodes or what is read of them."""
+    """One control. `change` alters each sample. The other fields alter how episodes are played, or
+    which samples are made from them.
+    """
 
     name: str
     change: Change | None = None

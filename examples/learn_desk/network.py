@@ -126,7 +126,7 @@ class Network(nn.Module):
         return out
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of the next token. The output matrix is that of the embedding."""
+        """Return the logits of the next token. The output matrix is the embedding."""
         return states @ self.model.embed_tokens.weight.T
 
     def logprobs(self, ids: Tensor, where: Tensor) -> Tensor:

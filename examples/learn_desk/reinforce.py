@@ -29,7 +29,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The trainer's logprobs beside those that the engine recorded, over `tokens` tokens."""
+    """The largest and the mean absolute difference between the trainer's logprobs and the recorded
+    ones, over `tokens` tokens.
+    """
 
     tokens: int
     largest: float
@@ -45,7 +47,8 @@ def scored(episodes: Sequence[Episode]) -> list[Scored]:
     for group in groups.values():
         advantages = group_advantages([episode.result for episode in group])
         for episode, advantage in zip(group, advantages, strict=True):
-            if advantage:  # an aborted episode has None, and an equal one teaches nothing
+            # None: the episode was aborted. 0: its group has equal rewards.
+            if advantage:
                 found += [Scored(sample, advantage) for sample in samples_of(episode.result)]
     return found
 

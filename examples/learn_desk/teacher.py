@@ -35,7 +35,7 @@ def quote(row: Mapping[str, Any], *names: str) -> str:
 
 
 def account(data: Facts) -> dict[str, Any]:
-    """Return what `find_member` shows of the member who writes."""
+    """Return the result of `find_member` for the member of the task."""
     names = ("card", "name", "postcode", "tier", "status", "owed", "waived_on")
     rows = data["rows"]
     titles = {book[0]: book[1] for book in rows["books"]}
@@ -56,7 +56,7 @@ def account(data: Facts) -> dict[str, Any]:
 
 
 def found_book(data: Facts, title: str) -> dict[str, Any]:
-    """Return what `search_books` shows of the book."""
+    """Return the entry of the book in the result of `search_books`."""
     rows = data["rows"]
     [row] = [row for row in rows["books"] if row[1] == title]
     book_id, title, author, kind, on_shelf = row
@@ -99,7 +99,7 @@ def _said(thought: str, action: Action) -> str:
 
 
 def _thoughts(data: Facts) -> Iterator[str]:
-    """Return the thought before each reference action."""
+    """Yield the thought before each reference action."""
     yield ""  # the greeting
     yield ""  # the call of find_member
     member, requests = account(data), data["requests"]
@@ -118,7 +118,7 @@ def _thoughts(data: Facts) -> Iterator[str]:
 
 
 def _settling(start: str, request: Facts, member: Facts, data: Facts) -> Iterator[str]:
-    """Return the thoughts before the calls and the reply that settle one request."""
+    """Yield the thoughts before each call and reply for one request."""
     kind, title = request["kind"], request["title"]
     facts: list[Fact] = []
     if kind in ("renew", "hold"):

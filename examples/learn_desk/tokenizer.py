@@ -25,7 +25,9 @@ MARKS = (
     "<tool_response>",
     "</tool_response>",
 )
-"""Tokens of their own, but plain text for a decoder, as in Qwen's tokenizers."""
+"""Texts that are one token each. They are not special tokens, so a decoder keeps them, as in Qwen's
+tokenizers.
+"""
 
 
 PIECES = (

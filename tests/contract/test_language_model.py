@@ -11,7 +11,7 @@ from support.tiny_llama import wired_model, write_tiny_llama
 
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.network import Part
+from toolroll.rollout.testing.language_model.model import Part
 from toolroll.rollout.testing.language_model.sampling import log_softmax
 
 SHAPE: dict[str, Any] = {
@@ -53,7 +53,7 @@ def torch_logprobs(folder: Path, ids: Any) -> Any:
     # A power in float32 differs between libraries in the last bit. At position 600, the difference
     # is larger than all other rounding, so both sides get the same frequencies.
     rotary = model.model.rotary_emb
-    frequencies = LanguageModel.from_folder(folder).network.frequencies
+    frequencies = LanguageModel.from_folder(folder).frequencies
     np.testing.assert_allclose(frequencies, rotary.inv_freq.numpy(), rtol=2.5e-7)
     rotary.inv_freq.copy_(torch.from_numpy(frequencies))
     with torch.no_grad():
@@ -64,7 +64,7 @@ def torch_logprobs(folder: Path, ids: Any) -> Any:
 def own_logprobs(folder: Path, ids: Any) -> Any:
     """The same from numpy: half of the ids as a prompt, the rest one by one."""
     model = LanguageModel.from_folder(folder)
-    network, cache, half = model.network, KVCache(model.config, len(ids)), len(ids) // 2
+    network, cache, half = model, KVCache(model.config, len(ids)), len(ids) // 2
     rows = [network.prefill([Part(cache, 0, ids[:half])])]
     for at in range(half, len(ids)):
         rows.append(network.decode([cache], ids[at : at + 1], [at]))

@@ -19,7 +19,7 @@ from toolroll.agents.environments.tau2 import AIRLINE, RETAIL, TELECOM, Referenc
 from toolroll.agents.environments.tau2.copies import digest
 from toolroll.agents.environments.tau2.grading import same
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
-from toolroll.parsers.reading.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.runs.do_nothing import play_floor
@@ -207,14 +207,14 @@ def test_tools_have_openais_form_and_take_the_reference_calls(
         assert len(function["description"]) > 15
         for name, value in function["parameters"]["properties"].items():
             assert value.get("description"), (function["name"], name)
-    schemas, offered = ToolSchemas(), Offered(domain.tools)
+    offered = Offered(domain.tools)
     calls = [
         call
         for task in factory.tasks("base")
         for action in factory.reference(task)
         for call in action.tool_calls
     ]
-    assert [call for call in calls if not schemas.check(call, offered).ok] == []
+    assert [call for call in calls if not check_call(call, offered).ok] == []
 
 
 async def test_mistakes_are_answers() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+_FOLDERS = ("/toolroll/parsers/", "/tests/unit/parsers/")
+
 
 class Work:
     """The work counted so far."""
@@ -41,7 +43,8 @@ class Work:
                 sys.settrace(before)
 
     def _on_call(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
-        return self._on_line if "/parsers/" in frame.f_code.co_filename else None
+        counted = any(folder in frame.f_code.co_filename for folder in _FOLDERS)
+        return self._on_line if counted else None
 
     def _on_line(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
         self.lines += 1

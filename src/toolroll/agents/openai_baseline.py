@@ -16,7 +16,7 @@ from toolroll.agents.chat_client import ChatClient, ChatClientConfig, history_me
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.formats.plain import PlainParser
-from toolroll.parsers.reading.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.model.turn import AssistantTurn
@@ -49,7 +49,6 @@ class BaselineAgent(TextAgent):
     client: ChatClient
     _: KW_ONLY
     extra_params: bool = True
-    _schemas: ToolSchemas = field(default_factory=ToolSchemas, init=False, repr=False)
     _parser: PlainParser = field(default_factory=PlainParser, init=False, repr=False)
 
     async def reply(
@@ -85,9 +84,7 @@ class BaselineAgent(TextAgent):
         """Return `reply` with its reasoning separated from the text and with its calls checked."""
         # A server without a reasoning parser leaves the reasoning in the text.
         text, offered = self._parser.parse(reply.content), Offered(tools)
-        calls = (
-            self._schemas.check(call, offered) if call.ok else call for call in reply.tool_calls
-        )
+        calls = (check_call(call, offered) for call in reply.tool_calls)
         return replace(text, reasoning=reply.reasoning or text.reasoning, tool_calls=tuple(calls))
 
     async def aclose(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import name_in
-from toolroll.parsers.reading.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.reasoning import THINK, Tags
 from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
@@ -56,7 +56,6 @@ class ToolCallParser(ABC):
         self.control_tokens = frozenset(control_tokens)
         if reasoning is not None:
             self.reasoning = reasoning
-        self._schemas = ToolSchemas()
 
     def parse(
         self,
@@ -106,10 +105,6 @@ class ToolCallParser(ABC):
             calls_as_text=calls_as_text,
         )
 
-    def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """Check `call` against the offered tools, and return it with the resulting status."""
-        return self._schemas.check(call, offered) if call.ok else call
-
     def read(
         self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
     ) -> Steps[None]:
@@ -130,6 +125,40 @@ class ToolCallParser(ABC):
         """
 
 
+class MarkedParser(ToolCallParser):
+    """A parser for formats in which one of `openers` starts every call.
+
+    Attributes:
+        wrappers: The markers around visible text.
+    """
+
+    wrappers: ClassVar[tuple[str, ...]] = ()
+
+    def read_calls(
+        self, source: Source, out: Collector, at: int, offered: Offered | None
+    ) -> Steps[None]:
+        """See `ToolCallParser.read_calls`."""
+        markers = (*self.openers, *self.wrappers)
+        while True:
+            begin, marker = yield from source.until(at, markers, out.content)
+            if not marker:
+                return
+            if marker in self.wrappers:
+                at = begin + len(marker)
+            elif out.calls_as_text:
+                return out.begin_verbatim(begin)
+            else:
+                at = yield from self.read_marked(source, out, begin, begin + len(marker), offered)
+
+    @abstractmethod
+    def read_marked(
+        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
+    ) -> Steps[int]:
+        """Add the calls whose opener is at `begin` and ends at `start`. Return where the text
+        continues.
+        """
+
+
 class ReplyStream:
     """One reply that arrives in pieces. Create one per reply."""
 
@@ -142,8 +171,7 @@ class ReplyStream:
         calls_as_text: bool = False,
     ) -> None:
         self._source = Source(parser.control_tokens)
-        check = _Check(parser, offered, self._source)
-        self._out = Collector(check, calls_as_text=calls_as_text)
+        self._out = Collector(self._source, offered, calls_as_text=calls_as_text)
         self._steps: Steps[None] | None = parser.read(
             self._source, self._out, offered, in_reasoning=in_reasoning
         )
@@ -201,34 +229,6 @@ def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> 
         raise ValueError(
             f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id"
         )
-
-
-class _Check:
-    """Sets a call's token span and its status. The status also depends on the earlier calls and on
-    the tools.
-
-    This is a separate object to avoid a reference cycle. The stream's collector refers to it, so a
-    method of the stream would keep every reply alive until garbage collection.
-    """
-
-    def __init__(self, parser: ToolCallParser, offered: Offered | None, source: Source) -> None:
-        self._parser = parser
-        self._offered = offered
-        self._source = source
-        self._seen: set[str] = set()
-
-    def __call__(self, call: ToolCall) -> ToolCall:
-        done = self._parser.check(call, self._offered) if self._offered is not None else call
-        if done.id:
-            if done.ok and done.id in self._seen:
-                done = replace(
-                    done,
-                    status=CallStatus.DUPLICATE_ID,
-                    error=f"the call id {done.id!r} was used twice",
-                )
-            self._seen.add(done.id)
-        tokens = self._source.tokens(done.span) if done.span is not None else None
-        return done if tokens is None else replace(done, token_span=tokens)
 
 
 def broken_call(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from toolroll.parsers.reading.plain_schema import plain_fits
-from toolroll.parsers.reading.schema import Offered, ToolSchemas
+from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import CallStatus, ToolCall
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -90,7 +90,7 @@ def test_the_schemas_of_tools_are_plain(arguments: dict[str, Any], valid: bool) 
     fits = plain_fits(PARAMETERS)
     assert fits is not None and fits(arguments) is valid
     tools = [{"type": "function", "function": {"name": "book", "parameters": PARAMETERS}}]
-    status = ToolSchemas().check(ToolCall("book", arguments, ""), Offered(tools)).status
+    status = check_call(ToolCall("book", arguments, ""), Offered(tools)).status
     assert status is (CallStatus.OK if valid else CallStatus.BAD_ARGUMENTS)
 
 
@@ -107,7 +107,7 @@ def test_an_integral_float_is_left_to_the_validator() -> None:
             },
         }
     ]
-    assert ToolSchemas().check(ToolCall("f", {"n": 2.0}, ""), Offered(tools)).ok
+    assert check_call(ToolCall("f", {"n": 2.0}, ""), Offered(tools)).ok
 
 
 @pytest.mark.parametrize(

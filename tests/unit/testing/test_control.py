@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from support.embedded import wired
+from support.tiny_llama import wired_model
 
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
 
@@ -93,3 +95,36 @@ async def test_the_openai_client_gets_a_chat_completion(tokenizer: Any) -> None:
     )
     assert seen[0].sampling_params["max_new_tokens"] == 30
     assert answer.usage is not None and answer.usage.prompt_tokens == len(seen[0].input_ids)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 2),
+        ("tools", [{}]),
+        ("logprobs", True),
+        ("response_format", {"type": "json_object"}),
+        ("temperature", -1),
+        ("temperature", "warm"),
+        ("stop", 5),
+        ("seed", "x"),
+    ],
+)
+async def test_a_field_of_a_chat_completion_that_has_no_effect_is_refused(
+    tokenizer: Any, field: str, value: Any
+) -> None:
+    async with wired(tokenizer) as (engine, wire):
+        body = {"messages": [{"role": "user", "content": "Hello."}], field: value}
+        answer = await wire.post("/v1/chat/completions", body)
+    assert (answer.status, field in answer.message) == (400, True)
+    assert engine.log == []
+
+
+async def test_a_seed_reproduces_a_chat_completion(llama: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8, "n": 1}
+    async with wired_model(llama) as (_, wire):
+        answers = [
+            await wire.post("/v1/chat/completions", {**body, "seed": seed}) for seed in (5, 5, 6)
+        ]
+    texts = [answer.body["choices"][0]["message"]["content"] for answer in answers]
+    assert texts[0] == texts[1] != texts[2]

@@ -12,11 +12,9 @@ from support.embedded import says, wired
 from toolroll.rollout.testing import (
     Fault,
     PolicyRequest,
-    drop_ids,
     drop_logprob,
     fault_at,
     reference_logprobs,
-    shift_logprobs,
 )
 
 IDS = [400 + at for at in range(10)]
@@ -24,6 +22,19 @@ IDS = [400 + at for at in range(10)]
 
 def always(fault: Fault) -> Any:
     return lambda request: fault
+
+
+def shift_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
+    """Pair each id with the logprob of the next one."""
+    items = answer["meta_info"]["output_token_logprobs"]
+    answer["meta_info"]["output_token_logprobs"] = items[1:] + items[:1]
+    return answer
+
+
+def drop_ids(answer: dict[str, Any]) -> dict[str, Any]:
+    """Remove `output_ids`, as in the answers of old engines."""
+    del answer["output_ids"]
+    return answer
 
 
 async def test_a_status_with_its_body_and_headers(tokenizer: Any) -> None:

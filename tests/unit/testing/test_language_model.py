@@ -13,7 +13,7 @@ from support.tiny_llama import CONFIG, tiny_tensors, write_model
 from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
 from toolroll.rollout.testing.language_model.config import LlamaConfig
 from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.network import Part
+from toolroll.rollout.testing.language_model.model import Part
 from toolroll.rollout.testing.language_model.prefix_store import PrefixStore, StoredPrefix
 from toolroll.rollout.testing.language_model.sampling import (
     Sampling,
@@ -35,7 +35,7 @@ def ids_of(length: int, seed: int = 0) -> Any:
 def whole(model: LanguageModel, ids: Any) -> Any:
     """The logprobs at all positions, from one forward pass."""
     cache = KVCache(model.config, len(ids))
-    return log_softmax(model.network.logits(model.network.prefill([Part(cache, 0, ids)])))
+    return log_softmax(model.logits(model.prefill([Part(cache, 0, ids)])))
 
 
 # --- folders --------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
 
 def test_only_the_same_network_can_replace_it(llama: Path, tmp_path: Path) -> None:
     model = LanguageModel.from_folder(llama)
-    assert model.updated(write_model(tmp_path / "same", seed=1)).folder == tmp_path / "same"
+    assert model.updated(write_model(tmp_path / "same", seed=1)).config == model.config
     wider = write_model(tmp_path / "wider", intermediate_size=128)
     with pytest.raises(ModelFolderError, match="is another network: intermediate_size differ"):
         model.updated(wider)
@@ -172,7 +172,7 @@ def test_tokens_in_parts_and_in_a_batch_are_the_same(model: LanguageModel) -> No
     """Prompts of different lengths at once, in two parts, and token by token in a batch, against
     one forward pass of each sequence alone.
     """
-    network = model.network
+    network = model
     sequences = [ids_of(length, seed) for seed, length in enumerate((300, 7, 131, 260, 2))]
     expected = [whole(model, ids) for ids in sequences]
     caches = [KVCache(model.config, len(ids)) for ids in sequences]
@@ -201,7 +201,7 @@ def test_the_prompt_matters_at_every_distance(model: LanguageModel) -> None:
 
 
 def test_a_cache_that_grows_keeps_what_it_has(model: LanguageModel) -> None:
-    network, ids = model.network, ids_of(300)
+    network, ids = model, ids_of(300)
     cache, copied = KVCache(model.config, 200), KVCache(model.config, 10)
     network.prefill([Part(cache, 0, ids[:200])])
     copied.copy_from(cache, 150)

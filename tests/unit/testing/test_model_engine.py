@@ -19,7 +19,7 @@ from toolroll.rollout.testing import EmbeddedEngine, Fault, fault_at, load_engin
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.language_model.batch import Batch
 from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.network import Part
+from toolroll.rollout.testing.language_model.model import Part
 from toolroll.rollout.testing.language_model.sampling import Sampling, log_softmax
 from toolroll.rollout.testing.language_model.scheduler import Scheduler
 from toolroll.rollout.testing.language_model.sequence import Sequence
@@ -39,8 +39,8 @@ def scored(folder: Path, ids: list[int], temperature: float = 1.0) -> Any:
     """The logprob of each id but the first, from one forward pass."""
     model = LanguageModel.from_folder(folder)
     cache = KVCache(model.config, len(ids))
-    hidden = model.network.prefill([Part(cache, 0, np.array(ids, np.int32))])
-    rows = log_softmax(model.network.logits(hidden) / np.float32(temperature))
+    hidden = model.prefill([Part(cache, 0, np.array(ids, np.int32))])
+    rows = log_softmax(model.logits(hidden) / np.float32(temperature))
     return rows[np.arange(len(ids) - 1), ids[1:]]
 
 
@@ -363,7 +363,7 @@ async def test_a_token_that_is_sampled_too_late_is_dropped(
     llama: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
 ) -> None:
     """The pause, or the end of the request, comes during the second step."""
-    scheduler = Scheduler(LanguageModel.from_folder(llama).network, 0)
+    scheduler = Scheduler(LanguageModel.from_folder(llama), 0)
     sequence = Sequence(
         np.array(prompt(20), np.int32),
         Sampling("", greedy=True),
@@ -495,7 +495,7 @@ async def test_an_error_of_the_network_fails_its_requests_only(
     async with wired_model(llama) as (engine, wire):
         with monkeypatch.context() as patch:
             broken = lambda self, hidden: (_ for _ in ()).throw(MemoryError("no room"))
-            patch.setattr("toolroll.rollout.testing.language_model.network.Network.logits", broken)
+            patch.setattr("toolroll.rollout.testing.language_model.LanguageModel.logits", broken)
             asked = [wire.generate(ids, max_new_tokens=3) for ids in PROMPTS[:3]]
             assert [each.status for each in await asyncio.gather(*asked)] == [500] * 3
         assert (await wire.generate(PROMPTS[3], max_new_tokens=3)).status == 200
@@ -510,12 +510,6 @@ async def test_diverged_weights_are_an_error(llama: Path, tmp_path: Path) -> Non
         for folder, status in ((diverged, 500), (llama, 200)):
             await wire.post("/update_weights_from_disk", {"model_path": str(folder)})
             assert (await wire.generate(prompt(9), max_new_tokens=2)).status == status
-
-
-async def test_a_stop_that_is_no_text_fails_its_request_only(llama: Path) -> None:
-    async with wired_model(llama) as (_, wire):
-        asked = [wire.generate(prompt(9), max_new_tokens=9, stop=stop) for stop in ([5], None)]
-        assert [each.status for each in await asyncio.gather(*asked)] == [500, 200]
 
 
 async def test_faults_of_a_script_are_refused(llama: Path) -> None:

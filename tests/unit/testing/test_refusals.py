@@ -79,6 +79,17 @@ async def test_what_just_fits_is_answered(tokenizer: Any) -> None:
             "1 validation error: sampling_params.temperature must be a number",
         ),
         ("warm", "1 validation error: sampling_params must be an object"),
+        ({"n": -1}, "n must be at least 1, got -1."),
+        ({"n": "2"}, "1 validation error: sampling_params.n must be an integer"),
+        ({"n": 2.0}, "1 validation error: sampling_params.n must be an integer"),
+        ({"sampling_seed": "x"}, "1 validation error: sampling_params.sampling_seed must be an in"),
+        ({"stream_interval": "x"}, "1 validation error: sampling_params.stream_interval must be a"),
+        ({"stop": [5]}, "1 validation error: sampling_params.stop must be a string or a list of"),
+        ({"stop": 5}, "1 validation error: sampling_params.stop must be a string or a list of"),
+        (
+            {"stop_token_ids": 5},
+            "1 validation error: sampling_params.stop_token_ids must be a list",
+        ),
     ],
 )
 async def test_a_wrong_sampling_parameter_is_a_400(
@@ -116,6 +127,10 @@ async def test_an_unknown_field_is_ignored(tokenizer: Any) -> None:
         {"input_ids": [[1, 2], 3]},
         {"input_ids": [[1, 2], [3]], "rid": ["only one"]},
         {"text": 5},
+        {"input_ids": [1], "top_logprobs_num": -1},
+        {"input_ids": [1], "top_logprobs_num": "x"},
+        {"input_ids": [1], "logprob_start_len": "x"},
+        {"input_ids": [1], "logprob_start_len": -2},
     ],
 )
 async def test_a_body_of_the_wrong_types_is_a_validation_error(tokenizer: Any, body: Any) -> None:

@@ -12,7 +12,7 @@ from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS, load_embedded_tokenizer
-from toolroll.rollout.testing import TokenSplitter, random_split
+from toolroll.rollout.testing import TokenSplitter
 
 pytestmark = pytest.mark.tokens
 
@@ -89,13 +89,6 @@ def test_ids_that_are_half_a_character_stay_decodable(tokenizer: Any) -> None:
         assert tokenizer.decode(
             splitter.split(ids, random.Random(seed), rate=1.0)
         ) == tokenizer.decode(ids)
-
-
-def test_random_split_is_one_look_at_a_splitter(tokenizer: Any) -> None:
-    ids = tokenizer.encode(SENTENCE)
-    assert random_split(tokenizer, ids, random.Random(3)) == TokenSplitter(tokenizer).split(
-        ids, random.Random(3)
-    )
 
 
 async def test_the_engine_samples_splits_and_says_the_same_text(tokenizer: Any) -> None:

@@ -26,7 +26,7 @@ _BOUNDS = (*ENDS, "<|start|>")
 
 
 class BeamParser(HarmonyParser):
-    """See the module."""
+    """The format of Beam, which the module describes."""
 
     name = "beam"
     markers, plain = header_forms("xml")

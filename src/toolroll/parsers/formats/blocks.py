@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
-from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
+from toolroll.parsers.base import MarkedParser, broken_call, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, made_call, scan_json
 from toolroll.parsers.reading.schema import Offered
@@ -27,21 +27,19 @@ class Broken(Exception):
         self.name = name
 
 
-class BlockParser(ToolCallParser):
+class BlockParser(MarkedParser):
     """A parser for formats whose calls are elements.
 
     Attributes:
         block: The start and end markers of a block of calls, or None if calls have no block.
         call: The start and end markers of a call.
         bare: True if calls outside a block count too.
-        wrappers: The markers around visible text.
     """
 
     prose_has_no_markers = True
     block: ClassVar[tuple[str, str] | None] = None
     call: ClassVar[tuple[str, str]]
     bare: ClassVar[bool] = False
-    wrappers: ClassVar[tuple[str, ...]] = ()
     _closes: ClassVar[tuple[str, ...]]
     _stops: ClassVar[tuple[str, ...]]
 
@@ -66,26 +64,16 @@ class BlockParser(ToolCallParser):
         The call's span starts at `begin`. Raises `Broken` if the call cannot be read.
         """
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
-        while True:
-            begin, marker = yield from source.until(
-                at, (*self.openers, *self.wrappers), out.content
-            )
-            if not marker:
-                return
-            if marker in self.wrappers:
-                at = begin + len(marker)
-            elif out.calls_as_text:
-                return out.begin_verbatim(begin)
-            elif self.block is not None and marker == self.block[0]:
-                at = yield from self._block(source, out, begin, begin, self.block, offered)
-            else:
-                calls, at = yield from self._element(source, begin, begin, offered)
-                for call in calls:
-                    out.call(call)
+    def read_marked(
+        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
+    ) -> Steps[int]:
+        """See `MarkedParser.read_marked`."""
+        if self.block is not None and source.text[begin:start] == self.block[0]:
+            return (yield from self._block(source, out, begin, begin, self.block, offered))
+        calls, at = yield from self._element(source, begin, begin, offered)
+        for call in calls:
+            out.call(call)
+        return at
 
     def _block(
         self,

@@ -10,12 +10,12 @@ from typing import Any
 from toolroll.parsers.formats.json_blocks import JsonBlockParser
 from toolroll.parsers.reading.json_text import Names, made_call
 from toolroll.parsers.reading.source import Span
-from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
 
 
 class CohereParser(JsonBlockParser):
-    """See the module."""
+    """The format of Cohere's Command, which the module describes."""
 
     name = "cohere_command4"
     opener = "<|START_ACTION|>"
@@ -23,17 +23,17 @@ class CohereParser(JsonBlockParser):
     names = Names(
         name=("tool_name", "name"), arguments=("parameters", "arguments"), call_id=("tool_call_id",)
     )
-    reasoning = Tags("<|START_THINKING|>", "<|END_THINKING|>")
+    reasoning = get_reasoning("cohere_command4")
     wrappers = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
 
 class ApertusParser(JsonBlockParser):
-    """See the module."""
+    """The format of Apertus, which the module describes."""
 
     name = "apertus2509"
     opener = "<|tools_prefix|>"
     closer = "<|tools_suffix|>"
-    reasoning = Tags("<|inner_prefix|>", "<|inner_suffix|>")
+    reasoning = get_reasoning("apertus2509")
 
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
         """See `JsonBlockParser.calls_in`."""

@@ -7,20 +7,17 @@ from __future__ import annotations
 from toolroll.parsers.formats.blocks import NamedJsonParser
 
 
-class DeepSeekV3Parser(NamedJsonParser):
-    """See the module."""
-
-    name = "deepseekv3"
-    block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-    call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
-    separator = "<｜tool▁sep｜>"
-    fence = ("```json", "```")
-
-
 class DeepSeekV31Parser(NamedJsonParser):
-    """See the module."""
+    """The format of DeepSeek V3.1, which the module describes."""
 
     name = "deepseekv31"
     block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     separator = "<｜tool▁sep｜>"
+
+
+class DeepSeekV3Parser(DeepSeekV31Parser):
+    """The format of DeepSeek V3 and R1, which the module describes."""
+
+    name = "deepseekv3"
+    fence = ("```json", "```")

@@ -5,7 +5,7 @@ parameter marks strings (except in Step 3).
 from __future__ import annotations
 
 from toolroll.parsers.formats.tags import Shape, TagParser
-from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.reasoning import get_reasoning
 
 
 def _dsml(brand: str, block: str, invoke: str, parameter: str) -> Shape:
@@ -22,65 +22,48 @@ def _dsml(brand: str, block: str, invoke: str, parameter: str) -> Shape:
     )
 
 
-_V32 = _dsml("DSML", "function_calls", "invoke", "parameter")
-_V4 = _dsml("DSML", "tool_calls", "invoke", "parameter")
-_V41 = _dsml("DSML", " calls", " invoke", " parameter")
-_GCML = _dsml("GCML", "tool_calls", "invoke", "parameter")
-_K3 = Shape(
-    block=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
-    call=('<|open|>call tool="', "<|close|>call<|sep|>"),
-    name_end=('"<|sep|>',),
-    key=('<|open|>argument key="', '"<|sep|>'),
-    value=("", "<|close|>argument<|sep|>"),
-    typed_by=('" type="', "string"),
-    attribute_end='" ',
-)
-_STEP3 = Shape(
-    block=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
-    call=(
-        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
-        "</steptml:invoke><｜tool_call_end｜>",
-    ),
-    name_end=('">',),
-    key=('<steptml:parameter name="', '">'),
-    value=("", "</steptml:parameter>"),
-)
-
-
 class DeepSeekV32Parser(TagParser):
     """DeepSeek 3.2: `<｜DSML｜function_calls>`."""
 
     name = "deepseekv32"
-    shape = _V32
+    shape = _dsml("DSML", "function_calls", "invoke", "parameter")
 
 
 class DeepSeekV4Parser(TagParser):
     """DeepSeek 4: `<｜DSML｜tool_calls>`."""
 
     name = "deepseekv4"
-    shape = _V4
+    shape = _dsml("DSML", "tool_calls", "invoke", "parameter")
 
 
 class DeepSeekV41Parser(TagParser):
     """DeepSeek 4.1: `<｜DSML｜ calls>`, with a space before each name."""
 
     name = "deepseekv41"
-    shape = _V41
+    shape = _dsml("DSML", " calls", " invoke", " parameter")
 
 
 class GigaChat35Parser(TagParser):
     """GigaChat 3.5: `<｜GCML｜tool_calls>`."""
 
     name = "gigachat35"
-    shape = _GCML
+    shape = _dsml("GCML", "tool_calls", "invoke", "parameter")
 
 
 class KimiK3Parser(TagParser):
     """Kimi K3: `<|open|>tools<|sep|>`. Visible text is in a separate response element."""
 
     name = "kimi_k3"
-    shape = _K3
-    reasoning = Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>")
+    shape = Shape(
+        block=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        call=('<|open|>call tool="', "<|close|>call<|sep|>"),
+        name_end=('"<|sep|>',),
+        key=('<|open|>argument key="', '"<|sep|>'),
+        value=("", "<|close|>argument<|sep|>"),
+        typed_by=('" type="', "string"),
+        attribute_end='" ',
+    )
+    reasoning = get_reasoning("kimi_k3")
     wrappers = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")
 
 
@@ -88,4 +71,13 @@ class Step3Parser(TagParser):
     """Step 3: `<｜tool_calls_begin｜>`."""
 
     name = "step3"
-    shape = _STEP3
+    shape = Shape(
+        block=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+        call=(
+            '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+            "</steptml:invoke><｜tool_call_end｜>",
+        ),
+        name_end=('">',),
+        key=('<steptml:parameter name="', '">'),
+        value=("", "</steptml:parameter>"),
+    )

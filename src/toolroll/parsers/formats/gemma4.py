@@ -6,25 +6,24 @@ import re
 from typing import Any
 
 from toolroll.parsers.formats.blocks import BlockParser, Broken
-from toolroll.parsers.reading.json_text import made_call
+from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed
-from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
 
 _QUOTE = '<|"|>'
-_MAX_DEPTH = 100
 _KEY = re.compile(r"[^:,{}\[\]<]*")
 _BARE = re.compile(r"[^,{}\[\]<]*")
 
 
 class Gemma4Parser(BlockParser):
-    """See the module."""
+    """The format of Gemma 4, which the module describes."""
 
     name = "gemma4"
     call = ("<|tool_call>", "<tool_call|>")
-    reasoning = Tags("<|channel>thought", "<channel|>")
+    reasoning = get_reasoning("gemma4")
 
     def element(
         self, source: Source, begin: int, start: int, offered: Offered | None
@@ -76,8 +75,8 @@ def _array(source: Source, at: int, name: str, depth: int) -> Steps[tuple[list[A
 
 def _value(source: Source, at: int, name: str, depth: int) -> Steps[tuple[Any, int]]:
     at = yield from source.skip(at)
-    if depth > _MAX_DEPTH:
-        raise Broken(f"the arguments of {name} are nested more than {_MAX_DEPTH} deep", name)
+    if depth > MAX_DEPTH:
+        raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
     if (yield from source.starts(at, _QUOTE)):
         return (yield from _quoted(source, at, name))
     char = yield from source.char(at)

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from toolroll.parsers.formats.json_blocks import OpenJsonParser
+from toolroll.parsers.base import MarkedParser
+from toolroll.parsers.formats.json_blocks import open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
@@ -13,23 +14,16 @@ _OPENERS = ("<|function_call|>", "function call<|role_sep|>\n")
 _SEPARATOR = "<|message_sep|>"
 
 
-class GigaChat3Parser(OpenJsonParser):
-    """See the module."""
+class GigaChat3Parser(MarkedParser):
+    """The format of GigaChat 3, which the module describes."""
 
     name = "gigachat3"
     openers = _OPENERS
+    wrappers = (_SEPARATOR,)
     markers = (*_OPENERS, _SEPARATOR)
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
-        while True:
-            begin, marker = yield from source.until(at, self.markers, out.content)
-            if not marker:
-                return
-            at = begin + len(marker)
-            if marker != _SEPARATOR:
-                if out.calls_as_text:
-                    return out.begin_verbatim(begin)
-                at = yield from self.json_calls(source, out, begin, at, self.markers)
+    def read_marked(
+        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
+    ) -> Steps[int]:
+        """See `MarkedParser.read_marked`."""
+        return (yield from open_json_calls(source, out, begin, start, self.markers))

@@ -15,18 +15,11 @@ _GLM = Shape(
     key=("<arg_key>", "</arg_key>"),
     value=("<arg_value>", "</arg_value>"),
 )
-_HUNYUAN = Shape(
-    block=("<tool_calls>", "</tool_calls>"),
-    call=("<tool_call>", "</tool_call>"),
-    name_end=("<tool_sep>", "\n", "<arg_key>", "</tool_call>"),
-    key=("<arg_key>", "</arg_key>"),
-    value=("<arg_value>", "</arg_value>"),
-)
 
 
 class Glm45Parser(TagParser):
-    """See the module. The line break after the name is optional: GLM 4.5 and 4.6 write it, and GLM
-    4.7 and 5 do not.
+    """The format of GLM 4.5 to 5, Ling 3, Laguna and Spark 2.5, which the module describes. The
+    line break after the name is optional: GLM 4.5 and 4.6 write it, and GLM 4.7 and 5 do not.
     """
 
     name = "glm45"
@@ -46,7 +39,11 @@ class IQuestParser(TagParser):
 
 
 class HunyuanParser(TagParser):
-    """See the module."""
+    """The format of Hunyuan 3, which the module describes."""
 
     name = "hunyuan"
-    shape = _HUNYUAN
+    shape = replace(
+        _GLM,
+        block=("<tool_calls>", "</tool_calls>"),
+        name_end=("<tool_sep>", "\n", "<arg_key>", "</tool_call>"),
+    )

@@ -49,7 +49,7 @@ def header_forms(word: str) -> tuple[tuple[str, ...], re.Pattern[str]]:
 
 
 class HarmonyParser(ToolCallParser):
-    """See the module."""
+    """The format of gpt-oss, which the module describes."""
 
     name = "gpt-oss"
     reasoning = None

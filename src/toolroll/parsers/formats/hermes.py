@@ -8,7 +8,7 @@ from toolroll.parsers.formats.json_blocks import JsonBlockParser
 
 
 class HermesParser(JsonBlockParser):
-    """See the module."""
+    """The format of Hermes, Qwen 2.5 and Qwen 3, which the module describes."""
 
     name = "hermes"
     aliases = ("qwen", "qwen25", "trinity")

@@ -26,8 +26,8 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """See the module. A message with plain text for a tool is kept as a call without a tool
-    name.
+    """The format of Inkling, which the module describes. A message with plain text for a tool is
+    kept as a call without a tool name.
     """
 
     name = "inkling"
@@ -73,7 +73,7 @@ class InklingParser(JsonBlockParser):
             at, header = stop + len(marker), marker == _MESSAGE
             if marker in (_JSON, _PLAIN):
                 at = yield from (
-                    self._block(source, out, begin, at, name)
+                    self.read_marked(source, out, begin, at, None, name)
                     if marker == _JSON
                     else self._plain(source, out, begin, at)
                 )

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toolroll.parsers.base import ToolCallParser, broken_call, never_closed, unclosed
+from toolroll.parsers.base import MarkedParser, broken_call, never_closed, unclosed
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import Names, call_of, decode, name_in, scan_json
+from toolroll.parsers.reading.json_text import DEFAULT_NAMES, Names, json_calls, name_in, read_json
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
 
 
-class JsonBlockParser(ToolCallParser):
+class JsonBlockParser(MarkedParser):
     """A parser for JSON between `opener` and `closer`.
 
     Attributes:
         names: The keys that hold the name, the arguments and the id in a call object.
-        wrappers: The markers around visible text.
         ends: The stop tokens that also end a block. They may be in the text, or may already be
             removed from its end.
         bounds: The markers that start another message. An unclosed block ends before them.
@@ -30,8 +29,7 @@ class JsonBlockParser(ToolCallParser):
 
     opener: ClassVar[str]
     closer: ClassVar[str]
-    names: ClassVar[Names] = Names()
-    wrappers: ClassVar[tuple[str, ...]] = ()
+    names: ClassVar[Names] = DEFAULT_NAMES
     ends: ClassVar[tuple[str, ...]] = ()
     bounds: ClassVar[tuple[str, ...]] = ()
 
@@ -42,53 +40,36 @@ class JsonBlockParser(ToolCallParser):
 
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
         """Return the calls that the decoded `value` represents."""
-        return [
-            call_of(one, raw, span, self.names)
-            for one in (value if isinstance(value, list) and value else [value])
-        ]
+        return json_calls(value, raw, span, self.names)
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
-        while True:
-            begin, marker = yield from source.until(at, (self.opener, *self.wrappers), out.content)
-            if not marker:
-                return
-            at = begin + len(marker)
-            if marker == self.opener:
-                if out.calls_as_text:
-                    return out.begin_verbatim(begin)
-                at = yield from self._block(source, out, begin, at)
-
-    def _block(
-        self, source: Source, out: Collector, begin: int, start: int, name: str = ""
+    def read_marked(
+        self,
+        source: Source,
+        out: Collector,
+        begin: int,
+        start: int,
+        offered: Offered | None,
+        name: str = "",
     ) -> Steps[int]:
-        """Add the calls of the block. Its opener is at `begin`, and its JSON is at `start`.
-
-        Return where the text continues. `name`: the tool's name if it precedes the opener.
-        """
-        at = start
+        """See `MarkedParser.read_marked`. `name`: the tool's name if it precedes the opener."""
         # a fast path for many openers in a row
-        if source.text.startswith(self.opener, at) and source.is_control_token(self.opener, at):
-            out.call(never_closed(name, "", (begin, at), self.closer))
-            return at
+        if source.text.startswith(self.opener, start) and source.is_control_token(
+            self.opener, start
+        ):
+            out.call(never_closed(name, "", (begin, start), self.closer))
+            return start
+        at = start
         found: list[tuple[Any, int, int]] = []
         while True:
             at = yield from source.skip(at)
             char = yield from source.char(at)
             if found and char not in ("{", "["):
                 break
-            scanned = yield from scan_json(source, at)
-            problem = scanned.problem
-            if problem is None:
-                try:
-                    found.append((decode(source.text[at : scanned.stop]), at, scanned.stop))
-                except ValueError as error:
-                    problem = str(error)
-            if problem is not None:
-                problem += f" (character {scanned.stop - start} of the call)"
+            value, scanned = yield from read_json(source, at)
+            if scanned.problem is not None:
+                problem = f"{scanned.problem} (character {scanned.stop - start} of the call)"
                 return (yield from self._broken(source, out, begin, start, problem, name))
+            found.append((value, at, scanned.stop))
             at = scanned.stop
         # After the JSON, a closer counts even if it is ordinary text, because no other text may
         # follow.
@@ -125,44 +106,35 @@ class JsonBlockParser(ToolCallParser):
         return stop
 
 
-class OpenJsonParser(ToolCallParser):
-    """A parser for JSON after a marker (`opener`), without an end marker. A call ends where its
-    JSON ends.
+def open_json_calls(
+    source: Source,
+    out: Collector,
+    begin: int,
+    at: int,
+    stops: tuple[str, ...],
+    names: Names = DEFAULT_NAMES,
+) -> Steps[int]:
+    """Add the calls of the JSON value at `at`, which has no end marker. Its start marker is at
+    `begin`.
+
+    Return where the text continues: after the value, or at the next of `stops` if the value cannot
+    be read.
     """
-
-    opener: ClassVar[str]
-    names: ClassVar[Names] = Names()
-
-    def json_calls(
-        self, source: Source, out: Collector, begin: int, at: int, stops: tuple[str, ...]
-    ) -> Steps[int]:
-        """Add the calls of the JSON value at `at`, whose marker is at `begin`.
-
-        Return where the text continues: after the value, or at the next of `stops` if the value
-        cannot be read.
-        """
-        at = yield from source.skip(at)
-        scanned = yield from scan_json(source, at)
-        problem = scanned.problem
-        if problem is None:
-            raw, span = source.text[at : scanned.stop], (begin, scanned.stop)
-            try:
-                value = decode(raw)
-            except ValueError as error:
-                problem = str(error)
-            else:
-                for one in value if isinstance(value, list) and value else [value]:
-                    out.call(call_of(one, raw, span, self.names))
-                return scanned.stop
-        words = (
-            f"the tool call is not valid JSON: {problem} (character {scanned.stop - at} of the "
-            f"call)"
-        )
-        call, stop = yield from broken_open(
-            source, begin, at, words, stops, incomplete=scanned.incomplete
-        )
-        out.call(call)
-        return stop
+    at = yield from source.skip(at)
+    value, scanned = yield from read_json(source, at)
+    if scanned.problem is None:
+        for call in json_calls(value, source.text[at : scanned.stop], (begin, scanned.stop), names):
+            out.call(call)
+        return scanned.stop
+    words = (
+        f"the tool call is not valid JSON: {scanned.problem} (character {scanned.stop - at} of the "
+        f"call)"
+    )
+    call, stop = yield from broken_open(
+        source, begin, at, words, stops, incomplete=scanned.incomplete
+    )
+    out.call(call)
+    return stop
 
 
 def broken_open(

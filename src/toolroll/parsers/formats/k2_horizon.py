@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.tags import Shape, TagParser
-from toolroll.parsers.reading.json_text import call_of
+from toolroll.parsers.reading.json_text import json_calls
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import get_reasoning
@@ -19,7 +19,9 @@ _CLOSE = "</ifm|tool_call>"
 
 
 class K2HorizonParser(TagParser):
-    """See the module. Each of the three reasoning efforts has its own think tags."""
+    """The format of K2 Horizon, which the module describes. Each of the three reasoning efforts has
+    its own think tags.
+    """
 
     name = "k2_horizon"
     bare = True
@@ -50,4 +52,4 @@ class K2HorizonParser(TagParser):
         stop, raw = close + len(_CLOSE), source.text[at:end]
         found = value if isinstance(value, list) and value else [value]
         functions = [one.get("function", one) if isinstance(one, dict) else one for one in found]
-        return [call_of(one, raw, (begin, stop)) for one in functions], stop
+        return json_calls(functions, raw, (begin, stop)), stop

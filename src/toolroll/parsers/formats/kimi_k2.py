@@ -13,7 +13,7 @@ _HEADER = re.compile(r"(?:functions\.)?(?P<name>.*?)(?::\d+)?", re.DOTALL)
 
 
 class KimiK2Parser(NamedJsonParser):
-    """See the module."""
+    """The format of Kimi K2 and K2.5, which the module describes."""
 
     name = "kimi_k2"
     block = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")

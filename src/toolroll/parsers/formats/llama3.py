@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from toolroll.parsers.formats.json_blocks import OpenJsonParser
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.formats.json_blocks import open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, scan_json
 from toolroll.parsers.reading.schema import Offered
@@ -20,11 +21,10 @@ _TAG = "<|python_tag|>"
 _MEANT = re.compile(r"""["']name["']\s*:""")
 
 
-class Llama3Parser(OpenJsonParser):
-    """See the module."""
+class Llama3Parser(ToolCallParser):
+    """The format of Llama 3.1 to 3.3, which the module describes."""
 
     name = "llama3"
-    opener = _TAG
     reasoning = SAID
     openers = (_TAG,)
     markers = (_TAG, ";")
@@ -47,7 +47,7 @@ class Llama3Parser(OpenJsonParser):
     def _objects(self, source: Source, out: Collector, begin: int, at: int) -> Steps[int]:
         """Add the calls at `at`, one after another. Return where the text continues."""
         while True:
-            at = yield from self.json_calls(source, out, begin, at, (_TAG,))
+            at = yield from open_json_calls(source, out, begin, at, (_TAG,))
             behind = yield from source.skip(at)
             semicolon = yield from source.starts(behind, ";")
             begin = yield from source.skip(behind + len(semicolon))

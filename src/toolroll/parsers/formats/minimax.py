@@ -16,7 +16,6 @@ _MINIMAX = Shape(
     key=('<parameter name="', '">'),
     value=("", "</parameter>"),
 )
-_DOTS = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"))
 
 
 def _unwrapped(text: str) -> str:
@@ -29,32 +28,29 @@ def _unwrapped(text: str) -> str:
     return html.unescape(text)
 
 
-_MINICPM = Shape(
-    block=None,
-    call=('<function name="', "</function>"),
-    name_end=('">',),
-    key=('<param name="', '">'),
-    value=("", "</param>"),
-    unescape=_unwrapped,
-)
-
-
 class MiniMaxM2Parser(TagParser):
-    """See the module."""
+    """The format of MiniMax M2, which the module describes."""
 
     name = "minimax-m2"
     shape = _MINIMAX
 
 
 class DotsParser(TagParser):
-    """See the module."""
+    """The format of dots, which the module describes."""
 
     name = "dots"
-    shape = _DOTS
+    shape = replace(_MINIMAX, block=("<dots_function_call>", "</dots_function_call>"))
 
 
 class MiniCPM5Parser(TagParser):
-    """See the module."""
+    """The format of MiniCPM 5, which the module describes."""
 
     name = "minicpm5"
-    shape = _MINICPM
+    shape = Shape(
+        block=None,
+        call=('<function name="', "</function>"),
+        name_end=('">',),
+        key=('<param name="', '">'),
+        value=("", "</param>"),
+        unescape=_unwrapped,
+    )

@@ -30,8 +30,8 @@ _ITEM = "item"
 
 
 class MiniMaxM3Parser(BlockParser):
-    """See the module. White space is allowed between the mark and `<tool_call>`, and before an
-    argument's tag.
+    """The format of MiniMax M3, which the module describes. White space is allowed between the mark
+    and `<tool_call>`, and before an argument's tag.
     """
 
     prose_has_no_markers = False

@@ -5,60 +5,53 @@ have no end marker.
 
 from __future__ import annotations
 
+from toolroll.parsers.base import MarkedParser
 from toolroll.parsers.formats.blocks import Broken, json_arguments
-from toolroll.parsers.formats.json_blocks import OpenJsonParser, broken_open
+from toolroll.parsers.formats.json_blocks import broken_open, open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call, scan_json
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.reasoning import get_reasoning
 
-_ID, _ARGS = "[CALL_ID]", "[ARGS]"
+_OPENER, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
-class MistralParser(OpenJsonParser):
-    """See the module."""
+class MistralParser(MarkedParser):
+    """The format of Mistral, which the module describes."""
 
     name = "mistral"
-    opener = "[TOOL_CALLS]"
-    names = Names(call_id=("id",))
-    reasoning = Tags("[THINK]", "[/THINK]")
-    openers = ("[TOOL_CALLS]",)
-    markers = ("[TOOL_CALLS]",)
+    reasoning = get_reasoning("mistral")
+    openers = (_OPENER,)
+    markers = (_OPENER,)
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
-        while True:
-            begin, marker = yield from source.until(at, (self.opener,), out.content)
-            if not marker:
-                return
-            if out.calls_as_text:
-                return out.begin_verbatim(begin)
-            at = yield from source.skip(begin + len(marker))
-            if (yield from source.char(at)) in ("[", "{") and not (
-                yield from source.starts(at, self.opener)
-            ):
-                at = yield from self.json_calls(source, out, begin, at, (self.opener,))
-            else:
-                at = yield from self._named(source, out, begin, at)
+    def read_marked(
+        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
+    ) -> Steps[int]:
+        """See `MarkedParser.read_marked`."""
+        at = yield from source.skip(start)
+        if (yield from source.char(at)) in ("[", "{") and not (
+            yield from source.starts(at, _OPENER)
+        ):
+            names = Names(call_id=("id",))
+            return (yield from open_json_calls(source, out, begin, at, self.openers, names))
+        return (yield from self._named(source, out, begin, at))
 
     def _named(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        at, marker = yield from source.until(start, (_ID, _ARGS, "{", self.opener))
+        at, marker = yield from source.until(start, (_ID, _ARGS, "{", _OPENER))
         name, call_id = source.text[start:at].strip(), ""
         if marker == _ID:
             first = at + len(marker)
-            at, marker = yield from source.until(first, (_ARGS, "{", self.opener))
+            at, marker = yield from source.until(first, (_ARGS, "{", _OPENER))
             call_id = source.text[first:at].strip()
-        if not marker or marker == self.opener:
+        if not marker or marker == _OPENER:
             problem = f"expected {_ARGS} and the arguments after the tool's name"
             call, stop = yield from broken_open(
                 source,
                 begin,
                 start,
                 problem,
-                (self.opener,),
+                self.openers,
                 incomplete=not marker,
                 name=name[:100],
             )
@@ -74,7 +67,7 @@ class MistralParser(OpenJsonParser):
                 begin,
                 start,
                 str(broken),
-                (self.opener,),
+                self.openers,
                 incomplete=scanned.incomplete,
                 name=name,
             )

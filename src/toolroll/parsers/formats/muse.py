@@ -20,7 +20,7 @@ _SPOKEN = ("user", "commentary")
 
 
 class MuseParser(TagParser):
-    """See the module."""
+    """The format of Muse Glimmer, which the module describes."""
 
     prose_has_no_markers = False
     name = "muse"

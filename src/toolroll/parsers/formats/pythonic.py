@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
-from toolroll.parsers.base import ToolCallParser, broken_call, unclosed
+from toolroll.parsers.base import MarkedParser, ToolCallParser, broken_call, unclosed
 from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import call_of
+from toolroll.parsers.reading.json_text import json_calls
 from toolroll.parsers.reading.python_text import Unreadable, read_call, read_name
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
@@ -43,7 +42,7 @@ _CALLED = re.compile(r"\s*\[?\s*([^\W\d][\w.\-/]*)\s*\(")
 
 
 class PythonicParser(ToolCallParser):
-    """See the module."""
+    """The format of Llama 4, which the module describes."""
 
     name = "pythonic"
     reasoning = SAID
@@ -133,39 +132,33 @@ def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], i
             return [replace(call, span=(begin, at + 1)) for call in calls], at + 1
 
 
-class Lfm2Parser(ToolCallParser):
+class Lfm2Parser(MarkedParser):
     """LFM2: a call or a list of calls between two markers. JSON calls are read too."""
 
     name = "lfm2"
     openers = (_LFM_START,)
     markers = (_LFM_START, _LFM_END)
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
-        while True:
-            begin, marker = yield from source.until(at, (_LFM_START,), out.content)
-            if not marker:
-                return
-            if out.calls_as_text:
-                return out.begin_verbatim(begin)
-            start = begin + len(_LFM_START)
-            try:
-                calls, at = yield from self._calls(source, start)
-            except (Unreadable, Broken) as broken:
-                problem = f"the tool call cannot be read: {broken}"
-                call, at = yield from broken_call(
-                    source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,)
-                )
-                out.call(call if call.name else replace(call, name=_name_in(call.raw)))
-                continue
-            behind = yield from source.skip(at)
-            closer = yield from source.starts(behind, _LFM_END, spelled=True)
-            at = behind + len(closer)
-            for call in calls:
-                spanned = replace(call, span=(begin, at))
-                out.call(spanned if closer else unclosed(spanned, _LFM_END))
+    def read_marked(
+        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
+    ) -> Steps[int]:
+        """See `MarkedParser.read_marked`."""
+        try:
+            calls, at = yield from self._calls(source, start)
+        except (Unreadable, Broken) as broken:
+            problem = f"the tool call cannot be read: {broken}"
+            call, at = yield from broken_call(
+                source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,)
+            )
+            out.call(call if call.name else replace(call, name=_name_in(call.raw)))
+            return at
+        behind = yield from source.skip(at)
+        closer = yield from source.starts(behind, _LFM_END, spelled=True)
+        at = behind + len(closer)
+        for call in calls:
+            spanned = replace(call, span=(begin, at))
+            out.call(spanned if closer else unclosed(spanned, _LFM_END))
+        return at
 
     def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """Return the calls after the marker, and where they end. Raises `Unreadable` or
@@ -174,7 +167,8 @@ class Lfm2Parser(ToolCallParser):
         at = yield from source.skip(start)
         inner = (yield from source.skip(at + 1)) if (yield from source.char(at)) == "[" else at
         if (yield from source.char(inner)) == "{":
-            calls, stop = yield from _json_calls(source, at)
+            value, stop = yield from json_arguments(source, at, "the tool")
+            calls = json_calls(value, source.text[at:stop], (at, stop))
         elif inner > at:
             calls, stop = yield from read_calls_list(source, at)
         else:
@@ -186,12 +180,6 @@ class Lfm2Parser(ToolCallParser):
         ) and behind < len(source.text):
             raise Unreadable(behind, f"expected {_LFM_END} directly after the calls")
         return calls, stop
-
-
-def _json_calls(source: Source, at: int) -> Steps[tuple[list[ToolCall], int]]:
-    value, stop = yield from json_arguments(source, at, "the tool")
-    found: list[Any] = value if isinstance(value, list) else [value]
-    return [call_of(one, source.text[at:stop], (at, stop)) for one in found], stop
 
 
 def _name_in(raw: str) -> str:

@@ -20,7 +20,7 @@ _SHAPE = Shape(
 
 
 class Qwen3CoderParser(TagParser):
-    """See the module."""
+    """The format of Qwen3-Coder, Qwen3.5, Nemotron 3 and Step 3.5, which the module describes."""
 
     name = "qwen3_coder"
     aliases = ("step3p5", "nanbeige")
@@ -28,7 +28,7 @@ class Qwen3CoderParser(TagParser):
 
 
 class MiMoParser(TagParser):
-    """See the module."""
+    """The format of MiMo, which the module describes."""
 
     name = "mimo"
     shape = replace(_SHAPE, trim_newline=False, unescape=html.unescape)

@@ -67,28 +67,21 @@ class TagParser(BlockParser):
 
     shape: ClassVar[Shape]
     _name_ends: ClassVar[tuple[str, ...]]
+    _call_ends: ClassVar[tuple[str, ...]]
     _name_guards: ClassVar[tuple[str, ...]]
     _ways_out: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
         shape = cls.shape
         cls.block, cls.call = shape.block, shape.call
-        cls._name_ends = (*shape.name_end, *((shape.self_closing,) if shape.self_closing else ()))
-        guards = (
-            *cls._name_ends,
-            "\n",
-            shape.call[1],
-            shape.call[0],
-            shape.key[0],
-            *(shape.block or ()),
-        )
+        self_closing = (shape.self_closing,) if shape.self_closing else ()
+        cls._name_ends = (*shape.name_end, *self_closing)
+        cls._call_ends = (shape.call[1], *self_closing)
+        guards = (*cls._name_ends, "\n", *shape.call, shape.key[0], *(shape.block or ()))
         cls._name_guards = tuple(dict.fromkeys(guards))
-        ends = (
-            (shape.call[1] + shape.block[1], f"{shape.call[1]}\n{shape.block[1]}")
-            if shape.block is not None
-            else ()
-        )
-        cls._ways_out = ends
+        cls._ways_out = ()
+        if shape.block is not None:
+            cls._ways_out = tuple(f"{shape.call[1]}{gap}{shape.block[1]}" for gap in ("", "\n"))
         super().__init_subclass__()
 
     def element(
@@ -102,10 +95,9 @@ class TagParser(BlockParser):
     def _name(self, source: Source, start: int) -> Steps[tuple[str, int]]:
         shape = self.shape
         first = yield from source.skip(start)
-        ends = self._name_ends
         at, marker = yield from source.until(first, self._name_guards)
         name = source.text[first:at].strip()
-        if marker not in ends:
+        if marker not in self._name_ends:
             raise Broken(
                 f"the tool's name is not closed with {shape.name_end[0]!r}"
                 if marker
@@ -114,9 +106,7 @@ class TagParser(BlockParser):
         name = name.split(shape.attribute_end)[0] if shape.attribute_end else name
         if _NO_NAME.search(name):
             raise Broken(f"{name[:60]!r} is not a valid tool name")
-        return name, at if marker == shape.self_closing else at + len(
-            marker
-        ) if marker == shape.name_end[0] else at
+        return name, at + len(marker) if marker == shape.name_end[0] else at
 
     def _arguments(
         self, source: Source, at: int, name: str, offered: Offered | None
@@ -129,9 +119,8 @@ class TagParser(BlockParser):
         found: dict[str, Any] = {}
         while True:
             at = yield from source.skip(at)
-            ends = (shape.call[1], *((shape.self_closing,) if shape.self_closing else ()))
-            marker = yield from source.starts(at, shape.key[0], *ends)
-            if marker in ends and marker:
+            marker = yield from source.starts(at, shape.key[0], *self._call_ends)
+            if marker in self._call_ends:
                 return found, at, at + len(marker)
             if marker == shape.key[0]:
                 at = yield from self._parameter(source, at + len(marker), name, schemas, found)

@@ -18,6 +18,8 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from toolroll.parsers.reading.plain_schema import TYPES
+
 MOST_STEPS = 50_000
 """The maximum number of steps of one check. A step is one keyword for one value, 16 items of a
 value, or 1000 characters of an error, and takes about 5 us.
@@ -30,7 +32,6 @@ Keyword = Callable[[Any, Any, Any, Any], _Errors | None]
 
 _LEFT: ContextVar[list[int]] = ContextVar("left")
 _PATTERNS = ("pattern", "patternProperties")
-_TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 _BY_PATTERN = ("additionalProperties", "unevaluatedProperties")
 _NO_FORMATS = FormatChecker(())  # a format's check would compile each `pattern`
 _NOTHING_REMOTE: Registry[Any] = Registry()
@@ -84,7 +85,7 @@ def _refuse(objects: list[Mapping[str, Any]]) -> None:
             # jsonschema would use the validator of that draft, which is not bounded.
             raise NotChecked("a part of the schema names its own draft")
         kinds = item.get("type")
-        if isinstance(kinds, list) and len(kinds) > len(_TYPES):
+        if isinstance(kinds, list) and len(kinds) > len(TYPES):
             # Validating the schema would compare all pairs of types.
             raise NotChecked("the schema names more types than exist")
 

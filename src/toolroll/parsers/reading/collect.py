@@ -6,10 +6,12 @@ is stripped from the fields, so it is held back until other text follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
-from toolroll.parsers.types import Delta, ParsedReply, ToolCall
+from toolroll.parsers.reading.schema import Offered, check_call
+from toolroll.parsers.reading.source import Source
+from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
 
 
 class _Trimmed:
@@ -42,14 +44,22 @@ class _Trimmed:
 class Collector:
     """Collects reasoning, content and calls in the order in which they were written.
 
-    `check` sets a call's status and token span. If `calls_as_text` is True, all text from the first
-    call on is content.
+    Args:
+        source: The text of the reply, which gives the calls their token spans.
+        offered: The tools that were offered, or None if calls are not checked.
+        calls_as_text: If True, all text from the first call on is content.
     """
 
     def __init__(
-        self, check: Callable[[ToolCall], ToolCall], *, calls_as_text: bool = False
+        self,
+        source: Source,
+        offered: Offered | None,
+        *,
+        calls_as_text: bool = False,
     ) -> None:
-        self._check = check
+        self._source = source
+        self._offered = offered
+        self._ids: set[str] = set()
         self.calls_as_text = calls_as_text
         self._verbatim_at: int | None = None
         self._content = _Trimmed(None)
@@ -69,14 +79,23 @@ class Collector:
             self._put("reasoning", self._reasoning.add(text))
 
     def call(self, call: ToolCall) -> None:
-        """Add a call. It may be unreadable."""
+        """Add a call, with its token span and its status. It may be unreadable. The status also
+        depends on the tools, and on the ids of earlier calls.
+        """
         if self.calls_as_text:
             if call.span is None:
                 self.content(call.raw)
             else:
                 self.begin_verbatim(call.span[0])
             return
-        done = self._check(call)
+        done = call if self._offered is None else check_call(call, self._offered)
+        if done.ok and done.id in self._ids:
+            error = f"the call id {done.id!r} was used twice"
+            done = replace(done, status=CallStatus.DUPLICATE_ID, error=error)
+        if done.id:
+            self._ids.add(done.id)
+        if done.span is not None and (tokens := self._source.tokens(done.span)) is not None:
+            done = replace(done, token_span=tokens)
         self._calls.append(done)
         self._deltas.append(Delta("tool_call", call=done))
 

@@ -107,6 +107,17 @@ def scan_json(source: Source, at: int) -> Steps[Scanned]:
         expect = "after"
 
 
+def read_json(source: Source, at: int) -> Steps[tuple[Any, Scanned]]:
+    """Return the JSON value at `at`, and its end. If there is a problem, the value is None."""
+    scanned = yield from scan_json(source, at)
+    if scanned.problem is None:
+        try:
+            return decode(source.text[at : scanned.stop]), scanned
+        except ValueError as error:
+            return None, Scanned(scanned.stop, str(error))
+    return None, scanned
+
+
 def _whole(text: str, at: int) -> int | None:
     """Return the end of the value at `at`, as found by the standard library's decoder in C.
 
@@ -225,7 +236,10 @@ class Names:
     call_id: tuple[str, ...] = ()
 
 
-def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCall:
+DEFAULT_NAMES = Names()
+
+
+def call_of(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> ToolCall:
     """Return the call that the decoded object `value` represents. Do not check the call against
     tools.
     """
@@ -239,6 +253,12 @@ def call_of(value: Any, raw: str, span: Span, names: Names = Names()) -> ToolCal
         name if isinstance(name, str) else "", _first(value, names.arguments, {}), raw, span
     )
     return made.with_id(call_id) if isinstance(call_id, str) else made
+
+
+def json_calls(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> list[ToolCall]:
+    """Return the calls that the decoded `value`, an object or a list of objects, represents."""
+    items = value if isinstance(value, list) and value else [value]
+    return [call_of(item, raw, span, names) for item in items]
 
 
 def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:

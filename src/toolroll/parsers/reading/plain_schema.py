@@ -16,8 +16,9 @@ _NOTES = frozenset(
 )
 _KNOWN = _NOTES | {"type", "enum", "properties", "required", "items", "additionalProperties"}
 
-# One check for each JSON type. A boolean is not a number.
-_TYPES: dict[str, Fits] = {
+# One check for each JSON type. A boolean is not a number. For an integer, both "integer" and
+# "number" are true.
+TYPES: dict[str, Fits] = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
     "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
@@ -47,9 +48,7 @@ def _anything(value: Any) -> bool:
 
 def _of_type(schema: Mapping[str, Any]) -> Fits | None:
     kind = schema.get("type")
-    return (
-        _anything if "type" not in schema else _TYPES.get(kind) if isinstance(kind, str) else None
-    )
+    return _anything if "type" not in schema else TYPES.get(kind) if isinstance(kind, str) else None
 
 
 def _of_enum(schema: Mapping[str, Any]) -> Fits | None:

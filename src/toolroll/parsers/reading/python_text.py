@@ -12,9 +12,9 @@ import math
 import re
 from typing import Any
 
+from toolroll.parsers.reading.json_text import MAX_DEPTH
 from toolroll.parsers.reading.source import Source, Steps
 
-MAX_DEPTH = 100
 _NAME_START = re.compile(r"[^\W\d]")
 _NAME = re.compile(r"[\w.\-/]*")
 _KEY = re.compile(r"""[^\s=(),'"\[\]{}]*""")
@@ -39,7 +39,7 @@ _SINGLE = {
     "'": "'",
     '"': '"',
 }
-_CONSTANTS: dict[str, Any] = {
+CONSTANTS: dict[str, Any] = {
     "True": True,
     "true": True,
     "False": False,
@@ -122,12 +122,12 @@ def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]
     if char and (char in "+-." or char.isdigit()):
         return (yield from _number(source, at))
     word = yield from _run(source, at, _WORD)
-    if word in _CONSTANTS:
-        return _CONSTANTS[word], at + len(word)
+    if word in CONSTANTS:
+        return CONSTANTS[word], at + len(word)
     if word in ("r", "u", "R", "U") and (yield from source.char(at + 1)) in ("'", '"'):
         quote = yield from source.char(at + 1)
         return (yield from _string(source, at + 1, quote, raw=word in "rR"))
-    cut = at + len(word) == len(source.text) and any(name.startswith(word) for name in _CONSTANTS)
+    cut = at + len(word) == len(source.text) and any(name.startswith(word) for name in CONSTANTS)
     raise Unreadable(
         at,
         "expected a value: a string in quotes, a number, a list, a dictionary, True, False or None",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -12,8 +12,6 @@ import orjson
 from toolroll.parsers.reading.bounded_validator import BoundedValidator, NotChecked
 from toolroll.parsers.reading.plain_schema import Fits, plain_fits
 from toolroll.parsers.types import CallStatus, ToolCall
-
-_KEEP = 4096
 
 
 class Offered:
@@ -33,61 +31,52 @@ class Offered:
         return found if isinstance(found, Mapping) else {}
 
 
-class ToolSchemas:
-    """Validators of tool parameters, compiled once per schema."""
-
-    def __init__(self) -> None:
-        self._validators: OrderedDict[bytes, tuple[BoundedValidator | None, Fits | None]] = (
-            OrderedDict()
-        )
-
-    def check(self, call: ToolCall, offered: Offered) -> ToolCall:
-        """Return `call`. If it does not fit the tools, set its status to unknown_tool or
-        bad_arguments.
-        """
-        functions = offered.functions
-        function = functions.get(call.name)
-        if function is None:
-            known = ", ".join(sorted(functions)) or "none"
-            return replace(
-                call,
-                status=CallStatus.UNKNOWN_TOOL,
-                error=f"there is no tool named {call.name!r}; the tools are: {known}",
-            )
-        validator, fits = self._validator(function.get("parameters"))
-        if validator is None or (fits is not None and fits(call.arguments)):
-            return call
-        problem = _first_problem(validator, call.arguments)
-        if problem is None:
-            return call
+def check_call(call: ToolCall, offered: Offered) -> ToolCall:
+    """Return `call`. If it is ok but does not fit the tools, set its status to unknown_tool or
+    bad_arguments.
+    """
+    if not call.ok:
+        return call
+    function = offered.functions.get(call.name)
+    if function is None:
+        known = ", ".join(sorted(offered.functions)) or "none"
         return replace(
             call,
-            status=CallStatus.BAD_ARGUMENTS,
-            error=f"the arguments of {call.name} do not fit: {problem}",
+            status=CallStatus.UNKNOWN_TOOL,
+            error=f"there is no tool named {call.name!r}; the tools are: {known}",
         )
+    validator, fits = _validator_of(function.get("parameters"))
+    if validator is None or (fits is not None and fits(call.arguments)):
+        return call
+    problem = _first_problem(validator, call.arguments)
+    if problem is None:
+        return call
+    return replace(
+        call,
+        status=CallStatus.BAD_ARGUMENTS,
+        error=f"the arguments of {call.name} do not fit: {problem}",
+    )
 
-    def _validator(self, schema: Any) -> tuple[BoundedValidator | None, Fits | None]:
-        if not isinstance(schema, Mapping):
-            return None, None
-        try:
-            key = orjson.dumps(schema)
-        except orjson.JSONEncodeError:
-            return None, None  # nested too deep, or not JSON
-        known = self._validators.pop(key, None)  # atomic: replies are parsed in several threads
-        if known is not None:
-            self._validators[key] = known
-            return known
-        try:
-            found: tuple[BoundedValidator | None, Fits | None] = (
-                BoundedValidator(schema),
-                plain_fits(schema),
-            )
-        except NotChecked:
-            found = (None, None)
-        self._validators[key] = found
-        if len(self._validators) > _KEEP:
-            self._validators.popitem(last=False)
-        return found
+
+def _validator_of(schema: Any) -> tuple[BoundedValidator | None, Fits | None]:
+    """Return the validator of `schema`, and the fast check if the schema is simple. Return (None,
+    None) if arguments cannot be checked.
+    """
+    if not isinstance(schema, Mapping):
+        return None, None
+    try:
+        return _compiled(orjson.dumps(schema))
+    except orjson.JSONEncodeError:
+        return None, None  # nested too deep, or not JSON
+
+
+@lru_cache(maxsize=4096)
+def _compiled(schema: bytes) -> tuple[BoundedValidator | None, Fits | None]:
+    given = orjson.loads(schema)
+    try:
+        return BoundedValidator(given), plain_fits(given)
+    except NotChecked:
+        return None, None
 
 
 def _first_problem(validator: BoundedValidator, arguments: Any) -> str | None:

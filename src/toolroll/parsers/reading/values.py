@@ -14,22 +14,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolroll.parsers.reading.json_text import decode
-from toolroll.parsers.reading.python_text import python_value
+from toolroll.parsers.reading.plain_schema import TYPES
+from toolroll.parsers.reading.python_text import CONSTANTS, python_value
 
 _SPELLED = {
     "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
     "double": "number", "bool": "boolean",
     "dict": "object", "map": "object", "list": "array", "tuple": "array",
 }  # fmt: skip
-_KINDS = frozenset("string integer number boolean object array null".split())
-_CONSTANTS: dict[str, Any] = {
-    "true": True,
-    "True": True,
-    "false": False,
-    "False": False,
-    "null": None,
-    "None": None,
-}
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
 
 
@@ -61,8 +53,8 @@ def guessed(text: str) -> Any:
     `text`.
     """
     bare = text.strip()
-    if bare in _CONSTANTS:
-        return _CONSTANTS[bare]
+    if bare in CONSTANTS:
+        return CONSTANTS[bare]
     if bare[:1] in ("{", "["):
         try:
             return decode(bare)
@@ -105,7 +97,7 @@ def _known(names: list[Any]) -> frozenset[str] | None:
     kinds = [
         _SPELLED.get(name.lower(), name.lower()) if isinstance(name, str) else "" for name in names
     ]
-    return frozenset(kinds) if kinds and all(kind in _KINDS for kind in kinds) else None
+    return frozenset(kinds) if kinds and all(kind in TYPES for kind in kinds) else None
 
 
 def _union(found: list[frozenset[str] | None], *, every: bool) -> frozenset[str] | None:
@@ -116,15 +108,4 @@ def _union(found: list[frozenset[str] | None], *, every: bool) -> frozenset[str]
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    kinds: tuple[tuple[type, str], ...] = (
-        (str, "string"),
-        (int, "integer"),
-        (float, "number"),
-        (dict, "object"),
-        (list, "array"),
-    )
-    return next((name for kind, name in kinds if isinstance(value, kind)), "")
+    return next((name for name, fits in TYPES.items() if fits(value)), "")

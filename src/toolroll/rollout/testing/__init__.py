@@ -10,10 +10,8 @@ from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.faults import (
     Fault,
     FaultPlan,
-    drop_ids,
     drop_logprob,
     fault_at,
-    shift_logprobs,
 )
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
@@ -21,7 +19,7 @@ from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
 from toolroll.rollout.testing.thread import serve_in_thread
-from toolroll.rollout.testing.token_splits import TokenSplitter, random_split
+from toolroll.rollout.testing.token_splits import TokenSplitter
 
 __all__ = [
     "EmbeddedEngine",
@@ -32,7 +30,6 @@ __all__ = [
     "PolicyRequest",
     "Reply",
     "TokenSplitter",
-    "drop_ids",
     "drop_logprob",
     "echo",
     "embedded_tokenizer_path",
@@ -40,11 +37,9 @@ __all__ = [
     "load_embedded_tokenizer",
     "load_engine",
     "play_references",
-    "random_split",
     "reference_logprob",
     "reference_logprobs",
     "reference_policy",
     "script",
     "serve_in_thread",
-    "shift_logprobs",
 ]

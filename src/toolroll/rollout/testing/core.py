@@ -52,7 +52,6 @@ class EngineCore:
         max_total_tokens: int | None = None,
         max_running: int | None = None,
         max_queued: int | None = None,
-        continue_aborted: bool = True,
         keep_log: bool = True,
         seed: int = 0,
         host: str = "127.0.0.1",
@@ -85,7 +84,7 @@ class EngineCore:
                 raise ValueError("a language model has no latency, token_latency and split")
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
-            script = Script(policy, latency, token_latency, continue_aborted, seed)
+            script = Script(policy, latency, token_latency, seed)
             self._source = ScriptedSource(script, self.sampler, self)
 
     @property
@@ -111,7 +110,9 @@ class EngineCore:
             await waiter
 
     def set_weight_version(self, version: str) -> None:
-        """Sample the next token of every request with `version`."""
+        """Report `version` as the weights of all tokens that are sampled from now on, also in
+        requests that are running.
+        """
         self.weight_version = version
         for generation in self._running.values():
             if generation.started:
@@ -126,8 +127,8 @@ class EngineCore:
                 generation.request_abort(paused=self._paused is not None)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling until `resume`. The mode "abort" ends the running requests, and the mode
-        "retract" frees their cache.
+        """Stop sampling until `resume`. The mode "abort" ends the running requests. The modes
+        "in_place" and "retract" keep them, and "retract" drops their keys and values.
         """
         self._paused = mode
         self._source.pause(mode)
@@ -147,7 +148,9 @@ class EngineCore:
         self._dispatch()
 
     def flush_cache(self) -> bool:
-        """Drop the cached prefixes. If a request is running, keep them and return False."""
+        """Drop the cached prefixes and return True. While requests run, keep the prefixes and
+        return False, except during a pause with the mode "retract".
+        """
         if self._active and self._paused != "retract":
             return False
         self._source.flush()
@@ -172,9 +175,11 @@ class EngineCore:
     async def answer(
         self, request: EngineRequest, http: web.Request, send: Send | None = None
     ) -> Any:
-        """Return the body of the answer to one request. Pass each part of it to `send`.
+        """Return the body of the response to one request.
 
-        Raise `RefusedError` or `FaultedError`.
+        If `send` is given, call it with each partial body of the stream before that, as JSON.
+        Raise `RefusedError` if the request is invalid, and `FaultedError` if a fault replaces the
+        response.
         """
         entry = LoggedRequest(
             request.rid,
@@ -232,7 +237,7 @@ class EngineCore:
                 entry.aborted, entry.finish_reason = True, "abort"
                 return queue_abort_body(request, self.weight_version)
             limit = self.limits.max_new_tokens(len(entry.input_ids), request.params)
-            # Others with this routing key may have begun while it waited.
+            # Other requests with this routing key may have started while this one waited.
             seen = replace(seen, call=self._calls[request.routing_key])
             turn = Turn(request, entry, seen, fault, generation, limit, self._calls)
             body = await self._sample(turn, send)

@@ -5,7 +5,7 @@ Everything else is as in SGLang: the stop token is in `output_ids` but not in `t
 trim the text but not the ids, aborted requests return a 200 with a partial output, and errors have
 SGLang's own bodies. Invariants: the engine shares no code with this library's templates and
 sessions. Each logprob is `reference_logprob(prefix, id)`, or the language model's. `log` contains
-every request with its answer. Tests use it as the oracle.
+every request with its answer, so that tests can compare their own record of tokens with it.
 """
 
 from __future__ import annotations
@@ -47,19 +47,22 @@ class EmbeddedEngine(EngineCore):
     Args:
         tokenizer: A fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
         policy: A function that returns the reply to each request, or a `LanguageModel` (see
-            `load_engine`). A `LanguageModel` cannot be combined with `latency`, `token_latency`,
-            `split` or `continue_aborted`.
+            `load_engine`). A `LanguageModel` cannot be combined with `latency`, `token_latency` or
+            `split`.
+        context_length: The maximum number of tokens of the prompt and the answer together.
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
         latency: Seconds per request.
         token_latency: Seconds per token, in addition.
         split: "random" samples different token splits of the same text. They depend only on `seed`,
             the routing key and the call.
+        faults: A function that returns the fault to inject into a request, or None (see
+            `fault_at`).
         vocab_size: Default: the tokenizer's.
         max_total_tokens, max_running, max_queued: The same as the server's flags with similar
             names. None means no limit.
-        continue_aborted: If a prompt continues an aborted answer, reply with the rest of that
-            answer, without calling the policy.
         keep_log: If False, `log` stays empty, for long benchmarks.
+        seed: Determines the random splits, and the samples of a language model.
+        host, port: The address of the server. Port 0 is a free port.
 
     Attributes:
         killed: The number of requests that would have crashed a real engine, because an id is

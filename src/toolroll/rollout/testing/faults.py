@@ -75,18 +75,3 @@ def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
     """Remove one logprob: `Fault(garble=drop_logprob)`."""
     answer["meta_info"]["output_token_logprobs"] = answer["meta_info"]["output_token_logprobs"][:-1]
     return answer
-
-
-def shift_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    """Shift the logprobs by one, so that each id is paired with the next id's logprobs:
-    `Fault(garble=shift_logprobs)`.
-    """
-    items = answer["meta_info"]["output_token_logprobs"]
-    answer["meta_info"]["output_token_logprobs"] = items[1:] + items[:1]
-    return answer
-
-
-def drop_ids(answer: dict[str, Any]) -> dict[str, Any]:
-    """Remove `output_ids`, as in the answers of old engines: `Fault(garble=drop_ids)`."""
-    del answer["output_ids"]
-    return answer

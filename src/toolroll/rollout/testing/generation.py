@@ -92,7 +92,8 @@ class Generation:
         return min(limit, max(self._reached, by_time))
 
     async def hold_at(self, tokens: int) -> None:
-        """Wait until `tokens` tokens are sampled, and stay there until `release` is called.
+        """Wait until `tokens` tokens are sampled. From then on, no more tokens are sampled until
+        `release` is called.
 
         Raise `GenerationAborted`.
         """
@@ -114,7 +115,7 @@ class Generation:
     # --- events -----------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Check the condition of `wait_until`."""
+        """Make `wait_until` check its condition again."""
         self._wake.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
@@ -167,11 +168,13 @@ class Generation:
     # --- weights ----------------------------------------------------------------------------------
 
     def switch(self, version: str) -> None:
-        """Sample with the weights `version` from this token on."""
+        """Record that the next tokens are sampled with the weights `version`."""
         self._versions.append((version, self.sampled()))
 
     def spans(self, length: int) -> list[dict[str, Any]]:
-        """Return SGLang's `weight_versions` for `length` tokens."""
+        """Return SGLang's `weight_versions` for the first `length` tokens: one dict with
+        `version`, `start` and `end` for each run of tokens with the same version.
+        """
         ends = [at for _, at in self._versions[1:]] + [length]
         spans: list[dict[str, Any]] = []
         for (version, start), end in zip(self._versions, ends, strict=True):

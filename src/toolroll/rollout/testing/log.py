@@ -20,8 +20,9 @@ class LoggedRequest:
         status: The HTTP status, or 0 if there is no answer (yet).
         arrival: The position in the order of arrival, from 0.
         finished: The position in the order of completion, from 0. None while the request runs.
-        matched: The stop string or stop id.
-        weight_versions: SGLang's spans.
+        matched: The stop string or the stop token id that ended the answer, or None.
+        weight_versions: SGLang's `weight_versions`: a dict with `version`, `start` and `end` for
+            each run of output ids with the same version.
         headers: The request's headers, with names in lower case.
         aborted: True after an abort, a pause, a fault, or if the client disconnected.
         faulted: True if a fault was injected.

@@ -1,8 +1,9 @@
-"""The embedded engine's logprobs: hashes of all ids up to the token, which tests can compute again.
+"""The logprobs of an embedded engine without a language model. Each logprob is computed from a hash
+of all ids up to and including its token, so tests can compute it too.
 
 Invariant: a logprob depends only on the whole prefix and the token's id. So a test detects a
-logprob that was recorded for the wrong token, and a prompt that differs from the served prompt in a
-single id.
+logprob that was recorded for the wrong token, and a recorded prompt that differs in a single id
+from the prompt that the engine received.
 """
 
 from __future__ import annotations

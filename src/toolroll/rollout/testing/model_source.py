@@ -13,13 +13,20 @@ from toolroll.rollout.testing.language_model.sampling import Sampling, check_sam
 from toolroll.rollout.testing.language_model.scheduler import Scheduler
 from toolroll.rollout.testing.language_model.sequence import Sequence
 from toolroll.rollout.testing.sampler import Sampler, StopRules
-from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, Report, Turn
+from toolroll.rollout.testing.token_source import (
+    ABORTED,
+    Answer,
+    PauseMode,
+    Report,
+    TokenSource,
+    Turn,
+)
 from toolroll.rollout.testing.wire import EngineRequest
 
 _KEPT_TOKENS = 131072
 
 
-class ModelSource:
+class ModelSource(TokenSource):
     """Samples from `model`. If a request has no `sampling_seed`, `seed`, the routing key and the
     call determine its answer.
     """
@@ -28,7 +35,7 @@ class ModelSource:
         self._model = model
         self._sampler = sampler
         self._seed = seed
-        self._scheduler = Scheduler(model.network, _KEPT_TOKENS)
+        self._scheduler = Scheduler(model, _KEPT_TOKENS)
 
     def check(self, request: EngineRequest) -> None:
         """Refuse sampling parameters that are not implemented."""
@@ -49,7 +56,7 @@ class ModelSource:
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Load the weights in `folder`. Sampling continues while they load."""
         model = await asyncio.to_thread(self._model.updated, folder)
-        await self._scheduler.replace(model.network, updated)
+        await self._scheduler.replace(model, updated)
 
     async def aclose(self) -> None:
         """Wait for the step that is running."""

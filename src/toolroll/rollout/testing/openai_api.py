@@ -20,14 +20,24 @@ from toolroll.rollout.testing.wire import (
     invalid,
     json_response,
     read_json,
+    read_params,
 )
 
-_SAMPLING = ("temperature", "top_p", "stop", "frequency_penalty", "presence_penalty")
+_SAMPLING = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "stop": "stop",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "seed": "sampling_seed",
+}
+"""The fields of a request that are sampling parameters, with their names in `/generate`."""
+_UNSUPPORTED = ("stream", "tools", "logprobs", "response_format")
 
 
 async def chat_completions(engine: EngineCore, request: web.Request) -> web.StreamResponse:
-    """Answer one chat completion request. The tokenizer's chat template renders the prompt, and the
-    policy returns the answer.
+    """Answer one chat completion request. The tokenizer's chat template renders the prompt. The
+    policy or the language model of the engine returns the answer, as for `/generate`.
     """
     try:
         body = await read_json(request)
@@ -66,7 +76,7 @@ def _engine_request(
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("messages must be a list, and not empty")
-    for unsupported in ("stream", "tools"):
+    for unsupported in (*_UNSUPPORTED, *(("n",) if body.get("n") != 1 else ())):
         if body.get(unsupported):
             raise invalid(f"the embedded engine's chat completions do not support {unsupported}")
     try:
@@ -75,7 +85,7 @@ def _engine_request(
         )
     except (TemplateError, ValueError) as error:
         raise invalid(f"the chat template refuses messages: {error}") from error
-    params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    params = {name: body[field] for field, name in _SAMPLING.items() if body.get(field) is not None}
     # None: up to the context length
     params["max_new_tokens"] = body.get("max_completion_tokens") or body.get("max_tokens")
     headers = {name.lower(): value for name, value in request.headers.items()}
@@ -83,7 +93,7 @@ def _engine_request(
     return EngineRequest(
         uuid.uuid4().hex,
         prompt,
-        params,
+        read_params(params),
         routing_key=headers.get("x-smg-routing-key", "chat"),
         headers=headers,
     )

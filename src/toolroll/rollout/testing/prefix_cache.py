@@ -61,10 +61,6 @@ class PrefixCache:
             at += common
             node = child
 
-    def clear(self) -> None:
-        """Remove all sequences."""
-        self._root = _Node(np.zeros(0, dtype=np.int32))
-
 
 def common_length(a: _Ids, b: _Ids) -> int:
     """Return the length of the longest common prefix."""

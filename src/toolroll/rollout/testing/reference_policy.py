@@ -1,7 +1,7 @@
 """A policy that plays an environment's reference actions and makes mistakes at a seeded rate, for
 the engine of the demo.
 
-The policy has no weights. It knows the solution of each task and writes it as a model would
+The policy has no weights. It gets the solution of each task and writes it as a model would
 (`<tool_call>` JSON), so that everything except the engine runs as in a real rollout. Mistakes make
 the rewards differ: a wrong argument, a malformed call (corrected in the next turn), or an early
 stop.
@@ -43,7 +43,7 @@ def play_references(
     """Return the replies for each episode of `tasks`, by session id.
 
     The replies are the reference actions. With the probability `mistakes`, an episode contains one
-    mistake.
+    mistake. Raises `ValueError` if a task has no reference actions.
     """
     lines: dict[str, list[str]] = {}
     for task in tasks:

@@ -34,8 +34,10 @@ class SampledReply:
 
 
 class Sampler:
-    """`tokenizer`: a fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`. The latter
-    requires `stop_token_ids`.
+    """Encodes and decodes with one tokenizer, and applies the stops.
+
+    `tokenizer`: a fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`, which requires
+    `stop_token_ids`. `split`: see `EmbeddedEngine`.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class Sampler:
         return SampledReply(ids, reply_ids, finish, rules.text(ids, finish))
 
     def text(self, ids: Sequence[int], params: Mapping[str, Any]) -> str:
-        """Return the text of `ids` as `params` requires."""
+        """Return the text of `ids`, without special tokens unless `params` sets
+        `skip_special_tokens` to False.
+        """
         return self.decode(ids, skip_special_tokens=params.get("skip_special_tokens", True))
 
 

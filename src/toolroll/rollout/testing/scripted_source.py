@@ -22,14 +22,13 @@ from toolroll.rollout.testing.logprob import reference_logprobs, top_input_logpr
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply
 from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.sampler import SampledReply, Sampler
-from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, Report, Turn
-from toolroll.rollout.testing.wire import EngineRequest
+from toolroll.rollout.testing.token_source import ABORTED, Answer, Report, TokenSource, Turn
 
 Latency = float | Callable[[PolicyRequest], float]
 
 
 class Host(Protocol):
-    """The parts of its engine that a scripted answer changes."""
+    """The parts of an `EngineCore` that its `ScriptedSource` changes."""
 
     held: int
 
@@ -37,7 +36,7 @@ class Host(Protocol):
         """Check the conditions that `until` waits for again."""
 
     def set_weight_version(self, version: str) -> None:
-        """Sample the next token of every request with `version`."""
+        """See `EngineCore.set_weight_version`."""
 
 
 @dataclass(slots=True)
@@ -47,12 +46,14 @@ class Script:
     policy: Policy
     latency: Latency = 0.0
     token_latency: float = 0.0
-    continue_aborted: bool = True
     seed: int = 0
 
 
-class ScriptedSource:
-    """Plays the replies of a script's policy."""
+class ScriptedSource(TokenSource):
+    """Plays the replies of a script's policy. If a prompt continues an aborted answer, the reply is
+    the rest of that answer, without a call of the policy. All sampling parameters are accepted, and
+    those that the policy does not follow have no effect.
+    """
 
     def __init__(self, script: Script, sampler: Sampler, host: Host) -> None:
         self._script = script
@@ -61,15 +62,6 @@ class ScriptedSource:
         self._caches: defaultdict[str, PrefixCache] = defaultdict(PrefixCache)
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
 
-    def check(self, request: EngineRequest) -> None:
-        """Accept all parameters. Those that the policy does not follow have no effect."""
-
-    def pause(self, mode: PauseMode) -> None:
-        """Do nothing, because the answers stop by themselves."""
-
-    def resume(self) -> None:
-        """Do nothing, because the answers continue by themselves."""
-
     def flush(self) -> None:
         """Drop the cached prefixes."""
         self._caches.clear()
@@ -77,9 +69,6 @@ class ScriptedSource:
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Refuse the update."""
         raise ModelFolderError("this engine plays a script, and has no weights")
-
-    async def aclose(self) -> None:
-        """Do nothing, because nothing is running."""
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""
@@ -112,7 +101,7 @@ class ScriptedSource:
         return reply if isinstance(reply, Reply) else Reply(reply)
 
     def _remember_rest(self, turn: Turn, ids: list[int], reply_ids: list[int]) -> None:
-        if self._script.continue_aborted and reply_ids[len(ids) :]:
+        if reply_ids[len(ids) :]:
             sequence = turn.entry.input_ids.tobytes() + np.array(ids, dtype=np.int32).tobytes()
             self._rests[turn.entry.routing_key] = (sequence, reply_ids[len(ids) :])
 

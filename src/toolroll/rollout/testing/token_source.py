@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from toolroll.rollout.testing.faults import Fault
 from toolroll.rollout.testing.generation import Generation
@@ -81,8 +81,10 @@ class Turn:
         self.calls[self.entry.routing_key] += 1
 
 
-class TokenSource(Protocol):
-    """Samples the answers of an engine."""
+class TokenSource:
+    """The base class of sources, which sample the answers of an engine. By default, a method does
+    nothing, except `sample`.
+    """
 
     def check(self, request: EngineRequest) -> None:
         """Raise `RefusedError` if the request has parameters that are not supported."""
@@ -92,7 +94,7 @@ class TokenSource(Protocol):
         then, and `ABORTED`. Set `cached_tokens` of the log entry. If the request streams, pass the
         parts to `report`.
         """
-        ...
+        raise NotImplementedError
 
     def pause(self, mode: PauseMode) -> None:
         """Stop sampling until `resume`."""

@@ -94,10 +94,3 @@ class TokenSplitter:
 
 def _ends(at: int, text: str) -> range:
     return range(at + 1, min(at + _MAX_PIECE, len(text)) + 1)
-
-
-def random_split(
-    tokenizer: Any, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3
-) -> list[int]:
-    """Return one random split of `ids`. For many splits, `TokenSplitter` is faster."""
-    return TokenSplitter(tokenizer).split(ids, rng, rate=rate)

@@ -39,6 +39,17 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "min_p": (lambda value: 0 <= value <= 1, "must be in [0, 1]"),
     "top_k": (lambda value: value == -1 or value >= 1, "must be -1 (disable) or at least 1"),
     "max_new_tokens": (lambda value: value >= 0, "must be at least 0"),
+    "n": (lambda value: value >= 1, "must be at least 1"),
+}
+_TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda value: _is_integer(value), "an integer"),
+    "sampling_seed": (lambda value: _is_integer(value), "an integer"),
+    "stream_interval": (lambda value: _is_integer(value), "an integer"),
+    "stop": (
+        lambda value: isinstance(value, str) or _is_list(value, str),
+        "a string or a list of strings",
+    ),
+    "stop_token_ids": (lambda value: _is_list(value, int), "a list of integers"),
 }
 
 
@@ -186,11 +197,10 @@ def read_generate(
     body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
 ) -> EngineRequests:
     """Return the requests in a body. `encode` encodes `text`. Raises `RefusedError`."""
-    params = _read_params(body.get("sampling_params"))
+    params = read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
     n = params.get("n") or 1
     rids = _read_rids(body.get("rid"), len(prompts), fresh=n > 1)
-    start = body.get("logprob_start_len")
     lower = {name.lower(): value for name, value in headers.items()}
     base = EngineRequest(
         rid="",
@@ -199,8 +209,8 @@ def read_generate(
         routing_key=lower.get("x-smg-routing-key", ""),
         headers=lower,
         return_logprob=bool(body.get("return_logprob")),
-        logprob_start_len=-1 if start is None else int(start),
-        top_logprobs_num=int(body.get("top_logprobs_num") or 0),
+        logprob_start_len=_read_integer(body, "logprob_start_len", -1),
+        top_logprobs_num=_read_integer(body, "top_logprobs_num", 0),
         extra_key=str(body.get("extra_key") or ""),
         return_routed_experts=bool(body.get("return_routed_experts")),
     )
@@ -216,7 +226,28 @@ def read_generate(
     return EngineRequests(requests, single, stream)
 
 
-def _read_params(value: Any) -> dict[str, Any]:
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
+def _read_integer(body: Mapping[str, Any], name: str, lowest: int) -> int:
+    """Return the field `name`, or `lowest` if it is missing."""
+    value = body.get(name)
+    if value is None:
+        return lowest
+    if not _is_integer(value) or value < lowest:
+        raise invalid(f"{name} must be an integer, and at least {lowest}, not {value!r}")
+    return int(value)
+
+
+def read_params(value: Any) -> dict[str, Any]:
+    """Return the `sampling_params` of a request. Raise `RefusedError` if a name is unknown, or if a
+    value has the wrong type or is out of range.
+    """
     if value is not None and not isinstance(value, dict):
         raise invalid("sampling_params must be an object")
     params = dict(value or {})
@@ -224,6 +255,8 @@ def _read_params(value: Any) -> dict[str, Any]:
         if name not in KNOWN_PARAMS:
             known = ", ".join(f"`{known}`" for known in KNOWN_PARAMS)
             raise RefusedError(400, {"error": f"unknown field `{name}`, expected one of {known}"})
+        if name in _TYPES and given is not None and not _TYPES[name][0](given):
+            raise invalid(f"sampling_params.{name} must be {_TYPES[name][1]}")
         if name in _RANGES and given is not None:
             fits, words = _RANGES[name]
             if isinstance(given, bool) or not isinstance(given, int | float):

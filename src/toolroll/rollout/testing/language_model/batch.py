@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.network import Network, Part
+from toolroll.rollout.testing.language_model.model import LanguageModel, Part
 from toolroll.rollout.testing.language_model.prefix_store import PrefixStore, StoredPrefix
 from toolroll.rollout.testing.language_model.sampling import (
     log_softmax,
@@ -42,8 +42,8 @@ class Batch:
     which the prefix store has room.
     """
 
-    def __init__(self, network: Network, kept_tokens: int) -> None:
-        self.network = network
+    def __init__(self, model: LanguageModel, kept_tokens: int) -> None:
+        self.model = model
         self._store = PrefixStore(kept_tokens)
         self.sequences: list[Sequence] = []
 
@@ -77,7 +77,7 @@ class Batch:
         """Return the sequence's cache, with room for all its tokens."""
         if sequence.cache is None:
             room = sequence.length + min(sequence.room, _FIRST_ROOM)
-            sequence.cache = KVCache(self.network.config, room)
+            sequence.cache = KVCache(self.model.config, room)
         sequence.cache.reserve(sequence.length)
         return sequence.cache
 
@@ -86,7 +86,7 @@ class Batch:
     def _decode(self) -> Sampled:
         caches = [self._cache(each) for each in self.sequences]
         ids = np.array([each.ids[-1] for each in self.sequences], np.int32)
-        hidden = self.network.decode(caches, ids, [each.computed for each in self.sequences])
+        hidden = self.model.decode(caches, ids, [each.computed for each in self.sequences])
         for sequence in self.sequences:
             sequence.computed += 1
             sequence.reused = sequence.reused or 0
@@ -94,7 +94,7 @@ class Batch:
 
     def _sample(self, sequences: list[Sequence], hidden: Tensor) -> Sampled:
         samplings = [each.sampling for each in sequences]
-        logits = self.network.logits(hidden)
+        logits = self.model.logits(hidden)
         ids, logprobs = sample(logits, samplings, [each.length for each in sequences])
         chosen = logprobs[np.arange(len(ids)), ids]
         return [
@@ -111,7 +111,7 @@ class Batch:
         if not chosen:  # all were found in the store
             return []
         parts = [Part(self._cache(each), each.computed, ids) for each, ids in chosen]
-        hidden = self.network.prefill(parts)
+        hidden = self.model.prefill(parts)
         ready, rows, end = [], [], 0
         for (sequence, _), part in zip(chosen, parts, strict=True):
             start, end = end, end + len(part.ids)
@@ -176,7 +176,7 @@ class Batch:
         last = min(part.end, sequence.prompt_length - 1)
         for at in range(max(part.start, sequence.next_input), last, _INPUT_ROWS):
             until = min(at + _INPUT_ROWS, last)
-            rows = log_softmax(self.network.logits(hidden[at - part.start : until - part.start]))
+            rows = log_softmax(self.model.logits(hidden[at - part.start : until - part.start]))
             following = sequence.ids[at + 1 : until + 1]
             for row, index in zip(rows, following.tolist(), strict=True):
                 top = top_logprobs(row, sequence.top)

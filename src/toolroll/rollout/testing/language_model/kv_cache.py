@@ -9,8 +9,9 @@ from toolroll.rollout.testing.language_model.weights import Tensor
 
 
 class KVCache:
-    """`keys` is (layers, heads, head_dim, positions), and `values` is (layers, heads, positions,
-    head_dim). With these orders, attention from one token reads memory from start to end.
+    """The keys and values of one sequence, in two arrays. `keys` is (layers, heads, head_dim,
+    positions), and `values` is (layers, heads, positions, head_dim). With these orders, attention
+    from one token reads memory from start to end.
     """
 
     def __init__(self, config: LlamaConfig, positions: int) -> None:

@@ -1,38 +1,74 @@
-"""`LanguageModel`: a small Llama network, loaded from a Hugging Face folder."""
+"""`LanguageModel`: a small Llama network, computed in float32 with numpy.
+
+Invariant: each token attends to the same keys, whether it is computed with its prompt or alone, and
+whatever else is in the batch. Only float32 rounding differs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from toolroll.rollout.testing.language_model.config import LlamaConfig, ModelFolderError
-from toolroll.rollout.testing.language_model.network import Network
-from toolroll.rollout.testing.language_model.weights import Weights
+from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.weights import Tensor, Weights
+
+_QUERY_BLOCK = 128
+"""The number of prompt queries whose scores are computed at once. A smaller number wastes less work
+above the diagonal.
+"""
+
+_Ids = npt.NDArray[np.int32]
+_Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class LanguageModel:
-    """A network that the embedded engine can sample from (`load_engine`). It needs numpy, not
-    torch.
+class Part:
+    """Consecutive tokens of one sequence. `cache` is the sequence's cache, and the first token has
+    the position `start`. The cache contains the tokens before it, and has room for these tokens.
     """
 
-    folder: Path
-    network: Network
+    cache: KVCache
+    start: int
+    ids: _Ids
 
     @property
-    def config(self) -> LlamaConfig:
-        """The shape of the network."""
-        return self.network.config
+    def end(self) -> int:
+        """The position after the last token."""
+        return self.start + len(self.ids)
+
+
+class LanguageModel:
+    """A network that the embedded engine can sample from (`load_engine`). It needs numpy, not
+    torch. Hidden states have the shape (tokens, hidden_size). `frequencies` has the
+    angles of the rotary embedding per position, in radians: (head_dim / 2,).
+    """
+
+    def __init__(self, config: LlamaConfig, weights: Weights) -> None:
+        self.config = config
+        self._weights = weights
+        self._heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads
+        self._width = config.head_dim
+        self._scale = config.head_dim**-0.5
+        # Rounded once, from float64: powers in float32 differ between libraries and processors in
+        # the last bit, and high positions multiply the difference.
+        exponents = np.arange(0, self._width, 2) / self._width
+        self.frequencies = (1 / config.rope_theta**exponents).astype(np.float32)
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> LanguageModel:
-        """Load config.json and model.safetensors.
+        """Load config.json and model.safetensors of a Hugging Face folder.
 
         Raise `ModelFolderError`, which names what is missing or not supported.
         """
         path = Path(folder)
         config = LlamaConfig.from_folder(path)
-        return cls(path, Network(config, Weights.from_folder(path, config)))
+        return cls(config, Weights.from_folder(path, config))
 
     def updated(self, folder: str | Path) -> LanguageModel:
         """Return the same network with the weights in `folder`.
@@ -43,3 +79,125 @@ class LanguageModel:
         if different := self.config.differences(updated.config):
             raise ModelFolderError(f"{folder} is another network: {', '.join(different)} differ")
         return updated
+
+    def prefill(self, parts: Sequence[Part]) -> Tensor:
+        """Prefill: compute the tokens of all parts. Return their final hidden states,
+        concatenated.
+        """
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            found, at = np.empty_like(queries), 0
+            for part in parts:
+                tokens = slice(at, at := at + len(part.ids))
+                own_keys, own_values = part.cache.keys[layer], part.cache.values[layer]
+                own_keys[..., part.start : part.end] = keys[tokens].transpose(1, 2, 0)
+                own_values[:, part.start : part.end] = values[tokens].swapaxes(0, 1)
+                found[tokens] = self._attend_prompt(queries[tokens], own_keys, own_values, part.end)
+            return found
+
+        ids = np.concatenate([part.ids for part in parts])
+        positions = np.concatenate([np.arange(part.start, part.end) for part in parts])
+        return self._forward(ids, positions, attend)
+
+    def decode(self, caches: Sequence[KVCache], ids: _Ids, positions: Sequence[int]) -> Tensor:
+        """Compute one token of each sequence and return the final hidden states. The caches contain
+        the tokens before these, and have room for these.
+        """
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            # one vector-matrix product per query is faster than one product of two matrices
+            grouped = self._grouped(queries)[..., None, :]
+            scores = np.full((*grouped.shape[:-1], max(positions) + 1), -np.inf, np.float32)
+            for row, (cache, at) in enumerate(zip(caches, positions, strict=True)):
+                own = cache.keys[layer]
+                own[..., at] = keys[row]
+                np.matmul(grouped[row], own[:, None, :, : at + 1], out=scores[row, ..., : at + 1])
+            totals = _exponentiate(scores)
+            for row, (cache, at) in enumerate(zip(caches, positions, strict=True)):
+                own = cache.values[layer]
+                own[:, at] = values[row]
+                np.matmul(scores[row, ..., : at + 1], own[:, None, : at + 1], out=grouped[row])
+            grouped /= totals
+            return grouped.reshape(queries.shape)
+
+        return self._forward(ids, np.array(positions), attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits for final hidden states: (tokens, vocabulary)."""
+        logits: Tensor = hidden @ self._weights.head
+        return logits
+
+    def _forward(self, ids: _Ids, positions: npt.NDArray[np.int64], attend: _Attend) -> Tensor:
+        angles = (positions.astype(np.float32)[:, None] * self.frequencies)[:, None]
+        cosine, sine = np.cos(angles), np.sin(angles)
+        rotated = self._heads + self._kv_heads
+        x = self._weights.embedding[ids]
+        for at, layer in enumerate(self._weights.layers):
+            qkv = (self._normed(x, layer.attention_norm) @ layer.qkv).reshape(
+                len(ids), -1, self._width
+            )
+            turned = _rotate(qkv[:, :rotated], cosine, sine)
+            mixed = attend(at, turned[:, : self._heads], turned[:, self._heads :], qkv[:, rotated:])
+            x += mixed.reshape(len(ids), -1) @ layer.output
+            gate_up = self._normed(x, layer.mlp_norm) @ layer.gate_up
+            half = gate_up.shape[1] // 2
+            x += (_silu(gate_up[:, :half]) * gate_up[:, half:]) @ layer.down
+        return self._normed(x, self._weights.norm)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        squares = (x * x).sum(axis=-1, keepdims=True)
+        normed: Tensor = x / np.sqrt(squares / x.shape[1] + self.config.rms_norm_eps) * weight
+        return normed
+
+    def _grouped(self, queries: Tensor) -> Tensor:
+        """Return scaled queries, grouped by key head: (tokens, key heads, queries per key head,
+        head_dim).
+        """
+        shape = (len(queries), self._kv_heads, -1, self._width)
+        grouped: Tensor = queries.reshape(shape) * self._scale
+        return grouped
+
+    def _attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, end: int) -> Tensor:
+        """Attend from the last tokens before the position `end` of one sequence. `queries` is
+        (tokens, heads, head_dim). `keys` and `values` come from one layer of the sequence's cache.
+        """
+        grouped = self._grouped(queries)
+        found = np.empty_like(grouped)
+        for at in range(0, len(queries), _QUERY_BLOCK):
+            block = grouped[at : at + _QUERY_BLOCK].transpose(1, 2, 0, 3)
+            size = block.shape[2]
+            seen = end - len(queries) + at + size
+            scores = block @ keys[:, None, :, :seen]
+            later = np.triu(np.ones((size, size), bool), 1)
+            scores[..., seen - size :][..., later] = -np.inf
+            totals = _exponentiate(scores)
+            mixed = scores @ values[:, None, :seen] / totals
+            found[at : at + size] = mixed.transpose(2, 0, 1, 3)
+        return found.reshape(queries.shape)
+
+
+def _exponentiate(scores: Tensor) -> Tensor:
+    """Replace the scores with the numerators of softmax over the last axis. Return the
+    denominators.
+    """
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    totals: Tensor = scores.sum(axis=-1, keepdims=True)
+    return totals
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Apply the rotary position embedding to queries or keys."""
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    turned = np.empty_like(x)
+    np.subtract(first * cosine, second * sine, out=turned[..., :half])
+    np.add(second * cosine, first * sine, out=turned[..., half:])
+    return turned
+
+
+def _silu(x: Tensor) -> Tensor:
+    activated = np.empty_like(x)
+    with np.errstate(over="ignore"):  # exp is inf for a large negative x, and x / inf is 0
+        np.divide(x, 1 + np.exp(-x), out=activated)
+    return activated

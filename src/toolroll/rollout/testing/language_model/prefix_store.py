@@ -53,8 +53,10 @@ class PrefixStore:
         return found, most
 
     def take(self, prefix: StoredPrefix, tokens: int) -> KVCache | None:
-        """Use the first `tokens` tokens of a prefix. If this is the whole prefix, return its cache
-        and drop the prefix: the sequence that uses it is added when it ends.
+        """Use the first `tokens` tokens of a prefix.
+
+        If these are all its tokens, drop the prefix and return its cache, which the caller may
+        change. Otherwise keep the prefix and return None: the caller must copy from its cache.
         """
         self._prefixes.remove(prefix)
         if tokens == len(prefix.ids):

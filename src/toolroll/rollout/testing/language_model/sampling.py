@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.testing.language_model.weights import Tensor
-from toolroll.rollout.testing.wire import invalid, refused
+from toolroll.rollout.testing.wire import refused
 
 TopLogprobs = list[tuple[float, int]]
 """Pairs of logprob and id, the most likely first."""
@@ -75,7 +75,7 @@ class Sampling:
         return not self.greedy and (self.top_k > 0 or self.top_p < 1)
 
     def uniform(self, position: int) -> float:
-        """Return a random number in [0, 1)."""
+        """Return the random number in [0, 1) for the token at `position`."""
         digest = blake2b(f"{self.seed}/{position}".encode(), digest_size=_HASH_BYTES).digest()
         return int.from_bytes(digest, "big") / (1 << 8 * _HASH_BYTES)
 
@@ -88,9 +88,6 @@ def check_sampling(params: Mapping[str, Any]) -> None:
                 f"the embedded engine's language model does not support {name}="
                 f"{params[name]!r} in sampling_params"
             )
-    seed = params.get("sampling_seed")
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise invalid("sampling_params.sampling_seed must be an integer")
 
 
 def sample(

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from toolroll.rollout.testing.language_model.batch import Batch, Sampled
-from toolroll.rollout.testing.language_model.network import Network
+from toolroll.rollout.testing.language_model.model import LanguageModel
 from toolroll.rollout.testing.language_model.sequence import Sequence
 
 
@@ -20,9 +20,9 @@ class Scheduler:
     that stay in memory, for requests that continue them.
     """
 
-    def __init__(self, network: Network, kept_tokens: int) -> None:
+    def __init__(self, model: LanguageModel, kept_tokens: int) -> None:
         self._kept_tokens = kept_tokens
-        self._batch = Batch(network, kept_tokens)
+        self._batch = Batch(model, kept_tokens)
         self._joining: list[Sequence] = []
         self._lock = asyncio.Lock()  # held during a step
         self._task: asyncio.Task[None] | None = None
@@ -49,12 +49,12 @@ class Scheduler:
         """Drop the keys and values of ended sequences."""
         self._flush = True
 
-    async def replace(self, network: Network, replaced: Callable[[], None]) -> None:
-        """Use the weights of `network` from the next token on. Call `replaced` before that token is
+    async def replace(self, model: LanguageModel, replaced: Callable[[], None]) -> None:
+        """Use the weights of `model` from the next token on. Call `replaced` before that token is
         sampled. All keys and values are computed again.
         """
         async with self._lock:
-            self._batch.network = network
+            self._batch.model = model
             self._batch.retract()
             self._batch.clear_store()
             replaced()
@@ -96,7 +96,7 @@ class Scheduler:
     def _fail(self, error: Exception) -> None:
         """End all sequences, because the state of the batch is unknown."""
         failed = self._batch.sequences
-        self._batch = Batch(self._batch.network, self._kept_tokens)
+        self._batch = Batch(self._batch.model, self._kept_tokens)
         for sequence in failed:
             if not sequence.ended:
                 sequence.fail(error)
