@@ -42,12 +42,20 @@ class ToolrollGenerator:
 
     `generator_cfg` is SkyRL's `cfg.generator`. The generator reads its fields `sampling_params`,
     `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
-    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`. Raise `UsageError`
-    for a setting of SkyRL that episodes do not support.
+    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`.
+
+    `policy_model_name` is what SkyRL's `resolve_policy_model_name(cfg)` returns. It is required if
+    SkyRL updates a LoRA adapter in the engines, because it is then the adapter's name. Raise
+    `UsageError` if it is missing, and for a setting of SkyRL that episodes do not support.
 
     Example:
-        settings = EpisodeSettings(env="desk")
-        generator = ToolrollGenerator(cfg.generator, tokenizer, client, settings)
+        generator = ToolrollGenerator(
+            cfg.generator,
+            tokenizer,
+            client,
+            EpisodeSettings(env="desk"),
+            policy_model_name=resolve_policy_model_name(cfg),
+        )
         output = await generator.generate(batch)
     """
 
@@ -58,9 +66,17 @@ class ToolrollGenerator:
         inference_engine_client: Any,
         settings: EpisodeSettings,
         *,
+        policy_model_name: str | None = None,
         concurrency: int = 256,
     ) -> None:
         _count_as_subclass()
+        if not policy_model_name and getattr(
+            inference_engine_client, "uses_lora_weight_sync", False
+        ):
+            raise UsageError(
+                "SkyRL trains a LoRA adapter, and its engines need the adapter's name: pass "
+                "policy_model_name=resolve_policy_model_name(cfg)"
+            )
         for name in _REFUSED:
             if getattr(generator_cfg, name, False):
                 raise UsageError(f"generator.{name} is not supported: set it to false")
@@ -80,6 +96,7 @@ class ToolrollGenerator:
                 context_length=room,
                 vocab_size=len(tokenizer),
                 cache_salt=bool(generator_cfg.use_cache_salt),
+                model=policy_model_name or None,
             ),
             tokenizer,
             settings,
