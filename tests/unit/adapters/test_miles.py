@@ -50,7 +50,7 @@ async def test_its_own_form_returns_the_same_sample(
     asked = Sample(index=3, prompt="0", label="L")
     output = await generate(GenerateFnInput(GenerateState(args), asked, dict(SAMPLING), False))
     older = await slime.generate(args, Sample(index=3, prompt="0", label="L"), dict(SAMPLING))
-    made = output.samples
+    [made] = output.samples
     assert isinstance(output, miles_mirror.GenerateFnOutput) and type(made) is Sample
     assert made.status is Sample.Status.COMPLETED and (made.reward, made.label) == (1.0, "L")
     train_data([made])

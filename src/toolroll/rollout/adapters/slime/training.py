@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.slime.evaluation import evaluate
 from toolroll.rollout.adapters.slime.filters import has_aborted, leaves
-from toolroll.rollout.adapters.slime.generate import aclose, player, unplayed
+from toolroll.rollout.adapters.slime.generate import aclose, player
 from toolroll.rollout.adapters.slime.hooks import with_sample_hooks
 from toolroll.rollout.adapters.slime.metrics import rollout_metrics
 from toolroll.rollout.adapters.slime.player import Player
@@ -122,7 +122,8 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
         f"rollout/dynamic_filter/drop_{reason}": float(count)
         for reason, count in batch.dropped.items()
     }
-    return groups, rollout_metrics(batch.played) | dropped
+    # slime flattens a batch by the type of its first item, so no item may be a list.
+    return [list(leaves(group)) for group in groups], rollout_metrics(batch.played) | dropped
 
 
 def _check_normalization(args: Any) -> None:
@@ -178,9 +179,7 @@ class _Batch:
             task.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
         if self._pending and collects_partial(self._args):
-            self._source.add_samples(
-                [[unplayed(sample) for sample in group] for group in self._pending.values()]
-            )
+            self._source.add_samples(list(self._pending.values()))
         self._pending.clear()
 
     def _begin(self, groups: Sequence[list[Any]]) -> None:
