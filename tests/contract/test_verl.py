@@ -17,7 +17,7 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Servers
 
-from toolroll.rollout.adapters.verl.settings import read_settings
+from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     embedded_tokenizer_path,
@@ -129,6 +129,6 @@ def test_the_example_is_what_verl_takes() -> None:
     assert (rollout.prompt_length, rollout.response_length) == (4096, 4096)
     (entry,) = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
     assert entry["name"] == rollout.agent.default_agent_loop
-    assert read_settings(entry["settings"]).env == "desk"
+    assert VerlSettings.read(entry["settings"], what="settings").env == "desk"
     rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
     assert [row["extra_info"]["index"] for row in rows] == list(range(33))

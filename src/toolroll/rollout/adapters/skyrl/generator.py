@@ -12,11 +12,8 @@ from typing import Any
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings, gather, task_index
 from toolroll.rollout.adapters.framework_engine import LoopPlayers, from_vllm
-from toolroll.rollout.adapters.sequences import (
-    TrainingSequence,
-    most_trained,
-    training_sequences,
-)
+from toolroll.rollout.adapters.sequences import TrainingSequence
+from toolroll.rollout.adapters.single import SingleSequence, single_sequence
 from toolroll.rollout.adapters.skyrl.engine import SkyrlEngine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Status
@@ -28,13 +25,14 @@ _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One episode, its sequence that is trained, and the number of trained tokens that are left
-    out.
-    """
+    """One episode, and its sequence that is trained."""
 
     result: InteractionResult
-    sequence: TrainingSequence
-    left_out: int
+    single: SingleSequence
+
+    @property
+    def sequence(self) -> TrainingSequence:
+        return self.single.sequence
 
 
 class ToolrollGenerator:
@@ -138,10 +136,7 @@ class ToolrollGenerator:
             number=ids[at].repetition_id if ids else at,
         )
         filler = next(iter(player.model.template.stop_token_ids), 0)
-        sequences = training_sequences(result, filler=filler)
-        chosen = most_trained(sequences)
-        every = sum(sequence.trained_tokens for sequence in sequences)
-        return _Played(result, chosen, every - chosen.trained_tokens)
+        return _Played(result, single_sequence(result, filler=filler))
 
     def _default_params(self) -> dict[str, Any]:
         """Return `generator.sampling_params` under vLLM's names."""
@@ -249,7 +244,7 @@ def _metrics(played: Sequence[_Played]) -> dict[str, float]:
         "generate/max_num_tokens": float(max(lengths)),
         "generate/avg_num_tokens": fmean(lengths),
         "toolroll/aborted": float(len(played) - len(graded)),
-        "toolroll/left_out_tokens": float(sum(one.left_out for one in played)),
+        "toolroll/left_out_tokens": float(sum(one.single.left_out_tokens for one in played)),
         **{
             f"toolroll/{name}": fmean(result.metrics.get(name, 0.0) for result in graded)
             for name in names

@@ -116,3 +116,9 @@ def _add_episode_counts(made: Any, result: InteractionResult) -> None:
     info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))
+
+
+def failure(sample: Any) -> Any:
+    """Return the error of the sample's episode, or its stop reason if it has no error."""
+    summary = sample.metadata[KEY]
+    return summary.get("error") or summary["stop_reason"]
