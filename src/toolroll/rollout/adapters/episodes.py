@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_AGENT_SETTINGS = set(
+    "on_invalid_call parallel_calls on_length verify max_observation_bytes step_timeout".split()
+)
+
 
 class EpisodeSettings(ModelSettings):
     """A trainer's settings for its episodes. The names are the same for every framework."""
@@ -292,11 +296,4 @@ def check_template(template: ChatTemplate) -> None:
 
 def agent_settings(settings: EpisodeSettings) -> dict[str, Any]:
     """Return the settings that are passed to the agent."""
-    return {
-        "on_invalid_call": settings.on_invalid_call,
-        "parallel_calls": settings.parallel_calls,
-        "on_length": settings.on_length,
-        "verify": settings.verify,
-        "max_observation_bytes": settings.max_observation_bytes,
-        "step_timeout": settings.step_timeout,
-    }
+    return settings.model_dump(include=_AGENT_SETTINGS)

@@ -30,7 +30,7 @@ class EpisodeSamples(list[Any]):
     """
 
     @property
-    def index(self) -> Any:  # type: ignore[override]
+    def index(self) -> Any:
         """The first sample's index. Without this property, it would be the method `list.index`."""
         return self[0].index
 
