@@ -7,8 +7,8 @@ then grades the episode. So put `finish_episodes` first in `reward_funcs`. If th
 answers such a reply (as a user does), the reward is None. For such environments, use
 `make_rollout_func`.
 
-An episode's environment is closed by the next `reset`, or when TRL drops the instance, which is at
-the latest when the interpreter ends.
+An episode's environment is closed if its `reset` raises an error, by the next `reset`, or when TRL
+drops the instance, which is at the latest when the interpreter ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class _Episode:
         self._rewards: list[float] = []
 
     def reset(self, **row: Any) -> str:
-        """Start the task with the index `row["index"]` and return the user's first message."""
+        """Start the task with the index `row["index"]` and return the user's first message. Raise
+        `UsageError` if TRL cannot play the task, for example because its tools differ from those of
+        the first task.
+        """
         self._close()
         if "index" not in row:
             raise UsageError("a row needs the column index: make the rows with environment_rows")
