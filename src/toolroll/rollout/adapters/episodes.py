@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_AGENT_SETTINGS = set(
+_AGENT_SETTINGS: set[str] = set(
     "on_invalid_call parallel_calls on_length verify max_observation_bytes step_timeout".split()
 )
 

@@ -30,7 +30,7 @@ class EpisodeSamples(list[Any]):
     """
 
     @property
-    def index(self) -> Any:
+    def index(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The first sample's index. Without this property, it would be the method `list.index`."""
         return self[0].index
 
