@@ -17,7 +17,7 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Servers
 
-from toolroll.rollout.adapters.verl.settings import read_settings
+from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     embedded_tokenizer_path,
@@ -87,7 +87,8 @@ async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
         EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0)) as engine,
         aiohttp.ClientSession() as http,
     ):
-        worker = AgentLoopWorker(configuration(tmp_path), Servers(engine.url, http, TokenOutput))
+        servers: Any = Servers(engine.url, http, TokenOutput)
+        worker = AgentLoopWorker(configuration(tmp_path), servers)
         made = await worker.generate_sequences(DataProto(non_tensor_batch=arrays))
     assert issubclass(importlib.import_module(MODULE).ToolrollAgentLoop, AgentLoopBase)
     batch = made.batch
@@ -127,8 +128,9 @@ def test_the_example_is_what_verl_takes() -> None:
         config = compose("ppo_trainer", overrides=printed.splitlines())  # refuses unknown keys
     rollout = config.actor_rollout_ref.rollout
     assert (rollout.prompt_length, rollout.response_length) == (4096, 4096)
-    (entry,) = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
+    entries: Any = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
+    (entry,) = entries
     assert entry["name"] == rollout.agent.default_agent_loop
-    assert read_settings(entry["settings"]).env == "desk"
+    assert VerlSettings.read(entry["settings"], what="settings").env == "desk"
     rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
     assert [row["extra_info"]["index"] for row in rows] == list(range(33))

@@ -72,15 +72,20 @@ class TrajectoryID:
 
 @dataclass
 class SkyrlClient:
-    """SkyRL's `InferenceEngineInterface`. `without_logprobs`: as an engine that gives none."""
+    """SkyRL's `RemoteInferenceClient`. `without_logprobs`: as an engine that gives none."""
 
     url: str
     weight_version: int | None = 0
     without_logprobs: bool = False
+    uses_lora_weight_sync: bool = False
     seen: list[dict[str, Any]] = field(default_factory=list)
+    models: list[str | None] = field(default_factory=list)
 
     async def generate(self, input_batch: dict[str, Any], model: str | None = None) -> Any:
+        if not model and self.uses_lora_weight_sync:
+            raise ValueError("`model` is required when LoRA is enabled")
         self.seen.append(input_batch)
+        self.models.append(model)
         params: dict[str, Any] = dict(input_batch["sampling_params"])
         params.pop("logprobs")
         answer = await _generate(

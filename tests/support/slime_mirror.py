@@ -7,7 +7,9 @@ checks samples by slime's rules.
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -219,3 +221,43 @@ def train_data(samples: Sequence[Any]) -> dict[str, list[Any]]:
         "loss_masks": [sample.loss_mask for sample in samples],
         "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
     }
+
+
+# --- slime's own rollout loop (slime/rollout/sglang_rollout.py, slime/ray/rollout.py); miles' has
+# --- the same statements, with `routing_key` for `session_id`
+
+
+async def play_group(
+    args: Any, group: list[Any], generate: Any, field: str = "session_id", *, mask: bool = False
+) -> list[Any]:
+    """slime's `generate_and_rm_group`. `mask`: --mask-offpolicy-in-partial-rollout."""
+    for sample in group:
+        if getattr(sample, field) is None:
+            setattr(sample, field, f"s{sample.index}")
+
+    async def one(sample: Any) -> Any:
+        if mask and sample.response_length > 0:
+            sample.loss_mask = [0] * sample.response_length
+        if sample.status.name in ("COMPLETED", "TRUNCATED"):
+            assert sample.response is not None and sample.reward is not None
+            return sample
+        return await generate(args, sample)
+
+    return list(await asyncio.gather(*map(one, group)))
+
+
+def put_back(source: DataSource, groups: Sequence[list[Any]], rollout_id: int) -> None:
+    """The end of slime's `abort` with --partial-rollout."""
+    for group in groups:
+        for sample in group:
+            if sample.response and "start_rollout_id" not in sample.metadata:
+                sample.metadata["start_rollout_id"] = rollout_id
+    source.add_samples(list(groups))
+
+
+def flattened(groups: Sequence[Any]) -> list[Any]:
+    """The samples of a rollout, as slime's `RolloutManager` finds them before training."""
+    data = list(groups)
+    while isinstance(data[0], list):
+        data = list(itertools.chain.from_iterable(data))
+    return data

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import dataclasses
 import inspect
+import pickle
 from argparse import Namespace
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,6 +21,7 @@ from support.slime_trainer import SAMPLING, serving
 from toolroll.rollout.adapters import slime
 from toolroll.rollout.adapters.miles import generate
 from toolroll.rollout.adapters.slime import SlimeSettings, read_settings
+from toolroll.rollout.adapters.slime.samples import EpisodeSamples
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine
 
@@ -50,7 +53,7 @@ async def test_its_own_form_returns_the_same_sample(
     asked = Sample(index=3, prompt="0", label="L")
     output = await generate(GenerateFnInput(GenerateState(args), asked, dict(SAMPLING), False))
     older = await slime.generate(args, Sample(index=3, prompt="0", label="L"), dict(SAMPLING))
-    made = output.samples
+    [made] = output.samples
     assert isinstance(output, miles_mirror.GenerateFnOutput) and type(made) is Sample
     assert made.status is Sample.Status.COMPLETED and (made.reward, made.label) == (1.0, "L")
     train_data([made])
@@ -95,6 +98,20 @@ async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
     running.aborted = True
     assert (await playing).samples.status is Sample.Status.ABORTED
     assert (await other).samples.reward == 1.0
+
+
+def test_the_samples_of_an_episode_are_one_item_of_a_group() -> None:
+    """miles reads and sets the fields of a group's items, also if an item is a list."""
+    first, second = Sample(index=4, response_length=2), Sample(index=4, response_length=3)
+    for made in (EpisodeSamples([first, second]), copy.deepcopy(EpisodeSamples([first, second]))):
+        again: Any = pickle.loads(pickle.dumps(made))
+        assert isinstance(again, list) and [one.response_length for one in again] == [2, 3]
+        assert (made.index, made.status, made.response_length) == (4, Sample.Status.PENDING, 2)
+        made.routing_key, made.loss_mask = "key", [0, 0]
+        assert [one.routing_key for one in made] == ["key", "key"]
+        assert [one.loss_mask for one in made] == [[0, 0], [0, 0, 0]]
+        with pytest.raises(AttributeError, match="absent"):
+            made.absent  # noqa: B018
 
 
 def test_miles_takes_it_for_its_own_form() -> None:

@@ -141,6 +141,26 @@ async def test_max_turns_and_limits_are_skyrl_s() -> None:
     assert client.seen[0]["sampling_params"]["max_tokens"] == 1024
 
 
+async def test_each_request_names_the_lora_adapter() -> None:
+    """SkyRL's client refuses requests without `model` if the trainer updates a LoRA adapter."""
+    async with EmbeddedEngine(load_embedded_tokenizer(), plays) as engine:
+        client = SkyrlClient(engine.url, uses_lora_weight_sync=True)
+        own = ToolrollGenerator(
+            GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS,
+            policy_model_name="skyrl-lora",
+        )  # fmt: skip
+        output = await own.generate(batch(1))
+        await own.aclose()
+    assert output["stop_reasons"] == ["stop"] and set(client.models) == {"skyrl-lora"}
+    assert {seen["cache_salt"] for seen in client.seen} == {"toolroll-skyrl-lora@0"}
+
+
+def test_a_lora_adapter_without_a_name_is_refused() -> None:
+    client = SkyrlClient("", uses_lora_weight_sync=True)
+    with pytest.raises(UsageError, match=r"policy_model_name=resolve_policy_model_name\(cfg\)"):
+        ToolrollGenerator(GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS)
+
+
 async def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(UsageError, match=r"generator\.step_wise_trajectories is not supported"):
         async with generator(step_wise_trajectories=True):

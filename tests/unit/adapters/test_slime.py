@@ -246,33 +246,32 @@ async def test_an_aborted_turn_is_resumed_unless_slime_stops_its_rollout(
 
 
 async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
-    async with serving(
-        faults=lambda request: Fault(abort_after=3) if request.index == 1 else None
-    ) as (_, args):
-        begun = sample_type(
-            prompt=0,
-            index=3,
-            response="Hello",
-            response_length=1,
-            tokens=[1, 2],
-            status=sample_type.Status.ABORTED,
-        )
+    """slime's fully asynchronous rollout passes an aborted sample again, as `generate` gave it."""
+    failing: list[bool] = []
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(abort_after=3) if failing and failing.pop() else None
+
+    async with serving(faults=faults) as (_, args):
+        begun = sample_type(prompt=0, index=3, response="Hello", response_length=1, tokens=[1, 2])
         with pytest.raises(UsageError, match="sample 3 already has a response of 1 tokens"):
             await generate(args, begun, dict(SAMPLING))
         args.partial_rollout = True
         with pytest.raises(UsageError, match="toolroll_partial: restart"):
             await generate(args, sample_type(prompt=0), dict(SAMPLING))
         args.toolroll_partial = "restart"
-        cut = await generate(args, sample_type(prompt=0, metadata={"a": 1}), dict(SAMPLING))
-        assert (cut.status.name, cut.response, cut.response_length, cut.tokens, cut.reward) == (
-            "ABORTED",
-            "",
-            0,
-            [],
-            None,
-        )
-        again = await generate(args, cut, dict(SAMPLING))
-        assert again.reward == 1.0 and again.metadata["a"] == 1
+        for partial in (True, False):
+            args.partial_rollout = partial
+            failing.append(True)
+            asked = sample_type(prompt=0, index=3, metadata={"a": 1})
+            cut = await generate(args, asked, dict(SAMPLING))
+            assert cut.status is sample_type.Status.ABORTED and cut.reward is None
+            assert not any(cut.loss_mask) and cut.remove_sample and len(cut) == 1
+            cut.session_id = None  # the test's policy counts the turns of a session
+            again = await generate(args, cut, dict(SAMPLING))
+            assert again.reward == 1.0 and any(again.loss_mask) and not again.remove_sample
+            assert again.metadata["a"] == 1 and again.index == 3
+            train_data(again)
 
 
 def _trajectory(
@@ -477,6 +476,7 @@ async def test_slime_s_own_loop_plays_our_generate(slime_loop: Any) -> None:
             custom_generate_function_path="toolroll.rollout.adapters.slime.generate",
             rollout_skip_special_tokens=False,
             mask_offpolicy_in_partial_rollout=False,
+            custom_rm_path=None,
             sglang_dp_size=None,
         )
         groups = [

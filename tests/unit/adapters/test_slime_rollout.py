@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 from support.qwen import tokenizer_for, trl_template
-from support.slime_mirror import DataSource, EvalDataset, train_data
+from support.slime_mirror import (
+    DataSource,
+    EvalDataset,
+    flattened,
+    play_group,
+    put_back,
+    train_data,
+)
 from support.slime_trainer import (
     SAMPLING,
     arguments,
@@ -224,7 +231,7 @@ async def test_an_evaluation_of_failures_is_no_number(
 
 
 @asynccontextmanager
-async def forking(folder: Path) -> AsyncIterator[Namespace]:
+async def forking(folder: Path, **engine_args: Any) -> AsyncIterator[Namespace]:
     """A trainer whose chat template removes thoughts, so that an episode with them forks. The
     second sample of each group has none.
     """
@@ -233,10 +240,11 @@ async def forking(folder: Path) -> AsyncIterator[Namespace]:
 
     def policy(request: PolicyRequest) -> str:
         said = reference_lines(0)
-        line = said[request.call] if request.call < len(said) else "Goodbye."
+        turn = request.text.count("<|im_start|>assistant") - 1
+        line = said[turn] if turn < len(said) else "Goodbye."
         return line if request.routing_key.endswith("/1") else f"<think>\nHm.\n</think>\n\n{line}"
 
-    async with EmbeddedEngine(tokenizer, policy) as engine:
+    async with EmbeddedEngine(tokenizer, policy, **engine_args) as engine:
         ip, port = engine.url.removeprefix("http://").split(":")
         place = {"sglang_router_ip": ip, "sglang_router_port": int(port)}
         yield arguments(**place, hf_checkpoint=str(folder))
@@ -267,7 +275,7 @@ async def test_a_fork_that_slime_would_normalize_wrongly_is_logged_once(
         for at in (0, 1):
             output = await asyncio.to_thread(generate_rollout, args, at, source)
     [group] = output.samples
-    assert isinstance(group[0], list) and not isinstance(group[1], list)
+    assert [sample.index for sample in group] == [2] * (len(group) - 1) + [3] and len(group) > 2
     found = [one for one in caplog.messages if "--custom-reward-post-process-path" in one]
     assert len(found) == warnings
 
@@ -280,7 +288,63 @@ async def test_an_evaluation_of_slime_s_own_counts_a_forked_episode_once(
             asked = sample_type(index=0, prompt=0, session_id=f"{evaluation}/0")
             made = await generate(args, asked, dict(SAMPLING), evaluation=evaluation)
             assert isinstance(made, list) != evaluation
-    assert made.reward == 1.0
+    assert made.reward == 1.0 and isinstance(made, sample_type)
+
+
+async def test_forked_episodes_and_others_are_trained_in_one_batch(
+    sample_type: Any, closing: None, tmp_path: Path
+) -> None:
+    """slime flattens a batch by the type of its first item, so a mixed batch ended the training."""
+    async with forking(tmp_path) as args:
+        vars(args).update(rollout_batch_size=1, over_sampling_batch_size=1)
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        output = await asyncio.to_thread(generate_rollout, args, 0, source)
+        own = flattened(output.samples)
+        train_data(own)
+        for order in ((0, 1), (1, 0)):
+            group = [sample_type(index=at, prompt=0, session_id=f"{order}/{at}") for at in order]
+            made = flattened([await play_group(args, group, plays)])
+            train_data(made)
+            assert sorted(one.index for one in made) == [one.index for one in own]
+
+
+@pytest.mark.parametrize("mask", [False, True])
+async def test_a_group_with_a_forked_episode_may_be_put_back(
+    sample_type: Any, tmp_path: Path, mask: bool
+) -> None:
+    """With --partial-rollout, slime puts back the whole group and plays only the aborted episodes
+    again: the completed ones keep their tokens, rewards and indices.
+    """
+    failing = {"f/1"}
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(status=400) if request.routing_key in failing and request.call else None
+
+    async with forking(tmp_path, faults=faults) as args:
+        vars(args).update(partial_rollout=True, toolroll_partial="restart", toolroll_retries=0)
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        group = [
+            sample_type(index=at, group_index=4, prompt=0, session_id=f"f/{at}") for at in (0, 1)
+        ]
+        group = await play_group(args, group, plays)
+        assert [one.status.name for one in group] == ["COMPLETED", "ABORTED"]
+        completed = [(one.tokens, one.response_length) for one in group[0]]
+        put_back(source, [group], 7)
+        failing.clear()
+        [group] = source.get_samples(1)
+        group = await play_group(args, group, plays, mask=mask)
+        made = flattened([group])
+    train_data(made)
+    assert [(one.tokens, one.response_length) for one in made[:-1]] == completed
+    assert [one.index for one in made] == [0] * len(completed) + [1]
+    assert {one.group_index for one in made} == {4} and {one.reward for one in made} == {1.0}
+    assert len({one.rollout_id for one in made[:-1]}) == 1
+    assert [any(one.loss_mask) for one in made] == [not mask] * len(completed) + [True]
+    assert not made[-1].remove_sample
+
+
+async def plays(args: Any, sample: Any) -> Any:
+    return await generate(args, sample, dict(SAMPLING))
 
 
 async def test_deterministic_inference_gets_slime_s_seeds(

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from importlib import import_module
 from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -30,6 +31,7 @@ from toolroll.rollout.adapters.trl import (
     reward,
     weights_from_disk,
 )
+from toolroll.rollout.adapters.trl.environments import _end_tokens
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
@@ -265,6 +267,14 @@ def test_a_last_reply_that_was_cut_is_truncated(
     assert instance.get_reward() == graded
 
 
+@pytest.mark.parametrize("given", [{"eos_token_ids": ids} for ids in (7, [7], None)] + [{}])
+def test_end_tokens_are_read_in_every_form(given: dict[str, Any]) -> None:
+    """TRL 1.16 always has a list; the configuration of a model may have a number or None."""
+    trainer = SimpleNamespace(processing_class=SimpleNamespace(eos_token_id=7), **given)
+    assert _end_tokens(MethodType(Trainer.log_metric, trainer)) == {7}
+    assert _end_tokens(None) == frozenset()
+
+
 CUT = """
 from toolroll.rollout.types import Environment, Observation, StepResult
 
@@ -324,6 +334,15 @@ class Async(Plain):
         closed.append(self)
 
 
+class Later(Plain):
+    fails = []
+
+    async def reset(self, task, seed):
+        if self.fails:
+            raise OSError("no such task")
+        return Plain.reset(self, task, seed)
+
+
 class Broken(Plain):
     def reset(self, task, seed):
         raise OSError("no such task")
@@ -378,3 +397,18 @@ def test_an_environment_whose_first_reset_fails_is_closed(closings: Any) -> None
     with pytest.raises(OSError, match="no such task"):
         environment_class("trl_closings:Broken")
     assert len(closings.closed) == 1
+
+
+def test_an_environment_whose_reset_fails_is_closed_at_once(closings: Any) -> None:
+    make, row = environment_class("trl_closings:Later"), environment_rows("trl_closings:Later")[0]
+    before, instance = len(closings.closed), make()
+    closings.Later.fails.append(True)
+    with pytest.raises(OSError, match="no such task"):
+        instance.reset(**row)
+    assert len(closings.closed) == before + 1 and instance.get_reward() is None
+    closings.Later.fails.clear()
+    with pytest.raises(UsageError, match="system message"):
+        instance.reset(**{**row, "prompt": [{"role": "system", "content": "Other."}]})
+    assert len(closings.closed) == before + 2
+    instance.reset(**row)
+    assert len(closings.closed) == before + 2

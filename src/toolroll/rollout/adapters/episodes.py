@@ -11,15 +11,16 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import ModelSettings
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.types import (
     Agent,
@@ -34,6 +35,10 @@ from toolroll.rollout.types import (
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_AGENT_SETTINGS: set[str] = set(
+    "on_invalid_call parallel_calls on_length verify max_observation_bytes step_timeout".split()
+)
 
 
 class EpisodeSettings(ModelSettings):
@@ -82,6 +87,19 @@ class EpisodeSettings(ModelSettings):
     seed: int | None = Field(
         default=None, description="the seed of environments and users; default: 0"
     )
+
+    @classmethod
+    def read(cls, value: Self | Mapping[str, Any], *, what: str) -> Self:
+        """Return `value` as settings of this class. Raise `UsageError` if a key is unknown or has a
+        wrong value. `what` is the name of the settings, for the error message.
+        """
+        if isinstance(value, cls):
+            return value
+        try:
+            return cls.model_validate(dict(value))
+        except ValidationError as error:
+            found = "; ".join(f"{name}: {words}" for name, words in complaints(error))
+            raise UsageError(f"{what}: {found}") from error
 
 
 class EpisodePlayer:
@@ -278,11 +296,4 @@ def check_template(template: ChatTemplate) -> None:
 
 def agent_settings(settings: EpisodeSettings) -> dict[str, Any]:
     """Return the settings that are passed to the agent."""
-    return {
-        "on_invalid_call": settings.on_invalid_call,
-        "parallel_calls": settings.parallel_calls,
-        "on_length": settings.on_length,
-        "verify": settings.verify,
-        "max_observation_bytes": settings.max_observation_bytes,
-        "step_timeout": settings.step_timeout,
-    }
+    return settings.model_dump(include=_AGENT_SETTINGS)

@@ -40,10 +40,13 @@ class TrainingSequence:
 
     @property
     def weight_versions(self) -> list[str]:
-        """The weight version of each span. All tokens of a span have the same version."""
+        """The weight version of each span. All tokens of a span have the same version. Spans after
+        the last token of a truncated sequence are left out.
+        """
         if self.trajectory is None:
             return []
-        return [span.version for span in self.trajectory.weight_versions]
+        end = len(self.prompt_ids) + len(self.response_ids)
+        return [span.version for span in self.trajectory.weight_versions if span.start < end]
 
 
 def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[TrainingSequence]:

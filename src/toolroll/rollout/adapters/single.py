@@ -19,7 +19,6 @@ class SingleSequence:
 
     sequence: TrainingSequence
     left_out_tokens: int
-    weight_versions: list[str]
 
 
 def single_sequence(
@@ -38,7 +37,7 @@ def single_sequence(
     sequences = training_sequences(result, filler=filler)
     chosen = most_trained([_cut(one, max_response, max_prompt) for one in sequences])
     trained = sum(sequence.trained_tokens for sequence in sequences)
-    return SingleSequence(chosen, trained - chosen.trained_tokens, _versions(chosen))
+    return SingleSequence(chosen, trained - chosen.trained_tokens)
 
 
 def _cut(
@@ -54,11 +53,3 @@ def _cut(
         sequence.logprobs[:max_response],
         sequence.trajectory,
     )
-
-
-def _versions(sequence: TrainingSequence) -> list[str]:
-    """Return the weight version of each span that begins before the truncation."""
-    if sequence.trajectory is None:
-        return []
-    end = len(sequence.prompt_ids) + len(sequence.response_ids)
-    return [span.version for span in sequence.trajectory.weight_versions if span.start < end]

@@ -11,11 +11,8 @@ from typing import Any
 from toolroll.rollout.adapters.areal.engine import NAMES, ArealEngine
 from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index
 from toolroll.rollout.adapters.framework_engine import LoopPlayers
-from toolroll.rollout.adapters.sequences import (
-    TrainingSequence,
-    most_trained,
-    training_sequences,
-)
+from toolroll.rollout.adapters.sequences import TrainingSequence
+from toolroll.rollout.adapters.single import single_sequence
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Status
 
@@ -75,17 +72,15 @@ class ToolrollWorkflow:
         )
         if result.status is Status.ABORTED or result.reward is None:
             return None
-        sequences = training_sequences(result)
-        chosen = most_trained(sequences)
-        if chosen.trajectory is None or not chosen.trained_tokens:
+        single = single_sequence(result)
+        if not single.sequence.trained_tokens:
             return None
-        every = sum(sequence.trained_tokens for sequence in sequences)
         _record(
             reward=result.reward,
             num_turns=result.metrics.get("turns", 0.0),
-            left_out_tokens=every - chosen.trained_tokens,
+            left_out_tokens=single.left_out_tokens,
         )
-        return _tensors(chosen, result.reward)
+        return _tensors(single.sequence, result.reward)
 
     async def aclose(self) -> None:
         """Close the players that belong to the running event loop."""

@@ -2,18 +2,57 @@
 
 An environment changes only one line: `from atroposlib.envs.base import BaseEnv, ...` becomes `from
 toolroll.rollout.adapters.atropos import BaseEnv, ...`. This package exports every name of
-`atroposlib.envs.base`.
+`atroposlib.envs.base`. atroposlib is imported, and the two classes are created, when they are first
+used.
 """
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
 from typing import Any
 
-from toolroll.rollout.adapters.atropos import base
 from toolroll.rollout.adapters.atropos.managed import ManagedServers
+from toolroll.rollout.errors import UsageError
 
 __all__ = ["ManagedServers"]
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(base, name)
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = {"BaseEnv": _base_env, "ServerManager": _server_manager}.get(name)
+    return made() if made is not None else getattr(_theirs(), name)
+
+
+def _theirs() -> Any:
+    try:
+        return importlib.import_module("atroposlib.envs.base")
+    except ImportError as error:
+        raise UsageError(
+            f"atroposlib cannot be imported ({error}): pip install atroposlib"
+        ) from error
+
+
+@cache
+def _server_manager() -> type[Any]:
+    class ServerManager(_theirs().ServerManager):  # type: ignore[misc]
+        """Atropos' `ServerManager`, with a `managed_server` that returns exact tokens."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.managed_server = ManagedServers(self).managed_server
+
+    return ServerManager
+
+
+@cache
+def _base_env() -> type[Any]:
+    class BaseEnv(_theirs().BaseEnv):  # type: ignore[misc]
+        """Atropos' `BaseEnv`, with a `self.server.managed_server` that returns exact tokens."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.server.managed_server = ManagedServers(self.server).managed_server
+
+    return BaseEnv

@@ -1,9 +1,15 @@
 """SkyRL: `ToolrollGenerator`, to return from `BasePPOExp.get_generator`.
 
     def get_generator(self, cfg, tokenizer, inference_engine_client):
-        settings = EpisodeSettings(env="desk")
-        return ToolrollGenerator(cfg.generator, tokenizer, inference_engine_client, settings)
+        return ToolrollGenerator(
+            cfg.generator,
+            tokenizer,
+            inference_engine_client,
+            EpisodeSettings(env="desk"),
+            policy_model_name=resolve_policy_model_name(cfg),
+        )
 
+`resolve_policy_model_name` is SkyRL's, in `skyrl.backends.skyrl_train.inference_servers.utils`.
 Written for skyrl 0.3.0. In a row of the data set, the columns `index` and `metadata` name the task.
 `toolroll tasks ENV` writes such rows. `prompt` may contain anything that SkyRL accepts, and
 `env_class` is not read.

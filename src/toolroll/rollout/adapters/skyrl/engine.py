@@ -12,15 +12,23 @@ class SkyrlEngine(FrameworkEngine):
     """SkyRL's inference engine client as an `EngineClient`.
 
     `client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: never reuse the prefix cache of an
-    earlier weight version, as with SkyRL's `use_cache_salt`.
+    earlier weight version, as with SkyRL's `use_cache_salt`. `model` is the name of the policy's
+    weights at the engine; None for the engine's default.
     """
 
     def __init__(
-        self, client: Any, *, context_length: int | None, vocab_size: int, cache_salt: bool = True
+        self,
+        client: Any,
+        *,
+        context_length: int | None,
+        vocab_size: int,
+        cache_salt: bool = True,
+        model: str | None = None,
     ) -> None:
         super().__init__("SkyRL", context_length=context_length, vocab_size=vocab_size)
         self._client = client
         self._cache_salt = cache_salt
+        self._model = {} if model is None else {"model": model}
 
     async def sample(self, request: GenerateRequest) -> Sampled:
         """Sample one turn. Raise `UsageError` for a sampling parameter that vLLM does not have."""
@@ -33,8 +41,9 @@ class SkyrlEngine(FrameworkEngine):
             "session_ids": [request.session_id],
         }
         if self._cache_salt and before is not None:
-            batch["cache_salt"] = f"toolroll-{before}"
-        answer = await self._client.generate(batch)
+            model = f"{self._model['model']}@" if self._model else ""
+            batch["cache_salt"] = f"toolroll-{model}{before}"
+        answer = await self._client.generate(batch, **self._model)
         ids = answer["response_ids"][0]
         logprobs = answer.get("response_logprobs")
         versions: tuple[WeightVersion, ...] = ()

@@ -12,11 +12,8 @@ from typing import Any
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings, gather, task_index
 from toolroll.rollout.adapters.framework_engine import LoopPlayers, from_vllm
-from toolroll.rollout.adapters.sequences import (
-    TrainingSequence,
-    most_trained,
-    training_sequences,
-)
+from toolroll.rollout.adapters.sequences import TrainingSequence
+from toolroll.rollout.adapters.single import SingleSequence, single_sequence
 from toolroll.rollout.adapters.skyrl.engine import SkyrlEngine
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Status
@@ -28,13 +25,14 @@ _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One episode, its sequence that is trained, and the number of trained tokens that are left
-    out.
-    """
+    """One episode, and its sequence that is trained."""
 
     result: InteractionResult
-    sequence: TrainingSequence
-    left_out: int
+    single: SingleSequence
+
+    @property
+    def sequence(self) -> TrainingSequence:
+        return self.single.sequence
 
 
 class ToolrollGenerator:
@@ -42,12 +40,20 @@ class ToolrollGenerator:
 
     `generator_cfg` is SkyRL's `cfg.generator`. The generator reads its fields `sampling_params`,
     `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
-    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`. Raise `UsageError`
-    for a setting of SkyRL that episodes do not support.
+    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`.
+
+    `policy_model_name` is what SkyRL's `resolve_policy_model_name(cfg)` returns. It is required if
+    SkyRL updates a LoRA adapter in the engines, because it is then the adapter's name. Raise
+    `UsageError` if it is missing, and for a setting of SkyRL that episodes do not support.
 
     Example:
-        settings = EpisodeSettings(env="desk")
-        generator = ToolrollGenerator(cfg.generator, tokenizer, client, settings)
+        generator = ToolrollGenerator(
+            cfg.generator,
+            tokenizer,
+            client,
+            EpisodeSettings(env="desk"),
+            policy_model_name=resolve_policy_model_name(cfg),
+        )
         output = await generator.generate(batch)
     """
 
@@ -58,9 +64,17 @@ class ToolrollGenerator:
         inference_engine_client: Any,
         settings: EpisodeSettings,
         *,
+        policy_model_name: str | None = None,
         concurrency: int = 256,
     ) -> None:
         _count_as_subclass()
+        if not policy_model_name and getattr(
+            inference_engine_client, "uses_lora_weight_sync", False
+        ):
+            raise UsageError(
+                "SkyRL trains a LoRA adapter, and its engines need the adapter's name: pass "
+                "policy_model_name=resolve_policy_model_name(cfg)"
+            )
         for name in _REFUSED:
             if getattr(generator_cfg, name, False):
                 raise UsageError(f"generator.{name} is not supported: set it to false")
@@ -80,6 +94,7 @@ class ToolrollGenerator:
                 context_length=room,
                 vocab_size=len(tokenizer),
                 cache_salt=bool(generator_cfg.use_cache_salt),
+                model=policy_model_name or None,
             ),
             tokenizer,
             settings,
@@ -121,10 +136,7 @@ class ToolrollGenerator:
             number=ids[at].repetition_id if ids else at,
         )
         filler = next(iter(player.model.template.stop_token_ids), 0)
-        sequences = training_sequences(result, filler=filler)
-        chosen = most_trained(sequences)
-        every = sum(sequence.trained_tokens for sequence in sequences)
-        return _Played(result, chosen, every - chosen.trained_tokens)
+        return _Played(result, single_sequence(result, filler=filler))
 
     def _default_params(self) -> dict[str, Any]:
         """Return `generator.sampling_params` under vLLM's names."""
@@ -232,7 +244,7 @@ def _metrics(played: Sequence[_Played]) -> dict[str, float]:
         "generate/max_num_tokens": float(max(lengths)),
         "generate/avg_num_tokens": fmean(lengths),
         "toolroll/aborted": float(len(played) - len(graded)),
-        "toolroll/left_out_tokens": float(sum(one.left_out for one in played)),
+        "toolroll/left_out_tokens": float(sum(one.single.left_out_tokens for one in played)),
         **{
             f"toolroll/{name}": fmean(result.metrics.get(name, 0.0) for result in graded)
             for name in names

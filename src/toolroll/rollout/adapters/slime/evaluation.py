@@ -18,6 +18,7 @@ import orjson
 from toolroll.rollout.adapters.slime.generate import player
 from toolroll.rollout.adapters.slime.hooks import with_sample_hooks
 from toolroll.rollout.adapters.slime.metrics import rollout_metrics
+from toolroll.rollout.adapters.slime.samples import failure
 from toolroll.rollout.adapters.slime.settings import attribute, check_supported, seeded
 from toolroll.rollout.errors import RolloutError, UsageError
 
@@ -63,7 +64,7 @@ async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], 
     if not graded:
         raise RolloutError(
             f"evaluation {dataset.name}: none of {len(episodes)} episodes could be graded; the "
-            f"last episode: {_error(episodes[-1][0])}"
+            f"last episode: {failure(episodes[-1][0])}"
         )
     reward_key = attribute(args, "reward_key")
     eval_key = attribute(args, "eval_reward_key") or reward_key
@@ -73,10 +74,6 @@ async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], 
         "samples": graded,
     }
     return data, rollout_metrics([episodes], prefix=f"eval/{dataset.name}/toolroll/")
-
-
-def _error(sample: Any) -> Any:
-    return sample.metadata["toolroll"].get("error") or sample.metadata["toolroll"]["stop_reason"]
 
 
 def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:

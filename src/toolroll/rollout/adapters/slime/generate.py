@@ -13,12 +13,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from toolroll.rollout.adapters.slime.player import Player
-from toolroll.rollout.adapters.slime.settings import (
-    check_supported,
-    collects_partial,
-    read_settings,
-    rollout_args,
-)
+from toolroll.rollout.adapters.slime.samples import EpisodeSamples
+from toolroll.rollout.adapters.slime.settings import check_supported, read_settings, rollout_args
 from toolroll.rollout.errors import UsageError
 
 _SLIME_LOOP = "slime.rollout.sglang_rollout"
@@ -50,10 +46,11 @@ async def generate(
     """Play the task whose index is `sample.prompt`. This is slime's custom generate function, with
     the signature that miles used before.
 
-    Return a sample. If the chat template made the episode fork, return a list of samples that share
-    one `rollout_id`; with `evaluation`, return the first of them. An episode that failed for a
-    reason that the model did not cause is ABORTED: no reward, a zero mask, `remove_sample`. Raise
-    `UsageError` for invalid settings.
+    Return `EpisodeSamples`: a list with one sample, or with several that share one `rollout_id` if
+    the chat template made the episode fork. With `evaluation`, return only the first sample. An
+    episode that failed for a reason that the model did not cause is ABORTED: one sample without a
+    reward, with a zero mask and `remove_sample`. An ABORTED `sample` is played from the beginning.
+    Raise `UsageError` for invalid settings.
     """
     return await play_sample(
         args, sample, sampling_params, evaluation=evaluation, stopped=_slime_stops(args)
@@ -73,25 +70,19 @@ async def play_sample(
     """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=evaluation)
-    restart = collects_partial(args) and not evaluation
-    if (sample.response or sample.response_length) and not restart:
+    if isinstance(sample, EpisodeSamples):  # an aborted episode from the trainer's data buffer
+        sample = sample[0]
+    aborted = type(sample).Status.ABORTED
+    if (sample.response or sample.response_length) and sample.status is not aborted:
         raise UsageError(
             f"sample {sample.index} already has a response of {sample.response_length} tokens: an "
             "episode cannot be continued; pass the sample without a response"
         )
     samples = await playing.play(sample, sampling_params, stopped=stopped)
-    if restart and any(made.status is type(sample).Status.ABORTED for made in samples):
-        return unplayed(sample)
     # The trainer's own evaluation counts each sample of a list as an episode.
-    return samples[0] if len(samples) == 1 or evaluation else samples
-
-
-def unplayed(sample: Any) -> Any:
-    """Return the sample as it was before it was played. slime plays ABORTED samples again."""
-    sample.tokens, sample.response, sample.response_length = [], "", 0
-    sample.loss_mask, sample.rollout_log_probs, sample.reward = None, None, None
-    sample.status = type(sample).Status.ABORTED
-    return sample
+    if evaluation:
+        return samples[0]
+    return EpisodeSamples(samples[:1] if samples[0].status is aborted else samples)
 
 
 def _slime_stops(args: Any) -> Callable[[], bool]:

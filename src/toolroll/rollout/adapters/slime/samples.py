@@ -21,6 +21,31 @@ KEY = "toolroll"
 """The key in `Sample.metadata` for the episode data that has no field in slime's `Sample`."""
 
 
+class EpisodeSamples(list[Any]):
+    """The samples of one episode as one item of a group: one sample, or several if it forked.
+
+    slime and miles accept lists as items only if every item of the batch is a list. Their data
+    buffers and filters read and set fields of an item as if it were a sample. So a field of this
+    list is the field of its first sample, and setting a field sets it in every sample.
+    """
+
+    @property
+    def index(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The first sample's index. Without this property, it would be the method `list.index`."""
+        return self[0].index
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # methods that `copy` and `pickle` look up
+            raise AttributeError(name)
+        return getattr(self[0], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        for sample in self:
+            # The trainers set only one kind of mask: zeros, for tokens of earlier weights.
+            mask = [0] * sample.response_length
+            setattr(sample, name, mask if name == "loss_mask" else value)
+
+
 def to_samples(
     sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None
 ) -> list[Any]:
@@ -52,7 +77,9 @@ def _filled(
     made.loss_mask, made.rollout_log_probs = sequence.loss_mask, sequence.logprobs
     made.response_length = len(sequence.response_ids)
     made.response = result.response
-    made.remove_sample = bool(sample.remove_sample) or not sequence.trained_tokens
+    # An aborted sample was removed because it was aborted: here it is played again.
+    removed = sample.remove_sample and sample.status is not type(sample).Status.ABORTED
+    made.remove_sample = bool(removed) or not sequence.trained_tokens
     made.status = type(sample).Status[result.status.name]
     made.reward = (
         {reward_key: result.reward} if reward_key and result.reward is not None else result.reward
@@ -89,3 +116,9 @@ def _add_episode_counts(made: Any, result: InteractionResult) -> None:
     info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))
+
+
+def failure(sample: Any) -> Any:
+    """Return the error of the sample's episode, or its stop reason if it has no error."""
+    summary = sample.metadata[KEY]
+    return summary.get("error") or summary["stop_reason"]

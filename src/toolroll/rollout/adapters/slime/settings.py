@@ -42,7 +42,8 @@ class SlimeSettings(EpisodeSettings):
     )
     partial: Literal["refuse", "restart"] = Field(
         default="refuse",
-        description="with --partial-rollout: restart cut episodes, or refuse to run",
+        description="with --partial-rollout: refuse to run, or restart interrupted episodes from "
+        "their beginning",
     )
     concurrency: int | None = Field(
         default=None,

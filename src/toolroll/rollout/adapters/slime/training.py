@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.slime.evaluation import evaluate
 from toolroll.rollout.adapters.slime.filters import has_aborted, leaves
-from toolroll.rollout.adapters.slime.generate import aclose, player, unplayed
+from toolroll.rollout.adapters.slime.generate import aclose, player
 from toolroll.rollout.adapters.slime.hooks import with_sample_hooks
 from toolroll.rollout.adapters.slime.metrics import rollout_metrics
 from toolroll.rollout.adapters.slime.player import Player
 from toolroll.rollout.adapters.slime.rewards import normalizes_groups
-from toolroll.rollout.adapters.slime.samples import KEY
+from toolroll.rollout.adapters.slime.samples import failure
 from toolroll.rollout.adapters.slime.settings import (
     attribute,
     check_supported,
@@ -95,7 +95,9 @@ def train_sampling_params(args: Any) -> dict[str, Any]:
 
 
 async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[str, float]]:
-    """Return `rollout_batch_size` groups from `data_source`, and the metrics."""
+    """Return `rollout_batch_size` groups from `data_source`, and the metrics. A group is a list of
+    samples. The samples of a forked episode follow each other.
+    """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=False)
     if attribute(args, "group_rm", False):
@@ -122,7 +124,8 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
         f"rollout/dynamic_filter/drop_{reason}": float(count)
         for reason, count in batch.dropped.items()
     }
-    return groups, rollout_metrics(batch.played) | dropped
+    # slime flattens a batch by the type of its first item, so no item may be a list.
+    return [list(leaves(group)) for group in groups], rollout_metrics(batch.played) | dropped
 
 
 def _check_normalization(args: Any) -> None:
@@ -141,7 +144,11 @@ def _warn_of_forks() -> None:
 
 
 class _Batch:
-    """The groups of a rollout that is running."""
+    """Collects the groups of one rollout. In a group, a forked episode is a list of samples.
+
+    `kept` are the groups to train on, and `played` all finished groups. `dropped` counts the groups
+    that are not trained on, by reason: "aborted", or the dynamic filter's reason.
+    """
 
     def __init__(self, args: Any, playing: Player, data_source: Any) -> None:
         self.kept: list[list[Any]] = []
@@ -171,16 +178,15 @@ class _Batch:
                 self._take(task.result())
 
     async def stop(self) -> None:
-        """Cancel the running episodes and abort their requests at the engine. With
-        `--partial-rollout`, give the groups of these episodes back to the data source.
+        """Cancel the running episodes, which aborts their requests at the engine. With
+        `--partial-rollout`, give the groups of these episodes back to the data source, so that a
+        later rollout plays them from the beginning.
         """
         for task in self._pending:
             task.cancel()
         await asyncio.gather(*self._pending, return_exceptions=True)
         if self._pending and collects_partial(self._args):
-            self._source.add_samples(
-                [[unplayed(sample) for sample in group] for group in self._pending.values()]
-            )
+            self._source.add_samples(list(self._pending.values()))
         self._pending.clear()
 
     def _begin(self, groups: Sequence[list[Any]]) -> None:
@@ -214,9 +220,10 @@ class _Batch:
             return
         self._failures += 1
         if self._failures >= self._playing.settings.max_dropped:
+            failed = [sample for sample in leaves(group) if sample.reward is None]
             raise RolloutError(
                 f"{self._failures} groups in a row could not be graded; the last episode: "
-                f"{_error(group)}"
+                f"{failure(failed[-1])}"
             )
 
     def _reason_to_drop(self, group: list[Any]) -> str | None:
@@ -236,12 +243,6 @@ class _Batch:
         if keep:
             return None
         return "filter" if isinstance(found, bool) else str(found.reason or "filter")
-
-
-def _error(group: list[Any]) -> Any:
-    failed = [sample for sample in leaves(group) if sample.reward is None]
-    summary: Mapping[str, Any] = failed[-1].metadata[KEY]
-    return summary.get("error") or summary["stop_reason"]
 
 
 def _function(path: str | None) -> Callable[..., Any] | None:

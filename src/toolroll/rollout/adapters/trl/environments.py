@@ -7,8 +7,8 @@ then grades the episode. So put `finish_episodes` first in `reward_funcs`. If th
 answers such a reply (as a user does), the reward is None. For such environments, use
 `make_rollout_func`.
 
-An episode's environment is closed by the next `reset`, or when TRL drops the instance, which is at
-the latest when the interpreter ends.
+An episode's environment is closed if its `reset` raises an error, by the next `reset`, or when TRL
+drops the instance, which is at the latest when the interpreter ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class _Episode:
         self._rewards: list[float] = []
 
     def reset(self, **row: Any) -> str:
-        """Start the task with the index `row["index"]` and return the user's first message."""
+        """Start the task with the index `row["index"]` and return the user's first message. Raise
+        `UsageError` if TRL cannot play the task, for example because its tools differ from those of
+        the first task.
+        """
         self._close()
         if "index" not in row:
             raise UsageError("a row needs the column index: make the rows with environment_rows")
@@ -64,8 +67,15 @@ class _Episode:
         self._closing = weakref.finalize(
             self, _close_environment, self._environment, self._background
         )
+        try:
+            return self._first_message(self._environment, task, row)
+        except BaseException:
+            self._close()
+            raise
+
+    def _first_message(self, environment: Environment, task: Task, row: Mapping[str, Any]) -> str:
         seed = episode_seed(self.seed, task.id, 0)
-        observation: Observation = self._await(self._environment.reset(task, seed))
+        observation: Observation = self._await(environment.reset(task, seed))
         if tuple(sorted(_names(observation.tools))) != self.names:
             raise UsageError(
                 f"{self.factory.name}: the tools of the task {task.id} differ from those of the "
@@ -228,10 +238,14 @@ def finish_episodes(
 def _end_tokens(log_metric: Any) -> frozenset[int]:
     """Return the trainer's end-of-sequence tokens. They are read from the trainer that `log_metric`
     is a method of, because TRL 1.16 passes reward functions neither the trainer nor the tokenizer.
-    Return an empty set if the caller is not TRL.
+    A trainer without `eos_token_ids` has the tokenizer's. Return an empty set if the caller is not
+    TRL.
     """
     trainer = getattr(log_metric, "__self__", None)
-    return frozenset(getattr(trainer, "eos_token_ids", ()))
+    ids = getattr(trainer, "eos_token_ids", None)
+    if ids is None:
+        ids = getattr(getattr(trainer, "processing_class", None), "eos_token_id", None)
+    return frozenset(() if ids is None else [ids] if isinstance(ids, int) else ids)
 
 
 def _tasks(

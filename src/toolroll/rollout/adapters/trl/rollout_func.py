@@ -15,7 +15,7 @@ from typing import Any
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.episodes import EpisodePlayer, gather, task_index
 from toolroll.rollout.adapters.trl.samples import to_output
-from toolroll.rollout.adapters.trl.settings import TrlSettings, read_settings, sampling_params
+from toolroll.rollout.adapters.trl.settings import TrlSettings, sampling_params
 from toolroll.rollout.engine import Engine, EngineClient
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import ModelSettings, RolloutArgs
@@ -51,7 +51,8 @@ def make_rollout_func(
     """
     if (engine_url is None) == (engine is None):
         raise UsageError("make_rollout_func needs either engine_url or engine")
-    return RolloutFunc(read_settings(settings), engine_url, engine, sync_weights)
+    found = TrlSettings.read(settings, what="TrlSettings")
+    return RolloutFunc(found, engine_url, engine, sync_weights)
 
 
 class RolloutFunc:

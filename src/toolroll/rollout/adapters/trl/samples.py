@@ -33,7 +33,7 @@ def to_output(
         "toolroll_stop_reason": [str(result.stop_reason) for result in results],
         "toolroll_metrics": [dict(result.metrics) for result in results],
         "toolroll_left_out_tokens": [one.left_out_tokens for one in singles],
-        "toolroll_weight_versions": [one.weight_versions for one in singles],
+        "toolroll_weight_versions": [one.sequence.weight_versions for one in singles],
     }
 
 

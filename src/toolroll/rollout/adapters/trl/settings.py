@@ -4,14 +4,11 @@ TRL's `GRPOConfig`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.complaints import complaints
 
 
 class TrlSettings(EpisodeSettings):
@@ -20,19 +17,6 @@ class TrlSettings(EpisodeSettings):
     concurrency: int = Field(
         default=64, ge=1, description="number of concurrent episodes in one process"
     )
-
-
-def read_settings(value: TrlSettings | Mapping[str, Any]) -> TrlSettings:
-    """Return `value` as `TrlSettings`. Raise `UsageError` if a key is unknown or has a wrong
-    value.
-    """
-    if isinstance(value, TrlSettings):
-        return value
-    try:
-        return TrlSettings.model_validate(dict(value))
-    except ValidationError as error:
-        found = "; ".join(f"{name}: {words}" for name, words in complaints(error))
-        raise UsageError(f"TrlSettings: {found}") from error
 
 
 def sampling_params(args: Any) -> dict[str, Any]:

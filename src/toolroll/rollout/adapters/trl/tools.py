@@ -50,7 +50,7 @@ def tool_method(tool: Tool) -> Callable[..., str]:
             raise UsageError(f"the tool {name!r}: TRL needs Python names, and {one!r} is not one")
 
     def method(self: Any, **arguments: Any) -> str:
-        said: str = self._call(
+        text: str = self._call(
             name,
             {
                 key: value
@@ -58,7 +58,7 @@ def tool_method(tool: Tool) -> Callable[..., str]:
                 if value is not _MISSING or key in required
             },
         )
-        return said
+        return text
 
     order = sorted(properties, key=lambda one: one not in required)  # required parameters first
     hints = {

@@ -45,8 +45,8 @@ def _load(url: str, folder: str, version: str, timeout: float) -> None:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             answer = orjson.loads(response.read())
     except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")[:500]
-        raise EngineError(f"{url} did not load the weights in {folder}: {said}") from error
+        reason = error.read().decode(errors="replace")[:500]
+        raise EngineError(f"{url} did not load the weights in {folder}: {reason}") from error
     except OSError as error:
         raise EngineError(f"{url} did not load the weights in {folder}: {error}") from error
     if answer.get("success") is not True:

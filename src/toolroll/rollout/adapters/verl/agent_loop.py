@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index, why_aborted
 from toolroll.rollout.adapters.verl.output import to_fields
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
-from toolroll.rollout.adapters.verl.settings import VerlSettings, read_settings
+from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
@@ -57,7 +57,7 @@ class ToolrollAgentLoop:
         self.rollout_config = trainer_config.config.actor_rollout_ref.rollout
         self.server_manager = server_manager
         self.tokenizer = tokenizer
-        self.settings = read_settings(settings)
+        self.settings = VerlSettings.read(settings or {}, what="settings of the agent loop")
         self._template_kwargs = data_config.config.get("apply_chat_template_kwargs") or {}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:

@@ -48,7 +48,7 @@ def to_fields(
                 "toolroll_left_out_tokens": single.left_out_tokens,
                 "toolroll_turns": metrics.get("turns", 0.0),
             },
-            **_steps(single.weight_versions),
+            **_steps(sequence.weight_versions),
         },
     }
 
