@@ -30,7 +30,10 @@ or are an object with only this key and a text.
 _AROUND_INPUT = 5
 """The number of levels of a body around a call's input: body, messages, message, content, block."""
 
-_TEXT_PART = frozenset({"type", "text", "cache_control", "citations", "annotations", "logprobs"})
+_TEXT_PART = frozenset(
+    {"type", "text", "cache_control", "prompt_cache_breakpoint"}
+    | {"citations", "annotations", "logprobs"}
+)
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
@@ -47,6 +50,13 @@ def text(given: Mapping[str, Any], name: str, place: str) -> str:
     if not isinstance(value, str):
         raise refused(f"{place}.{name}", f"{place}.{name} must be text", code="invalid_value")
     return value
+
+
+def optional_text(given: Mapping[str, Any], name: str, place: str) -> str:
+    """Return the text `given[name]`, or "" if it is missing or null. Raise `ApiError` if it is not
+    a string.
+    """
+    return "" if given.get(name) is None else text(given, name, place)
 
 
 def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:

@@ -5,8 +5,6 @@ Invariant: the chunk with the finish reason also has the exact ids.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -62,7 +60,7 @@ class ChatCompletions:
 
     def writer(self, asked: Asked, context: StreamContext) -> ChatWriter:
         """Return the writer of one stream."""
-        return ChatWriter(asked.request, self._encoder, self._model)
+        return ChatWriter(asked.request, context, self._encoder, self._model)
 
     def line(self, event: Event) -> bytes:
         """Return `event` as a server-sent event."""
@@ -83,13 +81,15 @@ class ChatWriter:
     once the call is complete.
     """
 
-    def __init__(self, request: ChatRequest, encoder: Encoder, model: str) -> None:
+    def __init__(
+        self, request: ChatRequest, context: StreamContext, encoder: Encoder, model: str
+    ) -> None:
         self._request = request
         self._encoder = encoder
         self._head = {
-            "id": f"stream-{uuid.uuid4().hex}",
+            "id": context.answer_id,
             "object": "chat.completion.chunk",
-            "created": int(time.time()),
+            "created": context.created,
             "model": model,
         }
         self._calls = [0] * request.n

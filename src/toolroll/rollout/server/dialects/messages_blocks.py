@@ -147,11 +147,8 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
         tool = mapping(entry, place)
         if not is_function(tool, (None, "custom"), _TOOL, place, drop=drop):
             continue
-        name, about = text(tool, "name", place), tool.get("description")
-        description = None if about is None else text(tool, "description", place)
         schema = mapping(tool.get("input_schema"), f"{place}.input_schema")
-        strict = bool(tool.get("strict"))
-        found.append(function_tool(name, description, schema, place, strict=strict))
+        found.append(function_tool(tool, place, schema))
     return found
 
 

@@ -7,13 +7,14 @@ continues the turn of the response with this id.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.dialects.blocks import renamed, system_places
+from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
 from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.responses_items import (
@@ -30,7 +31,7 @@ from toolroll.rollout.server.dialects.responses_writer import (
     usage_of,
 )
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
-from toolroll.rollout.server.dialects.switches import effort_switches
+from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
 from toolroll.rollout.server.errors import ApiError, refused
 from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
 from toolroll.rollout.server.result import CompletionResult
@@ -52,7 +53,7 @@ class Own:
 
     request: ResponsesRequest
     names: Names
-    metadata: dict[str, Any]
+    metadata: Mapping[str, Any]
     tools: list[Any]
 
 
@@ -108,7 +109,8 @@ class OpenAIResponses:
             **_format(request),
         )
         chat.messages = []
-        own = Own(request, names, data.get("metadata") or {}, request.tools or [])
+        metadata = mapping(data.get("metadata") or {}, "metadata")
+        own = Own(request, names, metadata, request.tools or [])
         return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
@@ -134,7 +136,7 @@ class OpenAIResponses:
         return system_places(messages, anywhere=self._templates.system_anywhere)
 
     def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
-        switches = dict(request.chat_template_kwargs)
+        switches: dict[str, Any] = {}
         if request.reasoning is not None:
             effort = request.reasoning.effort
             switches |= effort_switches(
@@ -146,7 +148,7 @@ class OpenAIResponses:
         elif verbosity not in (None, "medium"):
             words = "text.verbosity cannot be honored: the chat template has no switch verbosity"
             raise refused("text.verbosity", f"{words}. Leave it out")
-        return switches
+        return all_switches(request.chat_template_kwargs, switches)
 
     # --- answers ----------------------------------------------------------------------------------
 

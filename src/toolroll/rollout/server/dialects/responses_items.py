@@ -14,6 +14,7 @@ from toolroll.rollout.server.dialects.blocks import (
     call_of,
     mapping,
     only,
+    optional_text,
     text,
     text_parts,
     unknown_type,
@@ -146,16 +147,16 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
     for tool, place, namespace, about in _flattened(given):
         if not is_function(tool, ("function",), _FUNCTION, place, drop=drop):
             continue
-        name = text(tool, "name", place)
-        flat = flat_name(namespace, name) if namespace else name
-        if namespace:
-            names[flat] = (namespace, name)
-        own = text(tool, "description", place) if tool.get("description") is not None else ""
-        description = "\n\n".join(filter(None, (about, own))) or None
+        own = optional_text(tool, "description", place)
+        described = {**tool, "description": "\n\n".join(filter(None, (about, own))) or None}
         schema = tool.get("parameters")
         schema = _NO_PARAMETERS if schema is None else mapping(schema, f"{place}.parameters")
-        strict = bool(tool.get("strict"))
-        found.append(function_tool(flat, description, schema, place, strict=strict))
+        chat = function_tool(described, place, schema)
+        if namespace:
+            name = chat["function"]["name"]
+            chat["function"]["name"] = flat = flat_name(namespace, name)
+            names[flat] = (namespace, name)
+        found.append(chat)
     return found, names
 
 
@@ -171,10 +172,10 @@ def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, s
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise refused(f"{place}.tools", f"{place}.tools must be a list", code="invalid_value")
-        name, about = text(tool, "name", place), tool.get("description") or ""
+        name, about = text(tool, "name", place), optional_text(tool, "description", place)
         for at, one in enumerate(inner):
             where = f"{place}.tools[{at}]"
-            yield mapping(one, where), where, name, str(about)
+            yield mapping(one, where), where, name, about
 
 
 def flat_name(namespace: str, name: str) -> str:

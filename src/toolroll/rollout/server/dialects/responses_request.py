@@ -12,13 +12,17 @@ from toolroll.rollout.server.protocol import StreamOptions
 
 
 class Reasoning(BaseModel):
-    """The reasoning effort. `summary` has no effect: the reasoning is always returned in full."""
+    """The reasoning effort. `summary` has no effect: the reasoning is always returned in full.
+    `context` and `mode` must be OpenAI's defaults.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class TextFormat(BaseModel):

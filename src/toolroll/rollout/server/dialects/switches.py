@@ -6,12 +6,25 @@ API's default value is never refused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from toolroll.rollout.server.errors import refused
 from toolroll.rollout.server.template_cache import TemplateCache
 
 _THINKING = ("enable_thinking", "thinking")
+
+
+def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the switches of a request: `given`, its `chat_template_kwargs`, and `own`, the
+    switches that its other fields set. Raise `ApiError` if they set a switch to different values.
+    """
+    for name, value in own.items():
+        if name in given and given[name] != value:
+            place = f"chat_template_kwargs.{name}"
+            words = f"{place} contradicts another field that sets the same switch: give one"
+            raise refused(place, words, code="invalid_value")
+    return {**given, **own}
 
 
 def effort_switches(
