@@ -7,7 +7,7 @@ the error gives its location in the body. A marker that only controls a provider
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -42,6 +42,15 @@ def mapping(given: Any, place: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise refused(place, f"{place} must be an object", code="invalid_value")
     return given
+
+
+def entries(given: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each entry of the list at `place`, with its own location. Raise `ApiError` if it is not
+    an object.
+    """
+    for index, entry in enumerate(given):
+        where = f"{place}[{index}]"
+        yield mapping(entry, where), where
 
 
 def text(given: Mapping[str, Any], name: str, place: str) -> str:
@@ -90,9 +99,8 @@ def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str
     if not isinstance(given, list):
         raise refused(place, f"{place} must be text or a list of parts", code="invalid_value")
     found = []
-    for index, part in enumerate(given):
-        where = f"{place}[{index}]"
-        kind = mapping(part, where).get("type")
+    for part, where in entries(given, place):
+        kind = part.get("type")
         if kind not in kinds:
             raise unknown_type(kind, where)
         found.append(part_text(part, where))

@@ -19,7 +19,13 @@ from toolroll.rollout.server.bodies import (
     is_long,
     tokens,
 )
-from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, data_line
+from toolroll.rollout.server.dialects.dialect import (
+    Asked,
+    Dialect,
+    Event,
+    StreamContext,
+    data_line,
+)
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
@@ -28,7 +34,7 @@ from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.template.encode import Encoder
 
 
-class ChatCompletions:
+class ChatCompletions(Dialect):
     """`POST /v1/chat/completions`."""
 
     kind = "chat.completion"
@@ -69,9 +75,6 @@ class ChatCompletions:
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
         return error.body
-
-    def kept(self, asked: Asked, result: CompletionResult) -> None:
-        """Return None, because no later request refers to a chat completion."""
 
 
 class ChatWriter:

@@ -7,9 +7,10 @@ answer.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import orjson
 
@@ -87,52 +88,41 @@ class ReplyWriter(Protocol):
         ...
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """One API. The endpoint has one object for each API."""
 
-    @property
-    def kind(self) -> str:
-        """The name for the API's answers in a session's trace."""
-        ...
+    kind: ClassVar[str]
+    """The name for the API's answers in a session's trace."""
+    prefix: ClassVar[str]
+    """The prefix of the ids of the API's answers."""
+    exact: ClassVar[bool] = False
+    """True if the API's answers contain the exact ids of the prompt."""
+    done: ClassVar[bytes] = b""
+    """The last bytes of a stream."""
 
-    @property
-    def prefix(self) -> str:
-        """The prefix of the ids of the API's answers."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """True if the API's answers contain the exact ids of the prompt."""
-        ...
-
-    @property
-    def done(self) -> bytes:
-        """The last bytes of a stream."""
-        ...
-
+    @abstractmethod
     def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
-        ...
 
+    @abstractmethod
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
         """Return the answer."""
-        ...
 
+    @abstractmethod
     def writer(self, asked: Asked, context: StreamContext) -> ReplyWriter:
         """Return the writer of one stream."""
-        ...
 
-    def line(self, event: Event) -> bytes:
-        """Return `event` as a server-sent event."""
-        ...
-
+    @abstractmethod
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return the body of an error."""
-        ...
+
+    def line(self, event: Event) -> bytes:
+        """Return `event` as a server-sent event that is named after its type."""
+        return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
         """Return the part of the answer that later requests can refer to by id, or None."""
-        ...
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +139,3 @@ class ParsedRequest:
 def data_line(event: Event) -> bytes:
     """Return an event without a name, as a server-sent event."""
     return b"data: " + orjson.dumps(event) + b"\n\n"
-
-
-def named_line(event: Event) -> bytes:
-    """Return an event as a server-sent event that is named after its type."""
-    return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)

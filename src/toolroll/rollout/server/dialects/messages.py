@@ -11,7 +11,7 @@ from typing import Any
 
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import system_places, text_parts
-from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, StreamContext
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.messages_blocks import (
     PARAGRAPH,
@@ -20,9 +20,12 @@ from toolroll.rollout.server.dialects.messages_blocks import (
     response_format,
     tool_choice,
 )
-from toolroll.rollout.server.dialects.messages_errors import error_body
 from toolroll.rollout.server.dialects.messages_request import MessagesRequest
-from toolroll.rollout.server.dialects.messages_writer import MessagesWriter, message_body
+from toolroll.rollout.server.dialects.messages_writer import (
+    MessagesWriter,
+    error_body,
+    message_body,
+)
 from toolroll.rollout.server.dialects.switches import (
     all_switches,
     effort_switches,
@@ -36,13 +39,11 @@ from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.template_cache import TemplateCache
 
 
-class AnthropicMessages:
+class AnthropicMessages(Dialect):
     """`POST /v1/messages`. `reasons` is True if the served model's parser supports reasoning."""
 
     kind = "message"
     prefix = "msg_"
-    exact = False
-    done = b""
 
     def __init__(
         self, templates: TemplateCache, settings: EndpointSettings, model: str, *, reasons: bool
@@ -119,13 +120,6 @@ class AnthropicMessages:
         """Return the writer of one stream."""
         return MessagesWriter(asked, context, self._model)
 
-    def line(self, event: Event) -> bytes:
-        """Return `event` as a server-sent event."""
-        return named_line(event)
-
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return Anthropic's error body."""
         return error_body(error)
-
-    def kept(self, asked: Asked, result: CompletionResult) -> None:
-        """Return None, because no later request refers to a message by its id."""

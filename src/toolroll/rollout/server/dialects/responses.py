@@ -15,7 +15,7 @@ import orjson
 
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
-from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, StreamContext
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.responses_items import (
     Names,
@@ -54,16 +54,13 @@ class Own:
     request: ResponsesRequest
     names: Names
     metadata: Mapping[str, Any]
-    tools: list[Any]
 
 
-class OpenAIResponses:
+class OpenAIResponses(Dialect):
     """`POST /v1/responses`."""
 
     kind = "response"
     prefix = "resp_"
-    exact = False
-    done = b""
 
     def __init__(
         self,
@@ -110,7 +107,7 @@ class OpenAIResponses:
         )
         chat.messages = []
         metadata = mapping(data.get("metadata") or {}, "metadata")
-        own = Own(request, names, metadata, request.tools or [])
+        own = Own(request, names, metadata)
         return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
@@ -163,7 +160,9 @@ class OpenAIResponses:
             "object": "response",
             "created_at": result.created,
             **state_of(result),
-            "output": output_of(result, own.names, encrypted=bool(own.request.include)),
+            "output": output_of(
+                result, self._encoder, own.names, encrypted=bool(own.request.include)
+            ),
             "usage": usage_of(result, self._encoder),
         }
 
@@ -182,7 +181,7 @@ class OpenAIResponses:
             "model": self._model,
             "instructions": request.instructions,
             "metadata": own.metadata,
-            "tools": own.tools,
+            "tools": request.tools or [],
             "tool_choice": shown,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
@@ -212,11 +211,7 @@ class OpenAIResponses:
         }
         own: Own = asked.own
         encrypted = bool(own.request.include)
-        return ResponsesWriter(context, self._encoder, own.names, response, encrypted=encrypted)
-
-    def line(self, event: Event) -> bytes:
-        """Return `event` as a server-sent event."""
-        return named_line(event)
+        return ResponsesWriter(response, self._encoder, own.names, encrypted=encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""

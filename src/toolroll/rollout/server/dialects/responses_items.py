@@ -12,6 +12,7 @@ from typing import Any
 
 from toolroll.rollout.server.dialects.blocks import (
     call_of,
+    entries,
     mapping,
     only,
     optional_text,
@@ -55,9 +56,7 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
         return [{"role": "user", "content": given}]
     found: list[Message] = []
     before = None
-    for index, entry in enumerate(given):
-        place = f"input[{index}]"
-        item = mapping(entry, place)
+    for item, place in entries(given, "input"):
         kind = item.get("type") or ("message" if "role" in item else None)
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise unknown_type(kind, place)
@@ -162,9 +161,7 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
 
 def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
     """Yield each tool with its location, and with the name and description of its namespace."""
-    for index, entry in enumerate(given):
-        place = f"tools[{index}]"
-        tool = mapping(entry, place)
+    for tool, place in entries(given, "tools"):
         if tool.get("type") != "namespace":
             yield tool, place, "", ""
             continue
@@ -173,9 +170,8 @@ def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, s
         if not isinstance(inner, list):
             raise refused(f"{place}.tools", f"{place}.tools must be a list", code="invalid_value")
         name, about = text(tool, "name", place), optional_text(tool, "description", place)
-        for at, one in enumerate(inner):
-            where = f"{place}.tools[{at}]"
-            yield mapping(one, where), where, name, about
+        for one, where in entries(inner, f"{place}.tools"):
+            yield one, where, name, about
 
 
 def flat_name(namespace: str, name: str) -> str:

@@ -33,13 +33,10 @@ def effort_switches(
     """Return the switch for `effort`, the value of the field `param`. `default`: the API's default
     value.
     """
-    if effort is None:
-        return {}
-    if effort == default and templates.effort_switch is None:
-        return {}
     if templates.effort_switch is None:
-        words = f"the chat template has no switch for {param}: leave it out"
-        raise refused(param, words)
+        if effort in (None, default):
+            return {}
+        raise refused(param, f"the chat template has no switch for {param}: leave it out")
     return dict(templates.with_effort({}, effort))
 
 
