@@ -1,5 +1,5 @@
-"""Helpers that all dialects share. They read the parts of a message and give each part's location
-in error messages.
+"""Helpers that Messages and Responses share. They read the parts of a message and give each part's
+location in error messages.
 
 Invariants: text is joined, never changed. A part that no chat template can render is refused, and
 the error gives its location in the body. A marker that only controls a provider's cache is ignored.
@@ -122,7 +122,9 @@ def arguments_of(given: Mapping[str, Any]) -> str:
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object."""
+    """Return the arguments of a call as an object. Arguments that cannot be an input are wrapped
+    (see `_UNPARSED`).
+    """
     found = _object(arguments)
     return {_UNPARSED: arguments} if found is None else found
 
@@ -154,10 +156,11 @@ def _unparsed(given: Mapping[str, Any]) -> str | None:
 
 
 def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Message]:
-    """Return `messages` with system messages only in places where the chat template renders them.
+    """Return `messages` with system messages only at positions where the chat template renders
+    them.
 
-    `anywhere`: the template renders system messages in every place. If it does not, the system
-    messages at the start are joined into one, and later ones become user messages.
+    `anywhere`: the template renders system messages at every position. If it does not, the system
+    messages at the start are joined into one, and later system messages become user messages.
     """
     if anywhere:
         return list(messages)

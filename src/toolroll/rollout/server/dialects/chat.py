@@ -1,6 +1,7 @@
-"""OpenAI's chat completions. The core itself uses this dialect.
+"""OpenAI's chat completions. The endpoint converts the requests of the other dialects to requests
+of this dialect (`ChatRequest`).
 
-Invariant: the chunk with the finish reason also has the exact ids.
+Invariant: the chunk with the finish reason also has the exact ids of the prompt and of the reply.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class ChatCompletions(Dialect):
         return Asked(request, given, list(data.get("tools") or ()))
 
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
-        """Return a `chat.completion`."""
+        """Return a `chat.completion` without `prompt_token_ids`, which `CompletionResult.body`
+        adds.
+        """
         request = asked.request
         return chat_body(
             result,

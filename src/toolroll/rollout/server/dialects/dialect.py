@@ -1,6 +1,6 @@
 """`Dialect`: an API that agents use to talk to the endpoint, and its interface to the core.
 
-Invariants: a dialect never touches tokens. It converts a body to a `ChatRequest` with chat
+Invariants: a dialect never changes tokens. It converts a body to a `ChatRequest` with chat
 messages, and converts the finished answer to its own objects. The events of a stream add up to the
 answer.
 """
@@ -30,9 +30,10 @@ Event = dict[str, Any]
 class Asked:
     """A translated request for a reply.
 
-    `request` has no messages. `messages` are the client's messages in chat form, which are cleared
-    once the prompt is built. `own` is the dialect's own request. `lineage`: the client's labels for
-    the agent that sent the request (`thread_id` and similar labels).
+    `request` has all fields except the messages. `messages` are the client's messages in chat form,
+    which are cleared once the prompt is built. `tools` are the client's tools in chat form. `own`
+    is the dialect's own form of the request. `lineage`: the client's labels for the agent that sent
+    the request (`thread_id` and similar labels).
     """
 
     request: ChatRequest
@@ -46,9 +47,10 @@ class Asked:
 class StreamContext:
     """The data that a stream needs before the answer is finished.
 
-    `tools`: the offered tools, or None if there are none. `seeds`: for each choice of a chat
-    completion, the seed of its call ids. `answer_id` and `created`: the values that the finished
-    answer will have. `prompt_tokens`: the length of the prompt.
+    `tools`: the offered tools, or None if there are none. `seeds`: for each choice, the seed from
+    which its call ids are derived. `answer_id` and `created`: the values that the finished answer
+    will have. `prompt_tokens`: the length of the prompt. For a text completion, only `template` and
+    `sampling_params` are set.
     """
 
     template: ChatTemplate

@@ -19,7 +19,7 @@ from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pieces import pieces_of
 from toolroll.rollout.server.result import Choice, CompletionResult
 
-_TYPES = {
+_ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -28,7 +28,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_NAMES = {
+_FIELD_NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
 }
@@ -63,15 +63,15 @@ def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
 
 
 def signature(thought: str) -> str:
-    """Return the signature of a thinking block. The signature is not checked if a client sends it
-    back.
+    """Return the `signature` of a thinking block, which is also the `encrypted_content` of a
+    reasoning item. It is not checked if a client sends it back.
     """
     digest = blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=24).digest()
     return base64.b64encode(digest).decode()
 
 
 def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
-    """Return `stop_reason` and `stop_sequence`."""
+    """Return `stop_reason` and `stop_sequence`. `stop_sequences` are those of the request."""
     completion, reading = choice.completion, choice.reading
     matched = completion.matched
     if completion.finish_reason == "length":
@@ -109,12 +109,12 @@ def error_body(error: ApiError) -> dict[str, Any]:
     """Return Anthropic's error body, with the endpoint's stable `code`, and with `param` if a field
     is at fault.
     """
-    error = renamed(error, _NAMES)
+    error = renamed(error, _FIELD_NAMES)
     other = "invalid_request_error" if error.status < 500 else "api_error"
     return {
         "type": "error",
         "error": {
-            "type": _TYPES.get(error.status, other),
+            "type": _ERROR_TYPES.get(error.status, other),
             "message": str(error),
             "code": error.code,
             "param": error.param,

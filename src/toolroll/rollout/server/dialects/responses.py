@@ -218,7 +218,9 @@ class OpenAIResponses(Dialect):
         return renamed(error, _NAMES).body
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
-        """Return the response, so that `previous_response_id` can refer to it."""
+        """Return the response, so that `previous_response_id` can refer to it. Return None if the
+        request's `store` is false.
+        """
         request: ResponsesRequest = asked.own.request
         if not request.store:
             return None
@@ -230,7 +232,8 @@ def not_found(response_id: str, param: str | None = None) -> ApiError:
     """Return the error for a response that is not stored."""
     words = (
         f"there is no response {response_id!r} in this session. A response is kept only if its "
-        "request names a session (in the path, a header or the key) and store is not false"
+        "request names a session (in the path, a header, the key or the body) and store is not "
+        "false"
     )
     return ApiError(404, "response_not_found", words, param=param)
 

@@ -38,7 +38,7 @@ class TextFormat(BaseModel):
 
 
 class TextConfig(BaseModel):
-    """The output format."""
+    """The output format and the verbosity."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -57,9 +57,9 @@ class FunctionChoice(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """`POST /v1/responses`. `metadata`, `prompt_cache_key` and similar fields do not affect the
-    answer. `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are
-    fields that only this endpoint has.
+    """`POST /v1/responses`. `service_tier` and `stream_options` do not affect the answer.
+    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
+    only this endpoint has.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

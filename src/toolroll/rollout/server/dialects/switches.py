@@ -1,7 +1,7 @@
 """Convert a dialect's `thinking` and effort fields to switches of the chat template.
 
 Invariants: a value that the template does not support is refused, and the error names the field. An
-API's default value is never refused.
+API's default value is refused only if `chat_template_kwargs` contradicts it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, 
 def effort_switches(
     templates: TemplateCache, effort: str | None, param: str, *, default: str
 ) -> dict[str, Any]:
-    """Return the switch for `effort`, the value of the field `param`. `default`: the API's default
-    value.
+    """Return the switch for `effort`, the value of the field `param`. If the template has no such
+    switch, return an empty dict for None and for `default`, the API's default value, and raise
+    `ApiError` for any other value.
     """
     if templates.effort_switch is None:
         if effort in (None, default):
@@ -43,7 +44,10 @@ def effort_switches(
 def thinking_switches(
     templates: TemplateCache, thinking: Literal["enabled", "disabled"], *, reasons: bool
 ) -> dict[str, Any]:
-    """Return the switch that turns thinking on or off. `reasons`: True if the model can think."""
+    """Return the switch that turns thinking on or off. If the template has no such switch, return
+    an empty dict if `thinking` is what the model does anyway, and raise `ApiError` if not.
+    `reasons`: True if the served model's parser supports reasoning, so the model thinks.
+    """
     wanted = thinking == "enabled"
     name = next((name for name in _THINKING if name in templates.variables), None)
     if name is not None:
