@@ -1,8 +1,8 @@
 """Anthropic's Messages: `POST /v1/messages`.
 
 Invariants: blocks are converted to chat messages and back. `cache_control`, signatures and the
-spacing of a call's input never reach the prompt. So a request that changes them still continues a
-served turn.
+spacing of a call's input never reach the prompt. So a request that changes them still continues an
+earlier turn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """OpenAI's Responses: `POST /v1/responses`.
 
 Invariants: items are converted to chat messages and back. The ids and states of items never reach
-the prompt, so a request that changes them still continues a served turn. `previous_response_id`
+the prompt, so a request that changes them still continues an earlier turn. `previous_response_id`
 continues the turn of the response with this id.
 """
 
