@@ -1,4 +1,4 @@
-"""Anthropic's Messages as a program without the SDK speaks them."""
+"""A client of Anthropic's Messages without the SDK."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELLO: dict[str, Any] = {
 
 
 async def events_of(bench: Bench, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of a stream; the name of each is its type."""
+    """Return the events of a stream. Check that each event is named after its type."""
     async with bench.http.post(bench.url + path, json={**body, "stream": True}) as response:
         assert response.status == 200, await response.text()
         text = await response.text()
@@ -37,7 +37,7 @@ async def events_of(bench: Bench, path: str, body: dict[str, Any]) -> list[dict[
 
 
 def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that the events add up to."""
+    """Return the message that the events add up to."""
     message: dict[str, Any] = {}
     for event in events:
         match event["type"]:
@@ -85,7 +85,9 @@ async def play(
     change: Change = lambda messages: messages,
     **more: Any,
 ) -> dict[str, Any]:
-    """A tool loop; `change` makes what is sent out of the history. The last message."""
+    """Play a tool loop, and return the last message. `change` converts the history to the messages
+    that are sent.
+    """
     messages: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
     body = {"model": "m", "max_tokens": 1000, "system": FIRST[0]["content"], "tools": [LOOK]}
     while True:

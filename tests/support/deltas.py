@@ -7,6 +7,7 @@ from typing import Any
 
 from toolroll.parsers.types import Delta
 from toolroll.rollout.server.dialects.chat import ChatWriter
+from toolroll.rollout.server.dialects.dialect import StreamContext
 from toolroll.rollout.server.protocol import ChatRequest
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import load_embedded_tokenizer
@@ -15,7 +16,9 @@ from toolroll.rollout.testing import load_embedded_tokenizer
 def chat_deltas(steps: Iterable[Delta]) -> list[dict[str, Any]]:
     """The pieces of one choice as the deltas of a chat completion."""
     request = ChatRequest(messages=[{}])
-    writer = ChatWriter(request, Encoder(load_embedded_tokenizer()), "m")
+    no_template: Any = None
+    context = StreamContext(no_template, {})
+    writer = ChatWriter(request, context, Encoder(load_embedded_tokenizer()), "m")
     events = [event for step in steps for event in writer.add(0, step)]
     return [event["choices"][0]["delta"] for event in events]
 

@@ -1,10 +1,10 @@
-"""Clients that send bodies of the shape of two coding agents, in words of our own: Codex 0.169.0
+"""Clients that send requests in the form of two coding agents, with texts of our own: Codex 0.169.0
 over OpenAI's Responses, and Claude Code 2.1.197 over Anthropic's Messages.
 
 Codex: the whole history with each request, `store` false, two developer messages, tools of three
 types, labels in `client_metadata`; ids of items are dropped. Claude Code: two system blocks, a
-system message behind the user's first one, `cache_control` on the newest block only, a count of
-tokens before a turn, a title from a side call.
+system message after the user's first one, `cache_control` on the newest block only, a count of
+tokens before a turn, and another request for a title.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CLAUDE_TOOLS: list[dict[str, Any]] = [
 
 
 class Codex:
-    """One thread. `path`: what comes before `/v1/responses`."""
+    """One thread of Codex, in the session `s`."""
 
     def __init__(self, bench: Bench, thread: str, *, agent: str = "", parent: str = "") -> None:
         self._bench = bench
@@ -70,12 +70,12 @@ class Codex:
         ]
 
     def compact(self, summary: str) -> None:
-        """Begin another context window, with a summary instead of the history."""
+        """Start another context window, with a summary instead of the history."""
         self._more["context_window_id"] = f"{self._more['context_window_id']}+"
         self.history = [*self.history[:2], _said("user", summary)]
 
     async def run(self, task: str) -> str:
-        """Ask, and run the commands that are called, until there are none."""
+        """Send the task, and answer the calls until a reply has no call. Return its text."""
         self.history.append(_said("user", task))
         for turn in range(50):
             body = {
@@ -147,7 +147,7 @@ class ClaudeCode:
         }
 
     async def title(self, task: str) -> str:
-        """Ask for a title: another system prompt, no tools."""
+        """Request a title, with another system prompt and without tools. Return the title."""
         body = {
             "model": "any",
             "max_tokens": 512,
@@ -163,7 +163,7 @@ class ClaudeCode:
         return await anthropic_wire.ask(self._bench, body, path=path, stream=True)
 
     async def run(self, task: str) -> str:
-        """Ask, and run what is called, until there is nothing."""
+        """Send the task, and answer the calls until a reply has no call. Return its text."""
         self.history.append({"role": "user", "content": [{"type": "text", "text": task}]})
         if len(self.history) == 1:
             today = [{"type": "text", "text": "Today is Monday."}]

@@ -1,4 +1,4 @@
-"""OpenAI's Responses as a program without the SDK speaks them."""
+"""A client of OpenAI's Responses without the SDK."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELLO: dict[str, Any] = {"model": "m", "input": "Hi"}
 
 
 def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response that the events add up to, checked against the last one."""
+    """Return the response that the events add up to. Check it against the last event."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     items: list[dict[str, Any]] = []
     texts: dict[str, str] = {}
@@ -63,8 +63,8 @@ async def play(
     stored: bool = False,
     **more: Any,
 ) -> dict[str, Any]:
-    """A tool loop; `change` makes what is sent out of the history. With `stored`, only what is new
-    is sent. The last response.
+    """Play a tool loop, and return the last response. `change` converts the history to the items
+    that are sent. `stored`: send only the new items, with `previous_response_id`.
     """
     items: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
     body = {"model": "m", "instructions": FIRST[0]["content"], "tools": [LOOK], **more}

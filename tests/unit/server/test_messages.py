@@ -334,6 +334,24 @@ async def test_thinking_turns_the_templates_switch() -> None:
         assert "<think>" not in prompts[0] and prompts[1].endswith("<think>\n\n</think>\n\n")
 
 
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"thinking": {"type": "disabled"}}, "chat_template_kwargs.enable_thinking"),
+        ({"output_config": {"effort": "high"}}, None),
+        ({"thinking": {"type": "adaptive"}}, None),
+    ],
+)
+async def test_a_field_that_contradicts_a_switch_is_refused(
+    more: dict[str, Any], param: str | None
+) -> None:
+    tokenizer = tokenizer_for(trl_template("qwen3"))
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        body = {**HELLO, "chat_template_kwargs": {"enable_thinking": True}, **more}
+        status, answer = await bench.post(PATH, body)
+        assert (status, answer.get("error", {}).get("param")) == (400 if param else 200, param)
+
+
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 
 
@@ -423,6 +441,20 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("container", {"container": "x"}),
     ("n", {"n": 2}),
     ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": []}}),
+    ("tools[0].strict", {"tools": [{**LOOK, "strict": "false"}]}),
+    (
+        "messages[1]",
+        {
+            "system": "Be brief.",
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}],
+                },
+            ],
+        },
+    ),
 ]
 
 

@@ -227,14 +227,37 @@ async def test_other_instructions_replace_those_of_the_previous_response(tokeniz
         ({"tools": [LOOK], "parallel_tool_calls": False}, {"stop": ["</tool_call>"]}),
         (
             {
-                "reasoning": {"effort": "medium", "summary": "auto"},
+                "reasoning": {
+                    "effort": "medium",
+                    "summary": "auto",
+                    "context": "auto",
+                    "mode": "standard",
+                },
                 "text": {"verbosity": "medium"},
                 "service_tier": "auto",
                 "prompt_cache_key": "k",
+                "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
                 "metadata": {"a": "b"},
                 "client_metadata": {"thread_id": "t"},
                 "truncation": "disabled",
                 "user": "u",
+            },
+            {},
+        ),
+        (
+            {
+                "input": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "input_text",
+                                "text": "Hi",
+                                "prompt_cache_breakpoint": {"mode": "explicit"},
+                            }
+                        ],
+                    }
+                ]
             },
             {},
         ),
@@ -289,6 +312,16 @@ async def test_effort_turns_the_templates_switch() -> None:
             await ask(bench, body, path="/v1/responses", stream=False)
             prompts.append(bench.served.template.encoder.decode(bench.engine.log[-1].input_ids))
         assert "<think>" not in prompts[0] and prompts[1].endswith("<think>\n\n</think>\n\n")
+
+
+async def test_a_field_that_contradicts_a_switch_is_refused() -> None:
+    tokenizer = tokenizer_for(trl_template("qwen3"))
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        body = {**HELLO, "chat_template_kwargs": {"enable_thinking": True}}
+        for effort, wanted in (("high", 200), ("none", 400)):
+            status, answer = await bench.post(PATH, {**body, "reasoning": {"effort": effort}})
+            assert status == wanted, answer
+        assert answer["error"]["param"] == "chat_template_kwargs.enable_thinking"
 
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -382,6 +415,17 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("max_tool_calls", {"max_tool_calls": 3}),
     ("n", {"n": 2}),
     ("messages", {"messages": []}),
+    ("metadata", {"metadata": ["a"]}),
+    ("reasoning.mode", {"reasoning": {"mode": "pro"}}),
+    ("tools[0].strict", {"tools": [{**LOOK, "strict": "false"}]}),
+    (
+        "tools[0].description",
+        {"tools": [{"type": "namespace", "name": "x", "description": {"a": 1}, "tools": []}]},
+    ),
+    (
+        "tools[0].tools[0].name",
+        {"tools": [{"type": "namespace", "name": "x", "tools": [{**LOOK, "name": ""}]}]},
+    ),
     ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
 ]
 

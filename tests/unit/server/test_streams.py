@@ -215,12 +215,15 @@ async def test_a_retry_of_a_broken_stream_gets_all_of_it(tokenizer: Any) -> None
     async with endpoint(tokenizer, hold) as bench:
         body = {"messages": [USER], "stream": True}
         async with bench.http.post(bench.url + PATH, json=body) as response:
-            await response.content.readany()
+            first = await response.content.readline()
             response.close()
         asking = asyncio.create_task(events(bench, retry=1, messages=[USER]))
         await bench.joined("s", retry=1)
         release.set()
-        assert joined(await asking)["content"] == "One two three four five six."
+        chunks = await asking
+        assert joined(chunks)["content"] == "One two three four five six."
+        [name] = {chunk["id"] for chunk in (orjson.loads(first.removeprefix(b"data: ")), *chunks)}
+        assert name.startswith("chatcmpl-")
         assert len(bench.engine.log) == 1
         assert len(await bench.trajectories()) == 1
 

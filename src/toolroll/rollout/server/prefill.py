@@ -27,11 +27,12 @@ _SEAM = 8
 """The number of tokens before a seam that are encoded again to check the seam."""
 
 
-def split_prefill(messages: Sequence[Message]) -> tuple[list[Message], str]:
+def split_prefill(messages: Sequence[Message], place: str = "") -> tuple[list[Message], str]:
     """Return the messages before the last one, and the text of the last one. Raise `ApiError` if
-    the last message is not text from the assistant.
+    the last message is not text from the assistant. `place` is the location of the last message in
+    the body, if it is not its index in `messages`.
     """
-    place, last = f"messages[{len(messages) - 1}]", messages[-1]
+    place, last = place or f"messages[{len(messages) - 1}]", messages[-1]
     text = last.get("content")
     if last["role"] != "assistant":
         words = f"continue_final_message: the last message, {place}, is not the assistant's"

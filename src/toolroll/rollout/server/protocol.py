@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
 
 LABELS = frozenset(
-    {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    {"user", "metadata", "safety_identifier"}
+    | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
 )
 """Fields that do not affect the answer."""
 

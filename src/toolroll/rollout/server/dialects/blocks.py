@@ -1,5 +1,5 @@
-"""Helpers that all dialects share. They read the parts of a message and give each part's location
-in error messages.
+"""Helpers that Messages and Responses share. They read the parts of a message and give each part's
+location in error messages.
 
 Invariants: text is joined, never changed. A part that no chat template can render is refused, and
 the error gives its location in the body. A marker that only controls a provider's cache is ignored.
@@ -7,7 +7,7 @@ the error gives its location in the body. A marker that only controls a provider
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -30,7 +30,10 @@ or are an object with only this key and a text.
 _AROUND_INPUT = 5
 """The number of levels of a body around a call's input: body, messages, message, content, block."""
 
-_TEXT_PART = frozenset({"type", "text", "cache_control", "citations", "annotations", "logprobs"})
+_TEXT_PART = frozenset(
+    {"type", "text", "cache_control", "prompt_cache_breakpoint"}
+    | {"citations", "annotations", "logprobs"}
+)
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
@@ -41,12 +44,28 @@ def mapping(given: Any, place: str) -> Mapping[str, Any]:
     return given
 
 
+def entries(given: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each entry of the list at `place`, with its own location. Raise `ApiError` if it is not
+    an object.
+    """
+    for index, entry in enumerate(given):
+        where = f"{place}[{index}]"
+        yield mapping(entry, where), where
+
+
 def text(given: Mapping[str, Any], name: str, place: str) -> str:
     """Return the text `given[name]`. Raise `ApiError` if it is not a string."""
     value = given.get(name)
     if not isinstance(value, str):
         raise refused(f"{place}.{name}", f"{place}.{name} must be text", code="invalid_value")
     return value
+
+
+def optional_text(given: Mapping[str, Any], name: str, place: str) -> str:
+    """Return the text `given[name]`, or "" if it is missing or null. Raise `ApiError` if it is not
+    a string.
+    """
+    return "" if given.get(name) is None else text(given, name, place)
 
 
 def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
@@ -80,9 +99,8 @@ def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str
     if not isinstance(given, list):
         raise refused(place, f"{place} must be text or a list of parts", code="invalid_value")
     found = []
-    for index, part in enumerate(given):
-        where = f"{place}[{index}]"
-        kind = mapping(part, where).get("type")
+    for part, where in entries(given, place):
+        kind = part.get("type")
         if kind not in kinds:
             raise unknown_type(kind, where)
         found.append(part_text(part, where))
@@ -104,7 +122,9 @@ def arguments_of(given: Mapping[str, Any]) -> str:
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object."""
+    """Return the arguments of a call as an object. Arguments that cannot be an input are wrapped
+    (see `_UNPARSED`).
+    """
     found = _object(arguments)
     return {_UNPARSED: arguments} if found is None else found
 
@@ -136,10 +156,11 @@ def _unparsed(given: Mapping[str, Any]) -> str | None:
 
 
 def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Message]:
-    """Return `messages` with system messages only in places where the chat template renders them.
+    """Return `messages` with system messages only at positions where the chat template renders
+    them.
 
-    `anywhere`: the template renders system messages in every place. If it does not, the system
-    messages at the start are joined into one, and later ones become user messages.
+    `anywhere`: the template renders system messages at every position. If it does not, the system
+    messages at the start are joined into one, and later system messages become user messages.
     """
     if anywhere:
         return list(messages)

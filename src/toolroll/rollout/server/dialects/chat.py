@@ -1,12 +1,11 @@
-"""OpenAI's chat completions. The core itself uses this dialect.
+"""OpenAI's chat completions. The endpoint converts the requests of the other dialects to requests
+of this dialect (`ChatRequest`).
 
-Invariant: the chunk with the finish reason also has the exact ids.
+Invariant: the chunk with the finish reason also has the exact ids of the prompt and of the reply.
 """
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -21,7 +20,13 @@ from toolroll.rollout.server.bodies import (
     is_long,
     tokens,
 )
-from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, data_line
+from toolroll.rollout.server.dialects.dialect import (
+    Asked,
+    Dialect,
+    Event,
+    StreamContext,
+    data_line,
+)
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
@@ -30,7 +35,7 @@ from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.template.encode import Encoder
 
 
-class ChatCompletions:
+class ChatCompletions(Dialect):
     """`POST /v1/chat/completions`."""
 
     kind = "chat.completion"
@@ -50,7 +55,9 @@ class ChatCompletions:
         return Asked(request, given, list(data.get("tools") or ()))
 
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
-        """Return a `chat.completion`."""
+        """Return a `chat.completion` without `prompt_token_ids`, which `CompletionResult.body`
+        adds.
+        """
         request = asked.request
         return chat_body(
             result,
@@ -62,7 +69,7 @@ class ChatCompletions:
 
     def writer(self, asked: Asked, context: StreamContext) -> ChatWriter:
         """Return the writer of one stream."""
-        return ChatWriter(asked.request, self._encoder, self._model)
+        return ChatWriter(asked.request, context, self._encoder, self._model)
 
     def line(self, event: Event) -> bytes:
         """Return `event` as a server-sent event."""
@@ -72,9 +79,6 @@ class ChatCompletions:
         """Return OpenAI's error body."""
         return error.body
 
-    def kept(self, asked: Asked, result: CompletionResult) -> None:
-        """Return None, because no later request refers to a chat completion."""
-
 
 class ChatWriter:
     """Writes `chat.completion.chunk` events.
@@ -83,13 +87,15 @@ class ChatWriter:
     once the call is complete.
     """
 
-    def __init__(self, request: ChatRequest, encoder: Encoder, model: str) -> None:
+    def __init__(
+        self, request: ChatRequest, context: StreamContext, encoder: Encoder, model: str
+    ) -> None:
         self._request = request
         self._encoder = encoder
         self._head = {
-            "id": f"stream-{uuid.uuid4().hex}",
+            "id": context.answer_id,
             "object": "chat.completion.chunk",
-            "created": int(time.time()),
+            "created": context.created,
             "model": model,
         }
         self._calls = [0] * request.n

@@ -1,15 +1,16 @@
 """`Dialect`: an API that agents use to talk to the endpoint, and its interface to the core.
 
-Invariants: a dialect never touches tokens. It converts a body to a `ChatRequest` with chat
+Invariants: a dialect never changes tokens. It converts a body to a `ChatRequest` with chat
 messages, and converts the finished answer to its own objects. The events of a stream add up to the
 answer.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import orjson
 
@@ -29,9 +30,10 @@ Event = dict[str, Any]
 class Asked:
     """A translated request for a reply.
 
-    `request` has no messages. `messages` are the client's messages in chat form, which are cleared
-    once the prompt is built. `own` is the dialect's own request. `lineage`: the client's labels for
-    the agent that sent the request (`thread_id` and similar labels).
+    `request` has all fields except the messages. `messages` are the client's messages in chat form,
+    which are cleared once the prompt is built. `tools` are the client's tools in chat form. `own`
+    is the dialect's own form of the request. `lineage`: the client's labels for the agent that sent
+    the request (`thread_id` and similar labels).
     """
 
     request: ChatRequest
@@ -45,9 +47,10 @@ class Asked:
 class StreamContext:
     """The data that a stream needs before the answer is finished.
 
-    `tools`: the offered tools, or None if there are none. `seeds`: for each choice of a chat
-    completion, the seed of its call ids. `answer_id` and `created`: the values that the finished
-    answer will have. `prompt_tokens`: the length of the prompt.
+    `tools`: the offered tools, or None if there are none. `seeds`: for each choice, the seed from
+    which its call ids are derived. `answer_id` and `created`: the values that the finished answer
+    will have. `prompt_tokens`: the length of the prompt. For a text completion, only `template` and
+    `sampling_params` are set.
     """
 
     template: ChatTemplate
@@ -87,52 +90,41 @@ class ReplyWriter(Protocol):
         ...
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """One API. The endpoint has one object for each API."""
 
-    @property
-    def kind(self) -> str:
-        """The name for the API's answers in a session's trace."""
-        ...
+    kind: ClassVar[str]
+    """The name for the API's answers in a session's trace."""
+    prefix: ClassVar[str]
+    """The prefix of the ids of the API's answers."""
+    exact: ClassVar[bool] = False
+    """True if the API's answers contain the exact ids of the prompt."""
+    done: ClassVar[bytes] = b""
+    """The last bytes of a stream."""
 
-    @property
-    def prefix(self) -> str:
-        """The prefix of the ids of the API's answers."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """True if the API's answers contain the exact ids of the prompt."""
-        ...
-
-    @property
-    def done(self) -> bytes:
-        """The last bytes of a stream."""
-        ...
-
+    @abstractmethod
     def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
-        ...
 
+    @abstractmethod
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
         """Return the answer."""
-        ...
 
+    @abstractmethod
     def writer(self, asked: Asked, context: StreamContext) -> ReplyWriter:
         """Return the writer of one stream."""
-        ...
 
-    def line(self, event: Event) -> bytes:
-        """Return `event` as a server-sent event."""
-        ...
-
+    @abstractmethod
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return the body of an error."""
-        ...
+
+    def line(self, event: Event) -> bytes:
+        """Return `event` as a server-sent event that is named after its type."""
+        return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
         """Return the part of the answer that later requests can refer to by id, or None."""
-        ...
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +141,3 @@ class ParsedRequest:
 def data_line(event: Event) -> bytes:
     """Return an event without a name, as a server-sent event."""
     return b"data: " + orjson.dumps(event) + b"\n\n"
-
-
-def named_line(event: Event) -> bytes:
-    """Return an event as a server-sent event that is named after its type."""
-    return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)

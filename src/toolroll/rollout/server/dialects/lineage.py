@@ -29,7 +29,8 @@ _KNOWN = frozenset(
 
 def lineage_of(given: Any) -> dict[str, str]:
     """Return the conversation labels in `given`: the names in `_KNOWN`, and names that start with
-    `parent_`. `given` is an object, or the JSON text of an object.
+    `parent_`. Numbers become text; values that are neither text nor an integer are left out.
+    `given` is an object, or the JSON text of an object. Anything else has no labels.
 
     A value of the object may itself be the JSON text of an object (Codex's `x-codex-turn-metadata`,
     Claude Code's `user_id`). The labels in that inner object are returned too.

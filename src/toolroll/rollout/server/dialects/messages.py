@@ -1,8 +1,8 @@
 """Anthropic's Messages: `POST /v1/messages`.
 
 Invariants: blocks are converted to chat messages and back. `cache_control`, signatures and the
-spacing of a call's input never reach the prompt. So a request that changes them still continues a
-served turn.
+spacing of a call's input never reach the prompt. So a request that changes them still continues an
+earlier turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import system_places, text_parts
-from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, StreamContext
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.messages_blocks import (
     PARAGRAPH,
@@ -20,24 +20,30 @@ from toolroll.rollout.server.dialects.messages_blocks import (
     response_format,
     tool_choice,
 )
-from toolroll.rollout.server.dialects.messages_errors import error_body
 from toolroll.rollout.server.dialects.messages_request import MessagesRequest
-from toolroll.rollout.server.dialects.messages_writer import MessagesWriter, message_body
-from toolroll.rollout.server.dialects.switches import effort_switches, thinking_switches
+from toolroll.rollout.server.dialects.messages_writer import (
+    MessagesWriter,
+    error_body,
+    message_body,
+)
+from toolroll.rollout.server.dialects.switches import (
+    all_switches,
+    effort_switches,
+    thinking_switches,
+)
 from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.prefill import split_prefill
 from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.template_cache import TemplateCache
 
 
-class AnthropicMessages:
+class AnthropicMessages(Dialect):
     """`POST /v1/messages`. `reasons` is True if the served model's parser supports reasoning."""
 
     kind = "message"
     prefix = "msg_"
-    exact = False
-    done = b""
 
     def __init__(
         self, templates: TemplateCache, settings: EndpointSettings, model: str, *, reasons: bool
@@ -60,6 +66,9 @@ class AnthropicMessages:
             said = text_parts(request.system, "system", ("text",), PARAGRAPH)
             messages.insert(0, {"role": "system", "content": said})
         messages = system_places(messages, anywhere=self._templates.system_anywhere)
+        continued = messages[-1]["role"] == "assistant"
+        if continued:  # checked here, because only here are the indexes those of the client
+            split_prefill(messages, f"messages[{len(given) - 1}]")
         drop = self._settings.server_tools == "drop"
         tools = read_tools(request.tools or (), drop=drop)
         chat = ChatRequest(
@@ -72,7 +81,7 @@ class AnthropicMessages:
             stop=request.stop_sequences,
             stream=request.stream,
             chat_template_kwargs=self._switches(request),
-            continue_final_message=True if messages[-1]["role"] == "assistant" else None,
+            continue_final_message=continued or None,
             session_id=request.session_id,
             **tool_choice(request),
             **response_format(request),
@@ -81,14 +90,14 @@ class AnthropicMessages:
         return Asked(chat, messages, tools, request, lineage_of(data.get("metadata")))
 
     def _switches(self, request: MessagesRequest) -> dict[str, Any]:
-        switches = dict(request.chat_template_kwargs)
+        switches: dict[str, Any] = {}
         config, thinking = request.output_config, request.thinking
         if config is not None:
             switches |= effort_switches(
                 self._templates, config.effort, "output_config.effort", default="high"
             )
         if thinking is None or thinking.type == "adaptive":
-            return switches
+            return all_switches(request.chat_template_kwargs, switches)
         switches |= thinking_switches(self._templates, thinking.type, reasons=self._reasons)
         if thinking.budget_tokens is not None:
             if "thinking_budget" not in self._templates.variables:
@@ -99,7 +108,7 @@ class AnthropicMessages:
                     '{"type": "adaptive"}',
                 )
             switches["thinking_budget"] = thinking.budget_tokens
-        return switches
+        return all_switches(request.chat_template_kwargs, switches)
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -111,13 +120,6 @@ class AnthropicMessages:
         """Return the writer of one stream."""
         return MessagesWriter(asked, context, self._model)
 
-    def line(self, event: Event) -> bytes:
-        """Return `event` as a server-sent event."""
-        return named_line(event)
-
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return Anthropic's error body."""
         return error_body(error)
-
-    def kept(self, asked: Asked, result: CompletionResult) -> None:
-        """Return None, because no later request refers to a message by its id."""

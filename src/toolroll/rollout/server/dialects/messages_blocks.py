@@ -8,6 +8,7 @@ from typing import Any
 from toolroll.rollout.server.dialects.blocks import (
     arguments_of,
     call_of,
+    entries,
     mapping,
     only,
     part_text,
@@ -46,9 +47,7 @@ def read_blocks(given: Sequence[Any]) -> list[Message]:
     cannot be converted.
     """
     found: list[Message] = []
-    for index, entry in enumerate(given):
-        place = f"messages[{index}]"
-        message = mapping(entry, place)
+    for message, place in entries(given, "messages"):
         only(message, ("role", "content", "cache_control"), place)
         role, content, where = message.get("role"), message.get("content"), f"{place}.content"
         if role == "assistant":
@@ -71,9 +70,7 @@ def _user(content: Any, place: str) -> list[Message]:
         raise refused(place, f"{place} must be text or blocks", code="invalid_value")
     found: list[Message] = []
     said: list[str] = []
-    for index, entry in enumerate(content):
-        where = f"{place}[{index}]"
-        block = mapping(entry, where)
+    for block, where in entries(content, place):
         kind = block.get("type")
         if kind == "text":
             said.append(part_text(block, where))
@@ -108,9 +105,7 @@ def _assistant(content: Any, place: str) -> Message:
     thoughts: list[str] = []
     said: list[str] = []
     calls: list[dict[str, Any]] = []
-    for index, entry in enumerate(content):
-        where = f"{place}[{index}]"
-        block = mapping(entry, where)
+    for block, where in entries(content, place):
         kind = block.get("type")
         if kind == "text":
             said.append(part_text(block, where))
@@ -142,16 +137,11 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
     servers instead of refusing them.
     """
     found: list[Tool] = []
-    for index, entry in enumerate(given):
-        place = f"tools[{index}]"
-        tool = mapping(entry, place)
+    for tool, place in entries(given, "tools"):
         if not is_function(tool, (None, "custom"), _TOOL, place, drop=drop):
             continue
-        name, about = text(tool, "name", place), tool.get("description")
-        description = None if about is None else text(tool, "description", place)
         schema = mapping(tool.get("input_schema"), f"{place}.input_schema")
-        strict = bool(tool.get("strict"))
-        found.append(function_tool(name, description, schema, place, strict=strict))
+        found.append(function_tool(tool, place, schema))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The answers and stream events of Anthropic's Messages.
+"""The answers, stream events and errors of Anthropic's Messages.
 
 Invariants: `message_start` has the length of the served prompt. The events add up to the same
 blocks as in the answer without `stream`: both are made of the same pieces, in the same order.
@@ -13,12 +13,26 @@ from typing import Any
 
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta, ToolCall
-from toolroll.rollout.server.dialects.blocks import input_json, input_of
+from toolroll.rollout.server.dialects.blocks import input_json, input_of, renamed
 from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext
-from toolroll.rollout.server.dialects.messages_errors import error_body
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pieces import pieces_of
 from toolroll.rollout.server.result import Choice, CompletionResult
+
+_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_FIELD_NAMES = {
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "response_format": "output_config.format",
+}
+"""Maps the core's field names to Anthropic's, if they differ."""
 
 _DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
 
@@ -49,15 +63,15 @@ def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
 
 
 def signature(thought: str) -> str:
-    """Return the signature of a thinking block. The signature is not checked if a client sends it
-    back.
+    """Return the `signature` of a thinking block, which is also the `encrypted_content` of a
+    reasoning item. It is not checked if a client sends it back.
     """
     digest = blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=24).digest()
     return base64.b64encode(digest).decode()
 
 
 def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
-    """Return `stop_reason` and `stop_sequence`."""
+    """Return `stop_reason` and `stop_sequence`. `stop_sequences` are those of the request."""
     completion, reading = choice.completion, choice.reading
     matched = completion.matched
     if completion.finish_reason == "length":
@@ -89,6 +103,23 @@ def _usage(read: int, sampled: int, cached: int = 0) -> dict[str, Any]:
 
 def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
     return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """Return Anthropic's error body, with the endpoint's stable `code`, and with `param` if a field
+    is at fault.
+    """
+    error = renamed(error, _FIELD_NAMES)
+    other = "invalid_request_error" if error.status < 500 else "api_error"
+    return {
+        "type": "error",
+        "error": {
+            "type": _ERROR_TYPES.get(error.status, other),
+            "message": str(error),
+            "code": error.code,
+            "param": error.param,
+        },
+    }
 
 
 class MessagesWriter:

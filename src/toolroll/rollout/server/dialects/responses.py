@@ -1,20 +1,21 @@
 """OpenAI's Responses: `POST /v1/responses`.
 
 Invariants: items are converted to chat messages and back. The ids and states of items never reach
-the prompt, so a request that changes them still continues a served turn. `previous_response_id`
+the prompt, so a request that changes them still continues an earlier turn. `previous_response_id`
 continues the turn of the response with this id.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.dialects.blocks import renamed, system_places
-from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext, named_line
+from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, StreamContext
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.responses_items import (
     Names,
@@ -30,7 +31,7 @@ from toolroll.rollout.server.dialects.responses_writer import (
     usage_of,
 )
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
-from toolroll.rollout.server.dialects.switches import effort_switches
+from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
 from toolroll.rollout.server.errors import ApiError, refused
 from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
 from toolroll.rollout.server.result import CompletionResult
@@ -52,17 +53,14 @@ class Own:
 
     request: ResponsesRequest
     names: Names
-    metadata: dict[str, Any]
-    tools: list[Any]
+    metadata: Mapping[str, Any]
 
 
-class OpenAIResponses:
+class OpenAIResponses(Dialect):
     """`POST /v1/responses`."""
 
     kind = "response"
     prefix = "resp_"
-    exact = False
-    done = b""
 
     def __init__(
         self,
@@ -108,7 +106,8 @@ class OpenAIResponses:
             **_format(request),
         )
         chat.messages = []
-        own = Own(request, names, data.get("metadata") or {}, request.tools or [])
+        metadata = mapping(data.get("metadata") or {}, "metadata")
+        own = Own(request, names, metadata)
         return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
@@ -134,7 +133,7 @@ class OpenAIResponses:
         return system_places(messages, anywhere=self._templates.system_anywhere)
 
     def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
-        switches = dict(request.chat_template_kwargs)
+        switches: dict[str, Any] = {}
         if request.reasoning is not None:
             effort = request.reasoning.effort
             switches |= effort_switches(
@@ -146,7 +145,7 @@ class OpenAIResponses:
         elif verbosity not in (None, "medium"):
             words = "text.verbosity cannot be honored: the chat template has no switch verbosity"
             raise refused("text.verbosity", f"{words}. Leave it out")
-        return switches
+        return all_switches(request.chat_template_kwargs, switches)
 
     # --- answers ----------------------------------------------------------------------------------
 
@@ -161,7 +160,9 @@ class OpenAIResponses:
             "object": "response",
             "created_at": result.created,
             **state_of(result),
-            "output": output_of(result, own.names, encrypted=bool(own.request.include)),
+            "output": output_of(
+                result, self._encoder, own.names, encrypted=bool(own.request.include)
+            ),
             "usage": usage_of(result, self._encoder),
         }
 
@@ -180,7 +181,7 @@ class OpenAIResponses:
             "model": self._model,
             "instructions": request.instructions,
             "metadata": own.metadata,
-            "tools": own.tools,
+            "tools": request.tools or [],
             "tool_choice": shown,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
@@ -210,18 +211,16 @@ class OpenAIResponses:
         }
         own: Own = asked.own
         encrypted = bool(own.request.include)
-        return ResponsesWriter(context, self._encoder, own.names, response, encrypted=encrypted)
-
-    def line(self, event: Event) -> bytes:
-        """Return `event` as a server-sent event."""
-        return named_line(event)
+        return ResponsesWriter(response, self._encoder, own.names, encrypted=encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
         return renamed(error, _NAMES).body
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
-        """Return the response, so that `previous_response_id` can refer to it."""
+        """Return the response, so that `previous_response_id` can refer to it. Return None if the
+        request's `store` is false.
+        """
         request: ResponsesRequest = asked.own.request
         if not request.store:
             return None
@@ -233,7 +232,8 @@ def not_found(response_id: str, param: str | None = None) -> ApiError:
     """Return the error for a response that is not stored."""
     words = (
         f"there is no response {response_id!r} in this session. A response is kept only if its "
-        "request names a session (in the path, a header or the key) and store is not false"
+        "request names a session (in the path, a header, the key or the body) and store is not "
+        "false"
     )
     return ApiError(404, "response_not_found", words, param=param)
 

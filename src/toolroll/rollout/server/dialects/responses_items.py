@@ -12,8 +12,10 @@ from typing import Any
 
 from toolroll.rollout.server.dialects.blocks import (
     call_of,
+    entries,
     mapping,
     only,
+    optional_text,
     text,
     text_parts,
     unknown_type,
@@ -54,9 +56,7 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
         return [{"role": "user", "content": given}]
     found: list[Message] = []
     before = None
-    for index, entry in enumerate(given):
-        place = f"input[{index}]"
-        item = mapping(entry, place)
+    for item, place in entries(given, "input"):
         kind = item.get("type") or ("message" if "role" in item else None)
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise unknown_type(kind, place)
@@ -146,24 +146,22 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
     for tool, place, namespace, about in _flattened(given):
         if not is_function(tool, ("function",), _FUNCTION, place, drop=drop):
             continue
-        name = text(tool, "name", place)
-        flat = flat_name(namespace, name) if namespace else name
-        if namespace:
-            names[flat] = (namespace, name)
-        own = text(tool, "description", place) if tool.get("description") is not None else ""
-        description = "\n\n".join(filter(None, (about, own))) or None
+        own = optional_text(tool, "description", place)
+        described = {**tool, "description": "\n\n".join(filter(None, (about, own))) or None}
         schema = tool.get("parameters")
         schema = _NO_PARAMETERS if schema is None else mapping(schema, f"{place}.parameters")
-        strict = bool(tool.get("strict"))
-        found.append(function_tool(flat, description, schema, place, strict=strict))
+        chat = function_tool(described, place, schema)
+        if namespace:
+            name = chat["function"]["name"]
+            chat["function"]["name"] = flat = flat_name(namespace, name)
+            names[flat] = (namespace, name)
+        found.append(chat)
     return found, names
 
 
 def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
     """Yield each tool with its location, and with the name and description of its namespace."""
-    for index, entry in enumerate(given):
-        place = f"tools[{index}]"
-        tool = mapping(entry, place)
+    for tool, place in entries(given, "tools"):
         if tool.get("type") != "namespace":
             yield tool, place, "", ""
             continue
@@ -171,10 +169,9 @@ def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, s
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise refused(f"{place}.tools", f"{place}.tools must be a list", code="invalid_value")
-        name, about = text(tool, "name", place), tool.get("description") or ""
-        for at, one in enumerate(inner):
-            where = f"{place}.tools[{at}]"
-            yield mapping(one, where), where, name, str(about)
+        name, about = text(tool, "name", place), optional_text(tool, "description", place)
+        for one, where in entries(inner, f"{place}.tools"):
+            yield one, where, name, about
 
 
 def flat_name(namespace: str, name: str) -> str:

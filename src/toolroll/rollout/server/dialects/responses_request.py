@@ -12,13 +12,17 @@ from toolroll.rollout.server.protocol import StreamOptions
 
 
 class Reasoning(BaseModel):
-    """The reasoning effort. `summary` has no effect: the reasoning is always returned in full."""
+    """The reasoning effort. `summary` has no effect: the reasoning is always returned in full.
+    `context` and `mode` must be OpenAI's defaults.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class TextFormat(BaseModel):
@@ -34,7 +38,7 @@ class TextFormat(BaseModel):
 
 
 class TextConfig(BaseModel):
-    """The output format."""
+    """The output format and the verbosity."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,9 +57,9 @@ class FunctionChoice(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """`POST /v1/responses`. `metadata`, `prompt_cache_key` and similar fields do not affect the
-    answer. `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are
-    fields that only this endpoint has.
+    """`POST /v1/responses`. `service_tier` and `stream_options` do not affect the answer.
+    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
+    only this endpoint has.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.dialects.dialect import Event, StreamContext
+from toolroll.rollout.server.dialects.dialect import Event
 from toolroll.rollout.server.dialects.messages_writer import signature
 from toolroll.rollout.server.dialects.responses_items import Names
 from toolroll.rollout.server.errors import ApiError
@@ -23,24 +23,15 @@ from toolroll.rollout.template.encode import Encoder
 Item = dict[str, Any]
 
 
-def output_of(result: CompletionResult, names: Names, *, encrypted: bool) -> list[Item]:
-    """Return the items of a finished answer."""
-    [choice] = result.choices
-    made = Items(result.id, names, encrypted=encrypted)
-    for step in pieces_of(choice):
-        if step.call is not None:
-            function = openai_function(step.call)
-            made.add(made.call(step.call.id, function["name"], function["arguments"]))
-        else:
-            made.add(
-                made.reasoning(step.text) if step.kind == "reasoning" else made.message(step.text)
-            )
-    if not made.items:
-        made.add(made.message(""))  # so that a client can send the reply back
-    # A call is sent once it is complete. So only text can be cut.
-    if choice.completion.finish_reason == "length" and made.items[-1]["type"] != "function_call":
-        made.items[-1]["status"] = "incomplete"
-    return made.items
+def output_of(
+    result: CompletionResult, encoder: Encoder, names: Names, *, encrypted: bool
+) -> list[Item]:
+    """Return the items of a finished answer: those that a stream of the answer makes."""
+    writer = ResponsesWriter({"id": result.id}, encoder, names, encrypted=encrypted)
+    for step in pieces_of(result.choices[0]):
+        list(writer.add(0, step))
+    list(writer.end(state_of(result)["status"]))
+    return writer.items
 
 
 def state_of(result: CompletionResult) -> dict[str, Any]:
@@ -82,60 +73,21 @@ def _reasoning_tokens(result: CompletionResult, encoder: Encoder) -> int:
     return sum(start < end for start, _ in encoder.offsets(ids, text))
 
 
-class Items:
-    """The items of one answer. Their ids are derived from the answer's id."""
-
-    def __init__(self, answer_id: str, names: Names, *, encrypted: bool) -> None:
-        self.items: list[Item] = []
-        self._stem = answer_id.removeprefix("resp_")
-        self._names = names
-        self._encrypted = encrypted
-
-    def add(self, item: Item) -> Item:
-        """Append `item`."""
-        self.items.append(item)
-        return item
-
-    def _head(self, prefix: str, kind: str) -> Item:
-        number = len(self.items)
-        return {"id": f"{prefix}_{self._stem}_{number}", "type": kind, "status": "completed"}
-
-    def reasoning(self, thought: str) -> Item:
-        """Return a reasoning item whose summary is the reasoning."""
-        return {
-            **self._head("rs", "reasoning"),
-            "summary": [{"type": "summary_text", "text": thought}],
-            "encrypted_content": signature(thought) if self._encrypted else None,
-        }
-
-    def message(self, said: str) -> Item:
-        """Return an item that contains text."""
-        content = [{"type": "output_text", "text": said, "annotations": [], "logprobs": []}]
-        return {**self._head("msg", "message"), "role": "assistant", "content": content}
-
-    def call(self, call_id: str, name: str, arguments: str) -> Item:
-        """Return an item that contains a call. A flattened tool gets its namespace back."""
-        item = {**self._head("fc", "function_call"), "call_id": call_id, "arguments": arguments}
-        if name in self._names:
-            item["namespace"], name = self._names[name]
-        return {**item, "name": name}
-
-
 class ResponsesWriter:
-    """Writes one response as events. The arguments of a call are a single delta."""
+    """Writes one response as events. The arguments of a call are a single delta.
+
+    `response`: the response before the first delta; only its `id` is needed for `items`, the items
+    so far. Their ids are derived from the response's id.
+    """
 
     def __init__(
-        self,
-        context: StreamContext,
-        encoder: Encoder,
-        names: Names,
-        response: dict[str, Any],
-        *,
-        encrypted: bool,
+        self, response: dict[str, Any], encoder: Encoder, names: Names, *, encrypted: bool
     ) -> None:
-        self._encoder = encoder
+        self.items: list[Item] = []
         self._response = response
-        self._items = Items(context.answer_id, names, encrypted=encrypted)
+        self._encoder = encoder
+        self._names = names
+        self._encrypted = encrypted
         self._kind: str | None = None
         self._texts: list[str] = []
         self._opened: Item = {}
@@ -164,18 +116,23 @@ class ResponsesWriter:
         else:
             yield self._part("response.output_text.delta", delta=step.text, logprobs=[])
 
+    def end(self, status: str) -> Iterable[Event]:
+        """Return the events that end the last item, which gets `status`. An empty reply becomes an
+        empty message, so that a client can send the reply back.
+        """
+        if self._kind is None and not self.items:
+            yield from self.add(0, Delta("content", ""))
+        yield from self._close(status)
+
     async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
         """Yield the events that end the last item, and the event with the finished response."""
         state = state_of(result)
-        if self._kind is None and not self._items.items:
-            for event in self.add(0, Delta("content", "")):
-                yield event
-        for event in self._close(state["status"]):
+        for event in self.end(state["status"]):
             yield event
         response = {
             **self._response,
             **state,
-            "output": self._items.items,
+            "output": self.items,
             "usage": usage_of(result, self._encoder),
         }
         yield self._event(f"response.{state['status']}", response=response)
@@ -184,7 +141,7 @@ class ResponsesWriter:
         """Return `response.failed`."""
         failure = {"code": error.code, "message": str(error)}
         response = {**self._response, "status": "failed", "error": failure}
-        return self._event("response.failed", response={**response, "output": self._items.items})
+        return self._event("response.failed", response={**response, "output": self.items})
 
     def _event(self, kind: str, **fields: Any) -> Event:
         self._number += 1
@@ -193,19 +150,19 @@ class ResponsesWriter:
     def _part(self, kind: str, **fields: Any) -> Event:
         """Return an event for the only part of the open item."""
         index = "summary_index" if self._kind == "reasoning" else "content_index"
-        where = {"item_id": self._opened["id"], "output_index": len(self._items.items), index: 0}
+        where = {"item_id": self._opened["id"], "output_index": len(self.items), index: 0}
         return self._event(kind, **where, **fields)
 
     def _open(self, kind: str) -> Iterable[Event]:
         self._kind = kind
         thinks = kind == "reasoning"
-        whole = self._items.reasoning("") if thinks else self._items.message("")
+        whole = self._reasoning("") if thinks else self._message("")
         [part] = whole["summary" if thinks else "content"]
         empty = {**whole, "status": "in_progress", "summary" if thinks else "content": []}
         if thinks:
             empty["encrypted_content"] = None
         self._opened = empty
-        at = len(self._items.items)
+        at = len(self.items)
         yield self._event("response.output_item.added", output_index=at, item=empty)
         name = "reasoning_summary_part" if thinks else "content_part"
         yield self._part(f"response.{name}.added", part=part)
@@ -214,7 +171,7 @@ class ResponsesWriter:
         if self._kind is None:
             return
         thinks, whole = self._kind == "reasoning", "".join(self._texts)
-        item = self._items.reasoning(whole) if thinks else self._items.message(whole)
+        item = self._reasoning(whole) if thinks else self._message(whole)
         item["status"] = status
         if thinks:
             [part] = item["summary"]
@@ -224,13 +181,13 @@ class ResponsesWriter:
             [part] = item["content"]
             yield self._part("response.output_text.done", text=whole, logprobs=[])
             yield self._part("response.content_part.done", part=part)
-        at = len(self._items.items)
+        at = len(self.items)
         yield self._event("response.output_item.done", output_index=at, item=item)
-        self._items.add(item)
+        self.items.append(item)
         self._kind, self._texts = None, []
 
     def _call(self, call_id: str, name: str, arguments: str) -> Iterable[Event]:
-        item, at = self._items.call(call_id, name, arguments), len(self._items.items)
+        item, at = self._function_call(call_id, name, arguments), len(self.items)
         empty = {**item, "status": "in_progress", "arguments": ""}
         yield self._event("response.output_item.added", output_index=at, item=empty)
         where = {"item_id": item["id"], "output_index": at}
@@ -238,4 +195,32 @@ class ResponsesWriter:
         yield self._event(f"{kind}.delta", **where, delta=arguments)
         yield self._event(f"{kind}.done", **where, name=item["name"], arguments=arguments)
         yield self._event("response.output_item.done", output_index=at, item=item)
-        self._items.add(item)
+        self.items.append(item)
+
+    def _head(self, prefix: str, kind: str) -> Item:
+        stem = self._response["id"].removeprefix("resp_")
+        return {
+            "id": f"{prefix}_{stem}_{len(self.items)}",
+            "type": kind,
+            "status": "completed",
+        }
+
+    def _reasoning(self, thought: str) -> Item:
+        """Return a reasoning item whose summary is the reasoning."""
+        return {
+            **self._head("rs", "reasoning"),
+            "summary": [{"type": "summary_text", "text": thought}],
+            "encrypted_content": signature(thought) if self._encrypted else None,
+        }
+
+    def _message(self, said: str) -> Item:
+        """Return an item that contains text."""
+        content = [{"type": "output_text", "text": said, "annotations": [], "logprobs": []}]
+        return {**self._head("msg", "message"), "role": "assistant", "content": content}
+
+    def _function_call(self, call_id: str, name: str, arguments: str) -> Item:
+        """Return an item that contains a call. A flattened tool gets its namespace back."""
+        item = {**self._head("fc", "function_call"), "call_id": call_id, "arguments": arguments}
+        if name in self._names:
+            item["namespace"], name = self._names[name]
+        return {**item, "name": name}

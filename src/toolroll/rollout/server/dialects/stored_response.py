@@ -6,7 +6,7 @@ Parts that many requests repeat (tools, instructions) are stored once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.types import Message
@@ -26,27 +26,25 @@ class KeptResponse:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A stored response and its turn. The other fields are the same as in `KeptResponse`."""
+    """A stored response and its turn."""
 
     turn: TurnNode
-    instructions: str
-    echo: bytes
-    answer: bytes
+    kept: KeptResponse
 
     @property
     def body(self) -> bytes:
         """The whole response as JSON."""
-        return b"".join((memoryview(self.answer)[:-1], b",", memoryview(self.echo)[1:]))
+        return b"".join((memoryview(self.kept.answer)[:-1], b",", memoryview(self.kept.echo)[1:]))
 
     def messages(self, instructions: str) -> list[Message]:
         """Return the served conversation of the response, with `instructions` in place of the
         response's own instructions.
         """
-        found = self.turn.messages()
-        if instructions == self.instructions:
+        found, own = self.turn.messages(), self.kept.instructions
+        if instructions == own:
             return found
-        if self.instructions:
-            rest = found[0]["content"].removeprefix(self.instructions).removeprefix("\n\n")
+        if own:
+            rest = found[0]["content"].removeprefix(own).removeprefix("\n\n")
             found[:1] = [{"role": "system", "content": rest}] if rest else []
         if instructions:
             found.insert(0, {"role": "system", "content": instructions})
@@ -67,4 +65,4 @@ class ResponseStore:
     def add(self, turn: TurnNode, kept: KeptResponse) -> None:
         """Store the response `kept`, which was committed as `turn`."""
         echo = self._echoes.setdefault(kept.echo, kept.echo)
-        self._responses[kept.id] = StoredResponse(turn, kept.instructions, echo, kept.answer)
+        self._responses[kept.id] = StoredResponse(turn, replace(kept, echo=echo))

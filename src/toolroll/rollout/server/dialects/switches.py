@@ -1,11 +1,12 @@
 """Convert a dialect's `thinking` and effort fields to switches of the chat template.
 
 Invariants: a value that the template does not support is refused, and the error names the field. An
-API's default value is never refused.
+API's default value is refused only if `chat_template_kwargs` contradicts it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from toolroll.rollout.server.errors import refused
@@ -14,26 +15,39 @@ from toolroll.rollout.server.template_cache import TemplateCache
 _THINKING = ("enable_thinking", "thinking")
 
 
+def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the switches of a request: `given`, its `chat_template_kwargs`, and `own`, the
+    switches that its other fields set. Raise `ApiError` if they set a switch to different values.
+    """
+    for name, value in own.items():
+        if name in given and given[name] != value:
+            place = f"chat_template_kwargs.{name}"
+            words = f"{place} contradicts another field that sets the same switch: give one"
+            raise refused(place, words, code="invalid_value")
+    return {**given, **own}
+
+
 def effort_switches(
     templates: TemplateCache, effort: str | None, param: str, *, default: str
 ) -> dict[str, Any]:
-    """Return the switch for `effort`, the value of the field `param`. `default`: the API's default
-    value.
+    """Return the switch for `effort`, the value of the field `param`. If the template has no such
+    switch, return an empty dict for None and for `default`, the API's default value, and raise
+    `ApiError` for any other value.
     """
-    if effort is None:
-        return {}
-    if effort == default and templates.effort_switch is None:
-        return {}
     if templates.effort_switch is None:
-        words = f"the chat template has no switch for {param}: leave it out"
-        raise refused(param, words)
+        if effort in (None, default):
+            return {}
+        raise refused(param, f"the chat template has no switch for {param}: leave it out")
     return dict(templates.with_effort({}, effort))
 
 
 def thinking_switches(
     templates: TemplateCache, thinking: Literal["enabled", "disabled"], *, reasons: bool
 ) -> dict[str, Any]:
-    """Return the switch that turns thinking on or off. `reasons`: True if the model can think."""
+    """Return the switch that turns thinking on or off. If the template has no such switch, return
+    an empty dict if `thinking` is what the model does anyway, and raise `ApiError` if not.
+    `reasons`: True if the served model's parser supports reasoning, so the model thinks.
+    """
     wanted = thinking == "enabled"
     name = next((name for name in _THINKING if name in templates.variables), None)
     if name is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from toolroll.rollout.server.dialects.blocks import only
+from toolroll.rollout.server.dialects.blocks import only, text
 from toolroll.rollout.server.errors import refused
 from toolroll.rollout.types import Tool
 
@@ -35,16 +35,20 @@ def is_function(
     return True
 
 
-def function_tool(
-    name: str, description: str | None, parameters: Mapping[str, Any], place: str, *, strict: bool
-) -> Tool:
-    """Return a function as a chat tool. Raise `ApiError` if the length of `name` is not valid."""
+def function_tool(tool: Mapping[str, Any], place: str, parameters: Mapping[str, Any]) -> Tool:
+    """Return the function `tool`, with the schema `parameters`, as a chat tool. Raise `ApiError` if
+    its name, description or `strict` is not valid.
+    """
+    name, strict = text(tool, "name", place), tool.get("strict")
     if not 0 < len(name) <= 256:
         words = f"{place}.name must have 1 to 256 characters"
         raise refused(f"{place}.name", words, code="invalid_value")
+    if not isinstance(strict, bool | None):
+        words = f"{place}.strict must be true or false"
+        raise refused(f"{place}.strict", words, code="invalid_value")
     function: dict[str, Any] = {"name": name}
-    if description is not None:
-        function["description"] = description
+    if tool.get("description") is not None:
+        function["description"] = text(tool, "description", place)
     function["parameters"] = dict(parameters)
     if strict:
         function["strict"] = True
