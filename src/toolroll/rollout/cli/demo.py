@@ -4,6 +4,7 @@ the model that comes with the package. In BFCL, its replies are scripted.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -103,9 +104,19 @@ async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) ->
         config = config.model_copy(update={"engine": engine.url})
         async with Model.from_args(rollout_args(config), tokenizer=engine.tokenizer) as served:
             agents = served_agents(config, served)
-            return await play(
-                Plan(config, factory, tasks, agents, options, config.identity), console
-            )
+            plan = Plan(config, factory, tasks, agents, options, config.identity, served)
+            return await play(plan, console, produced_by=_policy(config))
+
+
+def _policy(config: RunConfig) -> dict[str, str | None]:
+    """Return what `run.json` records about the engine's replies: the policy, and the SHA-256 hash
+    of its weights (None if the replies are scripted).
+    """
+    if config.env != SAMPLED:
+        policy = f"reference actions, with a mistake in {MISTAKES:.0%} of the episodes"
+        return {"policy": policy, "weights_sha256": None}
+    weights = (desk_model_path() / "model.safetensors").read_bytes()
+    return {"policy": DESK_MODEL, "weights_sha256": hashlib.sha256(weights).hexdigest()}
 
 
 def _engine(

@@ -61,14 +61,16 @@ async def run(config: RunConfig, console: Console) -> Outcome:
         return await play(plan, console)
 
 
-async def play(plan: Plan, console: Console) -> Outcome:
+async def play(
+    plan: Plan, console: Console, *, produced_by: Mapping[str, Any] | None = None
+) -> Outcome:
     """Play the episodes of `plan` that are not yet in the folder `config.out`, and show the
-    progress.
+    progress. `produced_by` is added to the provenance in `run.json`.
 
     SIGINT and SIGTERM end the run early.
     """
     env, out = plan.factory.name, plan.config.out
-    now = await provenance(plan.served, plan.factory)
+    now = await provenance(plan.served, plan.factory) | dict(produced_by or {})
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset(), [now])
