@@ -20,7 +20,7 @@ from toolroll.rollout.cli.env_commands import check_env, new_env
 from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import ToolrollError
-from toolroll.rollout.runs.config import OLD_NAMES, RunConfig, json_object, load_config
+from toolroll.rollout.runs.config import OLD_NAMES, PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ app.command(name="run")(
         _play,
         [
             Parameter("env", Parameter.KEYWORD_ONLY, annotation=Annotated[str, _ENV]),
-            *option_parameters(RunConfig, skip=["env"], old_names=OLD_NAMES),
+            *option_parameters(RunConfig, skip=["env"], panels=PANELS, old_names=OLD_NAMES),
             Parameter(
                 "config",
                 Parameter.KEYWORD_ONLY,
