@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from toolroll.rollout.cli.env_commands import check_env, new_env
+from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import ToolrollError
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
 
 T = TypeVar("T")
-_EnvArgs = Annotated[
-    str | None, typer.Option(help="JSON: the arguments of the environment's class or function")
-]
 app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",
     no_args_is_help=True,
@@ -51,9 +50,8 @@ def main() -> None:
     try:
         app()
     except ToolrollError as error:
-        Console(stderr=True).print(
-            f"[bold red]toolroll:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True
-        )
+        message = Text.assemble(("toolroll:", "bold red"), f" {error}")
+        Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2)
 
 
@@ -129,15 +127,12 @@ def frameworks() -> None:
 
 @app.command()
 def tasks(
-    env: Annotated[
-        str,
-        typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
-    ],
-    split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
+    env: Env,
+    split: Split = None,
     tasks: Annotated[
         str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
     ] = None,
-    env_args: _EnvArgs = None,
+    env_args: EnvArgs = None,
     out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
 ) -> None:
     """Write an environment's tasks as JSON lines, to be used as a trainer's prompt data.
@@ -151,7 +146,7 @@ def tasks(
         typer.echo(b"\n".join(lines))
     else:
         write_lines(lines, out)
-        console.print(f"{len(lines)} tasks: {out}", highlight=False)
+        print_line(console, f"{len(lines)} tasks: {out}")
 
 
 @app.command()
@@ -205,14 +200,9 @@ def view(
 
     page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in messages:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
     size = page.stat().st_size / 1e6
-    console.print(
-        f"{page}: {count} episodes, {size:.1f} MB; open it in a browser",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    print_line(console, f"{page}: {count} episodes, {size:.1f} MB; open it in a browser")
 
 
 @app.command()
@@ -234,7 +224,7 @@ def export(
     from toolroll.rollout.cli.export import export as export_run
 
     for line in export_run(folder, kind, out, env):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
 
 
 @app.command()
@@ -342,12 +332,11 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
     outcomes = list(results.values())
     for outcome in outcomes:
         for line in remarks(outcome.summary.env, outcome.report):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_line(console, line)
     if out is not None:
-        console.print(
+        print_line(
+            console,
             f"In {out}: run.json, episodes.jsonl, summary.json; to view them: toolroll view {out}",
-            highlight=False,
-            soft_wrap=True,
         )
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
@@ -363,7 +352,7 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
             f"{outcome.summary.env}: nothing was graded: every episode was aborted, the last "
             f"one by: {outcome.failure}"
         )
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
     if empty:
         raise typer.Exit(1)
 
@@ -381,7 +370,3 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
         console.print("stopped")
         raise typer.Exit(130) from None
     raise error
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.cli.run_command import Outcome, play
 from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.model import Model
@@ -42,11 +43,10 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> d
     Return the results by column title. The held-out results are written to a folder next to `out`,
     whose name ends in `-held-out`.
     """
-    console.print(
+    print_line(
+        console,
         f"On {SAMPLED}, the engine samples {DESK_MODEL}, the model in this package. On {SCRIPTED}, "
         f"it replies with the reference actions, with a mistake in {MISTAKES:.0%} of the episodes.",
-        highlight=False,
-        soft_wrap=True,
     )
     results: dict[str, Outcome] = {}
     for title, config, tasks in _parts(console, out, samples=samples, seed=seed):
@@ -71,7 +71,7 @@ def _parts(
         factory = find_environment(env)
         command = factory.missing()
         if command is not None:
-            console.print(f"{env} is skipped; to install it: {command}", highlight=False)
+            print_line(console, f"{env} is skipped; to install it: {command}")
             continue
         _emptied(folder)
         config = RunConfig(

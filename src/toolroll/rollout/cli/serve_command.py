@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.config import json_object
 from toolroll.rollout.runs.usage_errors import named
@@ -233,10 +234,8 @@ def _key(variable: str | None) -> str | None:
 
 
 def _ready(url: str) -> None:
-    console.print(
-        f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1",
-        highlight=False,
-        soft_wrap=True,
+    print_line(
+        console, f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1"
     )
 
 
