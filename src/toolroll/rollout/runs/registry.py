@@ -162,7 +162,7 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
     chosen: list[Task] = []
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(
                 f"--tasks {wanted!r}: {part!r} is neither a number nor a range such as 0-9"
             )

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -65,7 +66,7 @@ def report(
         "aborted": summary.statuses["aborted"],
         "reruns": int(summary.totals["reruns"]),
         "tasks": len(rewards),
-        "reward": _plain(mean_over_tasks(task_means)) if task_means else None,
+        "reward": asdict(mean_over_tasks(task_means)) if task_means else None,
         "pass_at_k": _by_k(rates, "pass@k"),
         "pass_hat_k": _by_k(rates, "pass^k"),
         "do_nothing_floor": _floor(floor),
@@ -210,15 +211,11 @@ def _floor(floor: Summary | None) -> dict[str, Any] | None:
     }
 
 
-def _plain(estimate: Estimate) -> dict[str, float]:
-    return asdict(estimate)
-
-
 def _by_k(
     rates: Mapping[str, Mapping[int, Estimate]] | None, kind: str
 ) -> dict[str, dict[str, float]] | None:
     return (
-        None if rates is None else {str(k): _plain(estimate) for k, estimate in rates[kind].items()}
+        None if rates is None else {str(k): asdict(estimate) for k, estimate in rates[kind].items()}
     )
 
 
@@ -242,16 +239,6 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def _natural(name: str) -> tuple[object, ...]:
+def _natural(name: str) -> list[str | int]:
     """Return a key that sorts `task-10` after `task-9`."""
-    digits = ""
-    parts: list[tuple[int, object]] = []
-    for char in [*name, ""]:
-        if char.isdigit():
-            digits += char
-            continue
-        if digits:
-            parts.append((0, int(digits)))
-            digits = ""
-        parts.append((1, char))
-    return tuple(parts)
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -16,7 +16,6 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -118,12 +117,7 @@ class RunDirectory:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if self._store is not None:
                 self._store.close()
