@@ -203,7 +203,7 @@ def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
 
 
 def test_the_ids_of_tasks_may_hold_any_digits() -> None:
-    """"²" and "٣" are digits for Python, but `int` reads only the second."""
+    """ "²" and "٣" are digits for Python, but `int` reads only the second."""
     names = ["t10", "t9", "t²", "t٣", "2", "", "t"]
     found = by_task(summarize([episode(name) for name in names])["pond"])
     assert list(found) == ["", "2", "t", "t٣", "t9", "t10", "t²"]

@@ -243,7 +243,7 @@ def engine(
         ),
     ] = None,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 30000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 30000,
     script: Annotated[
         Path | None,
         typer.Option(
@@ -252,10 +252,10 @@ def engine(
         ),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(help="default: the model's, or 32768")
+        int | None, typer.Option(min=1, help="default: the model's, or 32768")
     ] = None,
     latency: Annotated[
-        float, typer.Option(help="of scripted replies: seconds for each request")
+        float, typer.Option(min=0, help="of scripted replies: seconds for each request")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="of the samples")] = 0,
 ) -> None:
@@ -282,7 +282,7 @@ def engine(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for episodes.jsonl")] = Path("out/demo"),
-    samples: Annotated[int, typer.Option(help="episodes of each task")] = 2,
+    samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Play desk with the model in this package, and BFCL multi-turn with its reference actions,

@@ -22,7 +22,7 @@ class RunConfig(BaseModel):
     YAML file for --config uses the same names.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     env: str = Field(
         description="An environment: a name of `toolroll envs`, FILE.py:NAME or MODULE:NAME."

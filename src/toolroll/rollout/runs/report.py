@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import (
     Estimate,
     UnequalSamplesError,
@@ -151,13 +152,25 @@ def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
 def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Path:
     """Replace `summary.json` atomically. The parts of other environments are kept."""
     path = folder / FILE_NAME
-    known = orjson.loads(path.read_bytes()).get("environments", {}) if path.is_file() else {}
     data = {
         "schema_version": SCHEMA_VERSION,
-        "environments": known | {name: dict(part) for name, part in reports.items()},
+        "environments": read_summary(folder) | {name: dict(part) for name, part in reports.items()},
     }
     write_whole(path, data)
     return path
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the parts of `summary.json` by environment, or {} if there is no such file. Raise
+    `UsageError` if the file cannot be read.
+    """
+    path = folder / FILE_NAME
+    try:
+        return dict(orjson.loads(path.read_bytes())["environments"]) if path.is_file() else {}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read ({error!r}): delete it; toolroll run writes it again"
+        ) from error
 
 
 def _warnings(summary: Summary) -> list[str]:

@@ -218,8 +218,7 @@ class Runner:
         not answered for its `engine_timeout`. The other episodes are then cancelled, and their
         requests are aborted at the engine. This also happens if the caller is cancelled.
         """
-        for task in tasks:
-            _check_id(task)
+        check_ids(tasks)
         by_id = {task.id: task for task in tasks}
         todo = remaining(tasks, self.settings.samples, done)
         callbacks = Callbacks(self._callbacks, self.factory.name)
@@ -346,12 +345,19 @@ class Runner:
             )
 
 
-def _check_id(task: Task) -> None:
-    """Raise `UsageError` if the episode file could not restore the task's id."""
-    if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
-        raise UsageError(
-            f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
-        )
+def check_ids(tasks: Sequence[Task]) -> None:
+    """Raise `UsageError` if two tasks have the same id, or if the episode file could not restore an
+    id.
+    """
+    known = set()
+    for task in tasks:
+        if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
+            raise UsageError(
+                f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
+            )
+        if task.id in known:
+            raise UsageError(f"two tasks have the id {shown(task.id)}: give each task its own id")
+        known.add(task.id)
 
 
 def _checked(result: InteractionResult) -> InteractionResult:
