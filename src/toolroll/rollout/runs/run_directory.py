@@ -47,6 +47,9 @@ class RunDirectory:
     `toolroll.rollout.runs.provenance`. `run.json` keeps the first run's provenance, and appends the
     values that differ in a later run.
 
+    `bound_when_empty`: keep the settings in `run.json` even if no episode is finished, because other
+    files in the folder depend on them.
+
     Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
     """
@@ -60,6 +63,7 @@ class RunDirectory:
         defaults: Mapping[str, Any] | None = None,
         sync: Sync = "end",
         provenance: Provenance | None = None,
+        bound_when_empty: bool = False,
     ) -> None:
         self.path = path
         self.env = env
@@ -79,6 +83,7 @@ class RunDirectory:
         """
         self._now = _plain(provenance) if provenance else None
         self._sync: Sync = sync
+        self._bound_when_empty = bound_when_empty
         self._settings = _plain(settings)
         self._defaults = _plain(defaults or {})
         self._store: EpisodeStore | None = None
@@ -135,7 +140,7 @@ class RunDirectory:
         recorded = known.get(self.env)
         different = difference(self._defaults | (recorded or {}), self._settings)
         if recorded is None or different:
-            if self._has_finished():
+            if self._has_finished() or (recorded is not None and self._bound_when_empty):
                 raise UsageError(
                     f"{self.path} has episodes of {self.env}, but no {SETTINGS_NAME} with their "
                     f"settings: choose another --out"
