@@ -47,8 +47,8 @@ class RunDirectory:
     `toolroll.rollout.runs.provenance`. `run.json` keeps the first run's provenance, and appends the
     values that differ in a later run.
 
-    `bound_when_empty`: keep the settings in `run.json` even if no episode is finished, because other
-    files in the folder depend on them.
+    `bound_when_empty`: refuse different settings even if no episode is finished, because other
+    files in the folder depend on the settings.
 
     Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
