@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli import demo
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.runs.registry import choose_tasks
 
 
 def _provenance(folder: Path, env: str) -> dict[str, Any]:
@@ -23,8 +24,7 @@ def _provenance(folder: Path, env: str) -> dict[str, Any]:
 def test_a_demo_records_the_policy_that_produced_its_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    every = demo.choose_tasks
-    monkeypatch.setattr(demo, "choose_tasks", lambda *args: every(*args)[:1])
+    monkeypatch.setattr(demo, "choose_tasks", lambda *args: choose_tasks(*args)[:1])
     done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--samples", "1"])
     assert done.exit_code == 0, done.output
     weights = hashlib.sha256((desk_model_path() / "model.safetensors").read_bytes()).hexdigest()
