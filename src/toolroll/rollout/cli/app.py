@@ -209,7 +209,8 @@ def view(
 def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[
-        Path, typer.Option(help="the output: a folder for parquet, a file for tau-bench")
+        Path,
+        typer.Option(help="a new folder (for parquet) or a new file (for tau-bench)"),
     ],
     kind: Annotated[
         str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")
@@ -239,7 +240,8 @@ def engine(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="of scripted replies: folder or name; `embedded` is the one in the package"
+            help="the tokenizer of scripted replies (folder or name); `embedded`: the one in the "
+            "package"
         ),
     ] = None,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
@@ -252,12 +254,12 @@ def engine(
         ),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(min=1, help="default: the model's, or 32768")
+        int | None, typer.Option(min=1, help="in tokens; default: the model's, or 32768")
     ] = None,
     latency: Annotated[
-        float, typer.Option(min=0, help="of scripted replies: seconds for each request")
+        float, typer.Option(min=0, help="seconds that each scripted reply takes")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(help="of the samples")] = 0,
+    seed: Annotated[int, typer.Option(help="the seed of the samples")] = 0,
 ) -> None:
     """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
 
@@ -281,7 +283,9 @@ def engine(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for episodes.jsonl")] = Path("out/demo"),
+    out: Annotated[
+        Path, typer.Option(help="folder of the episodes; an earlier demo in it is replaced")
+    ] = Path("out/demo"),
     samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:

@@ -1,7 +1,8 @@
 """Make a command's options from the fields of a pydantic model.
 
 A field determines the option's name, help (its description), type, choices (`Literal`) and default.
-Only the model checks values, so an option and a line in a YAML file give the same error.
+typer checks only the type of an option's value. The model checks everything else, with the same
+errors for an option and for a line in a YAML file.
 """
 
 from __future__ import annotations

@@ -67,7 +67,10 @@ def serve(
     port: Annotated[int, typer.Option(help="0: any free one")] = 8400,
     api_key_env: Annotated[
         str | None,
-        typer.Option(help="the variable that holds the key; required unless --host is loopback"),
+        typer.Option(
+            help="environment variable with the API key; required unless --host is a "
+            "loopback address"
+        ),
     ] = None,
     parser: Annotated[str, typer.Option(help="a name of SGLang's --tool-call-parser")] = "auto",
     chat_template: Annotated[
@@ -132,7 +135,7 @@ def serve(
         str,
         typer.Option(
             metavar="[any|own]",
-            help="own: refuse requests that name another model",
+            help="which model names a request may have: any, or only the served model's own",
             rich_help_panel=_REQUESTS,
         ),
     ] = "any",
