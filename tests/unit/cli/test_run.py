@@ -257,3 +257,28 @@ def test_an_environment_of_a_file_is_played_and_resumed(
         toolroll("run", "wait.py:Waiter", *common, "--env-args", '{"lin": 3}')
     with pytest.raises(UsageError, match="--env-args is not JSON"):
         toolroll("run", "wait.py:Waiter", *common, "--env-args", "line=3")
+
+
+HOSTILE = "[bold] :smile:"
+
+
+def test_names_are_printed_as_they_are(
+    engine: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No name is markup for rich: it would vanish, or end the command with a traceback."""
+    monkeypatch.chdir(tmp_path)
+    file, out = Path(f"{HOSTILE}.py"), Path(f"[/red] {HOSTILE}")
+    toolroll("new-env", "sums")
+    file.write_text(Path("sums.py").read_text())
+    name = f"{HOSTILE}:env"
+    assert name in toolroll("check-env", f"{file}:env").stdout
+    written = toolroll("tasks", f"{file}:env", "--out", f"{out}.jsonl")
+    assert f"tasks: {out}.jsonl" in written.stdout
+    command = ["run", f"{file}:env", "--model", "embedded", "--engine", engine.url]
+    done = toolroll(*command, "--parser", "hermes", "--out", out)
+    assert done.exit_code == 0
+    assert f"In {out}: run.json" in done.stdout and name in done.stdout.split("\n")[0]
+    assert any(line.startswith("┃") and name in line for line in done.stdout.splitlines())
+    again = toolroll(*command, "--parser", "hermes", "--out", out)
+    assert f"episodes are in {out} already" in again.stdout
+    assert str(out) in toolroll("view", out).stdout

@@ -29,6 +29,17 @@ SHOWN = {
     "--verify": "Default: sample",
 }
 RUN = ["run", "desk", "--model", "embedded"]
+BROKEN = """
+from toolroll import Environment
+
+class Nothing(Environment):
+    tasks = []
+    def reset(self, task, seed): ...
+    def step(self, action): ...
+
+class Twice(Nothing):
+    tasks = [{"id": "a"}, {"id": "a"}]
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +50,13 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("bad.jinja").write_text("{{ messages }}\n{% if tools %}\n")
     Path("unknown.yaml").write_text("sample: 2\n")
     Path("list.yaml").write_text("- 1\n")
-    Path("run").mkdir()
-    Path("run", FILE_NAME).write_bytes(to_line(episode()))
+    Path("broken.py").write_text(BROKEN)
+    Path("null.py").write_text("x = 1\0")
+    for name in ("run", "torn", "odd"):
+        Path(name).mkdir()
+        Path(name, FILE_NAME).write_bytes(to_line(episode()))
+    Path("torn", "summary.json").write_text('{"environments"')
+    Path("odd", "run.json").write_text('{"schema_version": 1, "environments": {"pond": [1]}}')
 
 
 def refused(
@@ -106,6 +122,24 @@ def refused(
         ),
         (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
         (["view", "run", "--out", "."], "--out . is a folder: the page is a file"),
+        (["view", "run", "--out", "/dev/null"], "/dev/null cannot be written: it is not a regular"),
+        (["tasks", "desk", "--out", "/dev/null"], "/dev/null cannot be written: it is not a reg"),
+        (["tasks", "desk", "--tasks", "²"], "'²' is neither a number nor a range such as 0-9"),
+        (["tasks", "broken.py:Nothing"], "toolroll: broken:Nothing has no tasks in the split test"),
+        (["tasks", "broken.py:Nothing", "--tasks", "0"], "broken:Nothing has no tasks in the spl"),
+        (["check-env", "broken.py:Nothing"], "broken:Nothing has no tasks in the split test"),
+        (
+            ["run", "broken.py:Twice", "--model", "embedded", "--engine", "http://127.0.0.1:9"],
+            "toolroll: two tasks have the id 'a': give each task its own id",
+        ),
+        (["tasks", ":env"], ":env: name the environment in the file: FILE.py:NAME"),
+        (["tasks", "null.py:env"], "null.py: SyntaxError: source code string cannot contain null"),
+        ([*RUN, "--temperature", "nan"], "--temperature: must be a finite number"),
+        ([*RUN, "--temperature", "inf"], "--temperature: must be a finite number"),
+        (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has pond"),
+        (["view", "torn"], "torn/summary.json cannot be read ("),
+        (["view", "odd"], "odd/run.json cannot be read ("),
+        (["new-env", "sums", "--at", "afile"], "--at: afile/sums.py cannot be written: "),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -143,3 +177,19 @@ def test_help_shows_the_defaults_and_the_version_is_told() -> None:
     assert "--endpoint" not in told and "--floor" not in told, "old names are accepted, not shown"
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"toolroll {version('toolroll')}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo", "--samples", "0"],
+        ["engine", "--port", "65536"],
+        ["engine", "--latency", "-1"],
+        ["engine", "--context-length", "0"],
+        ["view", "run", "--tokens", "-1"],
+    ],
+)
+def test_a_number_out_of_range_is_refused_before_anything_starts(arguments: list[str]) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert arguments[-2] in done.output

@@ -90,6 +90,13 @@ class LeftOver(Adder):
         return str(len(self.said))
 
 
+class LongResult(LeftOver):
+    """The beginning of a tool result does not differ."""
+
+    def call(self, call: ToolCall) -> str:
+        return f"{'x' * 500} step {super().call(call)} {'y' * 500}"
+
+
 class Shared(Adder):
     """The state is one for all episodes, and is reset with each."""
 
@@ -225,9 +232,23 @@ class BadConstructor(Adder):
 
 
 BROKEN = [
-    (Unseeded, "same seed, same episode", "messages of reset"),
-    (LeftOver, "same seed, same episode", "messages of step 1"),
-    (Shared, "two episodes at once", "messages of step 1"),
+    (Unseeded, "same seed, same episode", r"messages\[1\].content of reset is '"),
+    (
+        LeftOver,
+        "same seed, same episode",
+        r"messages\[0\].content of step 1 is '\d+' the first time and '\d+' the second time$",
+    ),
+    (
+        LongResult,
+        "same seed, same episode",
+        r"messages\[0\].content of step 1 is \.\.\. 'x+ step \d+ y+ \.\.\. the first time and ",
+    ),
+    (
+        Shared,
+        "two episodes at once",
+        r"task small changes if another episode runs: messages\[0\].content of step 1 is '3' alone "
+        "and '70' with another episode$",
+    ),
     (Careless, "wrong arguments", r"an unknown tool, no_such_tool\(\{\}\): .*KeyError: 'a'"),
     (WrongReference, "reference actions", r"1 of 2 do not earn 1.0: large: 0.0"),
     (Blocking, "event loop", "a call of Blocking blocks the event loop for 0.0"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.results import episode, trajectory
 
-from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.report import by_task, report, write_summary
 from toolroll.rollout.runs.summary import Summary, summarize
 from toolroll.rollout.types import Episode, StopReason
 
@@ -200,3 +200,10 @@ def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
     assert sorted(data["environments"]) == ["lake", "pond"]
     assert data["environments"]["pond"]["reward"] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["summary.json"]
+
+
+def test_the_ids_of_tasks_may_hold_any_digits() -> None:
+    """ "²" and "٣" are digits for Python, but `int` reads only the second."""
+    names = ["t10", "t9", "t²", "t٣", "2", "", "t"]
+    found = by_task(summarize([episode(name) for name in names])["pond"])
+    assert list(found) == ["", "2", "t", "t٣", "t9", "t10", "t²"]

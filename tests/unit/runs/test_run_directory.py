@@ -96,8 +96,8 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path, "pond", {"seed": 1}):
-        pass
+    with RunDirectory(tmp_path, "pond", {"seed": 1}) as first:
+        first.append(episode())
     new = {"seed": 1, "strategy": "llm"}
     with RunDirectory(tmp_path, "pond", new, defaults={"strategy": "llm", "seed": 0}):
         pass
@@ -131,4 +131,21 @@ def test_a_settings_file_that_cannot_be_read_is_refused(
 ) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
+        pass
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_mistake_before_the_first_finished_episode_does_not_bind_the_folder(
+    tmp_path: Path, aborted: bool
+) -> None:
+    with RunDirectory(tmp_path, "pond", {"top_k": -7}, provenance={"date": "1", "n": 1}) as folder:
+        if aborted:
+            folder.append(episode(reason=StopReason.ENGINE_ERROR))
+    with RunDirectory(tmp_path, "pond", {"top_k": 5}, provenance={"date": "2"}) as folder:
+        assert folder.provenance == [{"date": "2"}]
+        folder.append(episode())
+    assert read_settings(tmp_path) == {"pond": {"top_k": 5}}
+    assert [one.result.status.value for one in read_episodes(tmp_path)] == ["completed"]
+    other = RunDirectory(tmp_path, "pond", {"top_k": 6})
+    with pytest.raises(UsageError, match="was started with other settings"), other:
         pass

@@ -10,10 +10,10 @@ from support.results import episode
 
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs import worker_pool as spreading
+from toolroll.rollout.runs.runner import remaining
 from toolroll.rollout.runs.worker_pool import (
     WorkerDiedError,
     play_on_workers,
-    remaining,
     split_concurrency,
 )
 from toolroll.rollout.types import Episode

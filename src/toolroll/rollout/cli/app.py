@@ -15,21 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from toolroll.rollout.cli.env_commands import check_env, new_env
+from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import ToolrollError
-from toolroll.rollout.runs.config import OLD_NAMES, RunConfig, json_object, load_config
+from toolroll.rollout.runs.config import OLD_NAMES, PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 
 if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
 
 T = TypeVar("T")
-_EnvArgs = Annotated[
-    str | None, typer.Option(help="JSON: the arguments of the environment's class or function")
-]
 app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",
     no_args_is_help=True,
@@ -51,9 +50,8 @@ def main() -> None:
     try:
         app()
     except ToolrollError as error:
-        Console(stderr=True).print(
-            f"[bold red]toolroll:[/] {_escaped(str(error))}", highlight=False, soft_wrap=True
-        )
+        message = Text.assemble(("toolroll:", "bold red"), f" {error}")
+        Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2)
 
 
@@ -91,7 +89,7 @@ app.command(name="run")(
         _play,
         [
             Parameter("env", Parameter.KEYWORD_ONLY, annotation=Annotated[str, _ENV]),
-            *option_parameters(RunConfig, skip=["env"], old_names=OLD_NAMES),
+            *option_parameters(RunConfig, skip=["env"], panels=PANELS, old_names=OLD_NAMES),
             Parameter(
                 "config",
                 Parameter.KEYWORD_ONLY,
@@ -129,15 +127,12 @@ def frameworks() -> None:
 
 @app.command()
 def tasks(
-    env: Annotated[
-        str,
-        typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
-    ],
-    split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
+    env: Env,
+    split: Split = None,
     tasks: Annotated[
         str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
     ] = None,
-    env_args: _EnvArgs = None,
+    env_args: EnvArgs = None,
     out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
 ) -> None:
     """Write an environment's tasks as JSON lines, to be used as a trainer's prompt data.
@@ -151,7 +146,7 @@ def tasks(
         typer.echo(b"\n".join(lines))
     else:
         write_lines(lines, out)
-        console.print(f"{len(lines)} tasks: {out}", highlight=False)
+        print_line(console, f"{len(lines)} tasks: {out}")
 
 
 @app.command()
@@ -205,21 +200,17 @@ def view(
 
     page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in messages:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
     size = page.stat().st_size / 1e6
-    console.print(
-        f"{page}: {count} episodes, {size:.1f} MB; open it in a browser",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    print_line(console, f"{page}: {count} episodes, {size:.1f} MB; open it in a browser")
 
 
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[
-        Path, typer.Option(help="the output: a folder for parquet, a file for tau-bench")
+        Path,
+        typer.Option(help="a new folder (for parquet) or a new file (for tau-bench)"),
     ],
     kind: Annotated[
         str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")
@@ -234,7 +225,7 @@ def export(
     from toolroll.rollout.cli.export import export as export_run
 
     for line in export_run(folder, kind, out, env):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
 
 
 @app.command()
@@ -254,7 +245,7 @@ def engine(
         ),
     ] = None,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 30000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 30000,
     script: Annotated[
         Path | None,
         typer.Option(
@@ -264,9 +255,11 @@ def engine(
         ),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(help="default: the model's, or 32768")
+        int | None, typer.Option(min=1, help="in tokens; default: the model's, or 32768")
     ] = None,
-    latency: Annotated[float, typer.Option(help="seconds that each scripted reply takes")] = 0.0,
+    latency: Annotated[
+        float, typer.Option(min=0, help="seconds that each scripted reply takes")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
 ) -> None:
     """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
@@ -291,8 +284,10 @@ def engine(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for episodes.jsonl")] = Path("out/demo"),
-    samples: Annotated[int, typer.Option(help="episodes of each task")] = 2,
+    out: Annotated[
+        Path, typer.Option(help="folder of the episodes; an earlier demo in it is replaced")
+    ] = Path("out/demo"),
+    samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Play desk with the model in this package, and BFCL multi-turn with its reference actions,
@@ -342,12 +337,11 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
     outcomes = list(results.values())
     for outcome in outcomes:
         for line in remarks(outcome.summary.env, outcome.report):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            print_line(console, line)
     if out is not None:
-        console.print(
+        print_line(
+            console,
             f"In {out}: run.json, episodes.jsonl, summary.json; to view them: toolroll view {out}",
-            highlight=False,
-            soft_wrap=True,
         )
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
@@ -363,7 +357,7 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
             f"{outcome.summary.env}: nothing was graded: every episode was aborted, the last "
             f"one by: {outcome.failure}"
         )
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        print_line(console, line)
     if empty:
         raise typer.Exit(1)
 
@@ -381,7 +375,3 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
         console.print("stopped")
         raise typer.Exit(130) from None
     raise error
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")

@@ -4,6 +4,7 @@ the model that comes with the package. In BFCL, its replies are scripted.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.cli.run_command import Outcome, play
 from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.model import Model
@@ -41,11 +43,10 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> d
     Return the results by column title. The held-out results are written to a folder next to `out`,
     whose name ends in `-held-out`.
     """
-    console.print(
+    print_line(
+        console,
         f"On {SAMPLED}, the engine samples {DESK_MODEL}, the model in this package. On {SCRIPTED}, "
         f"it replies with the reference actions, with a mistake in {MISTAKES:.0%} of the episodes.",
-        highlight=False,
-        soft_wrap=True,
     )
     results: dict[str, Outcome] = {}
     for title, config, tasks in _parts(console, out, samples=samples, seed=seed):
@@ -70,7 +71,7 @@ def _parts(
         factory = find_environment(env)
         command = factory.missing()
         if command is not None:
-            console.print(f"{env} is skipped; to install it: {command}", highlight=False)
+            print_line(console, f"{env} is skipped; to install it: {command}")
             continue
         _emptied(folder)
         config = RunConfig(
@@ -103,9 +104,19 @@ async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) ->
         config = config.model_copy(update={"engine": engine.url})
         async with Model.from_args(rollout_args(config), tokenizer=engine.tokenizer) as served:
             agents = served_agents(config, served)
-            return await play(
-                Plan(config, factory, tasks, agents, options, config.identity), console
-            )
+            plan = Plan(config, factory, tasks, agents, options, config.identity, served)
+            return await play(plan, console, produced_by=_policy(config))
+
+
+def _policy(config: RunConfig) -> dict[str, str | None]:
+    """Return what `run.json` records about the engine's replies: the policy, and the SHA-256 hash
+    of its weights (None if the replies are scripted).
+    """
+    if config.env != SAMPLED:
+        policy = f"reference actions, with a mistake in {MISTAKES:.0%} of the episodes"
+        return {"policy": policy, "weights_sha256": None}
+    weights = (desk_model_path() / "model.safetensors").read_bytes()
+    return {"policy": DESK_MODEL, "weights_sha256": hashlib.sha256(weights).hexdigest()}
 
 
 def _engine(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -20,8 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from toolroll.rollout.adapters.frameworks import Framework
+from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import EnvironmentFactory, Episode
 
@@ -47,7 +48,7 @@ class RunDisplay:
         self._shown = 0
         self._left = max(total - summary.episodes, 1)
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             *([BarColumn()] if console.width >= _BAR_FROM else []),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
@@ -64,12 +65,7 @@ class RunDisplay:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.seconds = time.perf_counter() - self._began
         self._progress.stop()
 
@@ -82,10 +78,8 @@ class RunDisplay:
         if not self._console.is_terminal and (
             self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0
         ):
-            self._console.print(
-                f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}",
-                highlight=False,
-                soft_wrap=True,
+            print_line(
+                self._console, f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}"
             )
 
     def _state(self) -> str:
@@ -128,7 +122,7 @@ def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(title="toolroll", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in reports:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(Text(name), justify="right", no_wrap=True)
     for name, read in [*_ROWS, *_pass_rows(reports.values()), *_MORE_ROWS]:
         table.add_row(name, *(read(found) for found in reports.values()))
     return table
@@ -224,14 +218,10 @@ def _number(value: float | None) -> str:
 def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
     """Print each adapter as a block of lines, so that no name is truncated."""
     for one in frameworks:
-        console.print(
-            f"[bold]{one.name}[/] {one.version}\n"
-            f"  {one.path}\n"
-            f"  an episode that forked: {one.forks}\n"
-            f"  an aborted episode: {one.aborted}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"[bold]{one.name}[/]", one.version, highlight=False)
+        print_line(console, f"  {one.path}")
+        print_line(console, f"  an episode that forked: {one.forks}")
+        print_line(console, f"  an aborted episode: {one.aborted}")
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
@@ -249,9 +239,8 @@ def show_environments(factories: Sequence[EnvironmentFactory], console: Console)
         if command is not None:
             missing.setdefault(command, []).append(factory.name)
         ready = "[green]ready[/]" if command is None else "[yellow]to install[/]"
-        table.add_row(factory.name, ", ".join(factory.splits), factory.description, ready)
+        texts = (factory.name, ", ".join(factory.splits), factory.description)
+        table.add_row(*map(Text, texts), ready)
     console.print(table)
     for command, names in missing.items():
-        console.print(
-            f"{', '.join(names)}:\n    {command}", highlight=False, markup=False, soft_wrap=True
-        )
+        print_line(console, f"{', '.join(names)}:\n    {command}")

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.runs.config import json_object
 from toolroll.rollout.runtime.event_loop import run
+
+if TYPE_CHECKING:
+    from toolroll.rollout.runs.environment_check import CheckResult
+
+console = Console()
+_COLORS = {"ok": "green", "failed": "bold red", "not applicable": "dim"}
+
+Env = Annotated[
+    str,
+    typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
+]
+EnvArgs = Annotated[
+    str | None, typer.Option(help="JSON: the arguments of the environment's class or function")
+]
+Split = Annotated[str | None, typer.Option(help="default: the environment's first")]
 
 
 def new_env(
@@ -29,27 +48,22 @@ def new_env(
 
     if package:
         folder = new_package(name, at)
-        _say(f"Wrote {folder}. Install and test it:")
-        _say(f"  pip install pytest -e {folder} && python -m pytest {folder}")
-        _say(f"Then `toolroll envs` lists {name}.")
+        print_line(console, f"Wrote {folder}. Install and test it:")
+        print_line(console, f"  pip install pytest -e {folder} && python -m pytest {folder}")
+        print_line(console, f"Then `toolroll envs` lists {name}.")
         return
     file = write_file(name, at)
     test = file.with_name(f"test_{file.name}")
-    _say(f"Wrote {file} and {test}. Next:")
-    _say(f"  toolroll check-env {file}:env")
-    _say(f"  pip install pytest && python -m pytest {test}")
-    _say(f"  toolroll run {file}:env --engine http://127.0.0.1:30000 --model MODEL")
+    print_line(console, f"Wrote {file} and {test}. Next:")
+    print_line(console, f"  toolroll check-env {file}:env")
+    print_line(console, f"  pip install pytest && python -m pytest {test}")
+    print_line(console, f"  toolroll run {file}:env --engine http://127.0.0.1:30000 --model MODEL")
 
 
 def check_env(
-    env: Annotated[
-        str,
-        typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
-    ],
-    env_args: Annotated[
-        str | None, typer.Option(help="JSON: the arguments of the environment's class or function")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="default: the environment's first")] = None,
+    env: Env,
+    env_args: EnvArgs = None,
+    split: Split = None,
     tasks: Annotated[
         str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default: the first 20")
     ] = None,
@@ -59,17 +73,24 @@ def check_env(
 
     Example: toolroll check-env env.py:env
     """
-    from toolroll.rollout.cli.check_env import check, results_table
+    from toolroll.rollout.runs.environment_check import check
     from toolroll.rollout.runs.registry import choose_tasks, load_environment
 
     factory = load_environment(env, json_object(env_args, "--env-args"))
     chosen = choose_tasks(factory, split, tasks)
     results = run(check(factory, chosen if tasks is not None else chosen[:20]))
-    console = Console()
-    console.print(results_table(factory.name, results))
+    Console().print(_results_table(factory.name, results))
     if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
 
 
-def _say(line: str) -> None:
-    Console().print(line, highlight=False, markup=False, soft_wrap=True)
+def _results_table(name: str, results: Sequence[CheckResult]) -> Table:
+    """Return a table with one row per check of the environment `name`."""
+    table = Table(title=Text(name), title_justify="left")
+    table.add_column("check")
+    table.add_column("result")
+    table.add_column("detail", overflow="fold")
+    for result in results:
+        color = _COLORS[result.status]
+        table.add_row(result.name, f"[{color}]{result.status}[/]", Text(result.detail))
+    return table

@@ -27,6 +27,8 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
         raise UsageError(
             f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
         )
+    if env is not None and env not in (names := {one.env for one in read_episodes(folder)}):
+        raise UsageError(f"--env {env!r}: {folder} has {', '.join(sorted(names)) or 'no episodes'}")
     if kind == "parquet":
         count = write_dataset(_episodes(folder, env), out)
         return [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']

@@ -285,8 +285,11 @@ def _write(files: Mapping[Path, str], name: str, not_there: Iterable[Path]) -> N
     for file, text in files.items():
         for mark, word in words.items():
             text = text.replace(mark, word)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--at: {file} cannot be written: {error.strerror}") from error
 
 
 def _package(name: str) -> str:

@@ -1,8 +1,8 @@
 """Make a command's options from the fields of a pydantic model.
 
-A field determines the option's name, help (its description), type, choices (`Literal`), default,
-and panel in `--help` (`json_schema_extra={"panel": ...}`). Only the model checks values, so an
-option and a line in a YAML file give the same error.
+A field determines the option's name, help (its description), type, choices (`Literal`) and default.
+typer checks only the type of an option's value. The model checks everything else, with the same
+errors for an option and for a line in a YAML file.
 """
 
 from __future__ import annotations
@@ -24,17 +24,25 @@ def option_parameters(
     model: type[BaseModel],
     *,
     skip: Sequence[str] = (),
-    old_names: Mapping[str, str] | None = None,
+    panels: Mapping[str, str],
+    old_names: Mapping[str, str],
 ) -> list[inspect.Parameter]:
     """Return one keyword parameter for each field of `model` except those in `skip`.
 
+    `panels` maps the title of each panel of `--help` to the names of its fields, separated by
+    spaces.
     `old_names` maps old names to new ones. The old names are accepted too, but are not listed in
     the help. Every default is None, which means "not given". `given_values` reads the values that a
     command received.
     """
     fields = model.model_fields
-    annotations = {n: _annotation(n, field) for n, field in fields.items() if n not in skip}
-    for old, name in (old_names or {}).items():
+    panel_of = {name: title for title, names in panels.items() for name in names.split()}
+    annotations = {
+        name: _annotation(name, field, panel_of[name])
+        for name, field in fields.items()
+        if name not in skip
+    }
+    for old, name in old_names.items():
         annotations[old] = _annotation(old, fields[name], hidden=True)
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -46,13 +54,13 @@ def given_values(
     model: type[BaseModel],
     values: Mapping[str, Any],
     *,
-    old_names: Mapping[str, str] | None = None,
+    old_names: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the settings of `model` that `values` contains. Options that take JSON are decoded.
 
     Raise `UsageError` if an option that takes JSON contains anything else.
     """
-    new = {name: old for old, name in (old_names or {}).items()}
+    new = {name: old for old, name in old_names.items()}
     given = {}
     for name, field in model.model_fields.items():
         value = values.get(name)
@@ -83,8 +91,9 @@ def with_parameters(
     return made
 
 
-def _annotation(name: str, field: FieldInfo, *, hidden: bool = False) -> Any:
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+def _annotation(
+    name: str, field: FieldInfo, panel: str | None = None, *, hidden: bool = False
+) -> Any:
     choices = _choices(field.annotation)
     flags = [_flag(name)]
     kind = _kind(field)
@@ -97,7 +106,7 @@ def _annotation(name: str, field: FieldInfo, *, hidden: bool = False) -> Any:
         metavar=metavar,
         show_default=False,
         hidden=hidden,
-        rich_help_panel=str(extra["panel"]) if "panel" in extra else None,
+        rich_help_panel=panel,
         autocompletion=(lambda: list(choices)) if choices else None,
     )
     return Annotated[(str if kind is dict else kind) | None, option]

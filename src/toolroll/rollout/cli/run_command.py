@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.signals import StoppedError, until_stopped
 from toolroll.rollout.engine.address import split_credentials
@@ -61,14 +62,16 @@ async def run(config: RunConfig, console: Console) -> Outcome:
         return await play(plan, console)
 
 
-async def play(plan: Plan, console: Console) -> Outcome:
+async def play(
+    plan: Plan, console: Console, *, produced_by: Mapping[str, Any] | None = None
+) -> Outcome:
     """Play the episodes of `plan` that are not yet in the folder `config.out`, and show the
-    progress.
+    progress. `produced_by` is added to the provenance in `run.json`.
 
     SIGINT and SIGTERM end the run early.
     """
     env, out = plan.factory.name, plan.config.out
-    now = await provenance(plan.served, plan.factory)
+    now = await provenance(plan.served, plan.factory) | dict(produced_by or {})
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset(), [now])
@@ -81,24 +84,15 @@ async def play(plan: Plan, console: Console) -> Outcome:
         provenance=now,
     ) as folder:
         if folder.done:
-            console.print(
-                f"{env}: {len(folder.done)} episodes are in {out} already",
-                highlight=False,
-                soft_wrap=True,
-            )
+            print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
         if _has_others(folder.done, plan):
-            console.print(
+            print_line(
+                console,
                 f"{env}: the table covers every episode in {out}, including tasks and samples that "
                 "this command does not name",
-                highlight=False,
-                soft_wrap=True,
             )
         if folder.dropped:
-            console.print(
-                f"{env}: {folder.dropped} aborted episodes will be retried",
-                highlight=False,
-                soft_wrap=True,
-            )
+            print_line(console, f"{env}: {folder.dropped} aborted episodes will be retried")
         outcome = await _play(
             plan, console, folder.summary, folder.append, folder.done, folder.provenance
         )
@@ -250,7 +244,7 @@ async def _check_identity(served: Model, console: Console, *, allow_mismatch: bo
     check.
     """
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
-        console.print(f"WARNING: {line}", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"WARNING: {line}")
 
 
 async def _check_template(served: Model, console: Console) -> None:
@@ -262,4 +256,4 @@ async def _check_template(served: Model, console: Console) -> None:
         return
     console.print("[yellow]The chat template does not append tool results to what was served:[/]")
     for line in found.remarks():
-        console.print(f"- {line}", highlight=False, markup=False, soft_wrap=True)
+        print_line(console, f"- {line}")

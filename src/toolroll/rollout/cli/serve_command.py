@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.config import json_object
 from toolroll.rollout.runs.usage_errors import named
@@ -66,7 +67,10 @@ def serve(
     port: Annotated[int, typer.Option(help="0: any free one")] = 8400,
     api_key_env: Annotated[
         str | None,
-        typer.Option(help="the variable that holds the key; required unless --host is loopback"),
+        typer.Option(
+            help="environment variable with the API key; required unless --host is a "
+            "loopback address"
+        ),
     ] = None,
     parser: Annotated[str, typer.Option(help="a name of SGLang's --tool-call-parser")] = "auto",
     chat_template: Annotated[
@@ -131,7 +135,7 @@ def serve(
         str,
         typer.Option(
             metavar="[any|own]",
-            help="own: refuse requests that name another model",
+            help="which model names a request may have: any, or only the served model's own",
             rich_help_panel=_REQUESTS,
         ),
     ] = "any",
@@ -233,10 +237,8 @@ def _key(variable: str | None) -> str | None:
 
 
 def _ready(url: str) -> None:
-    console.print(
-        f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1",
-        highlight=False,
-        soft_wrap=True,
+    print_line(
+        console, f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1"
     )
 
 

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import load_tokenizer
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
-from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
+from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.runs.viewer import write_page
 from toolroll.rollout.runs.viewer.pieces import Pieces
@@ -53,7 +51,7 @@ def view(
         read_episodes(folder),
         pieces_of=_pieces_by_model(settings, tokenizer, messages),
         settings=settings,
-        summary=_summary(folder),
+        summary=read_summary(folder),
         tokens_of=tokens,
     )
     if count > tokens:
@@ -86,8 +84,3 @@ def _pieces_by_model(
         return known[name]
 
     return of
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    file = folder / SUMMARY_NAME
-    return dict(orjson.loads(file.read_bytes())["environments"]) if file.is_file() else {}

@@ -6,25 +6,15 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.config import JsonDict
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.complaints import complaints
-
-_MODEL: JsonDict = {"panel": "Model and engine"}
-_PLAYED: JsonDict = {"panel": "What is played"}
-_AGENT: JsonDict = {"panel": "Agent"}
-_SAMPLING: JsonDict = {"panel": "Sampling"}
-_USER: JsonDict = {"panel": "Simulated user"}
-_BASELINE: JsonDict = {"panel": "Baseline"}
-_EXECUTION: JsonDict = {"panel": "Execution"}
-_FAILURES: JsonDict = {"panel": "Limits and failures"}
-_FILES: JsonDict = {"panel": "Files"}
 
 
 class RunConfig(BaseModel):
@@ -32,7 +22,7 @@ class RunConfig(BaseModel):
     YAML file for --config uses the same names.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     env: str = Field(
         description="An environment: a name of `toolroll envs`, FILE.py:NAME or MODULE:NAME."
@@ -40,233 +30,185 @@ class RunConfig(BaseModel):
     env_args: dict[str, Any] = Field(
         default={},
         description="The arguments of the class or function that makes the environment.",
-        json_schema_extra=_PLAYED,
     )
     model: str = Field(
         description="Folder or name of the served model's tokenizer; `embedded` for the one in the "
         "package. With --baseline-url: the name of the model at that address.",
-        json_schema_extra=_MODEL,
     )
     engine: str = Field(
         default="http://127.0.0.1:30000",
         description="Address of SGLang or its router, without /v1.",
-        json_schema_extra=_MODEL,
     )
     parser: str = Field(
         default="auto",
         description="The model's tool call format, a name of SGLang's --tool-call-parser; auto: "
         "infer it from the chat template.",
-        json_schema_extra=_MODEL,
     )
     chat_template: str | None = Field(
         default=None,
         description="A Jinja file that replaces the tokenizer's chat template.",
-        json_schema_extra=_MODEL,
     )
     chat_template_kwargs: dict[str, Any] = Field(
-        default={}, description="Variables of the chat template.", json_schema_extra=_MODEL
+        default={}, description="Variables of the chat template."
     )
     context_length: int | None = Field(
         default=None,
         ge=1,
         description="In tokens; needed only if the engine does not report it.",
-        json_schema_extra=_MODEL,
     )
     engine_timeout: float = Field(
         default=600.0,
         ge=0,
         description="Seconds to wait for a server that does not answer at all.",
-        json_schema_extra=_MODEL,
     )
     allow_model_mismatch: bool = Field(
         default=False,
         description="Only warn if the engine serves a model with another tokenizer.",
-        json_schema_extra=_MODEL,
     )
     split: str | None = Field(
         default=None,
         description="A split of the environment's tasks; default: its first.",
-        json_schema_extra=_PLAYED,
     )
     tasks: str | None = Field(
         default=None,
         description="Which tasks: 3, 0-9 or 0-4,7; default: all.",
-        json_schema_extra=_PLAYED,
     )
-    samples: int = Field(
-        default=1, ge=1, description="Episodes of each task.", json_schema_extra=_PLAYED
-    )
+    samples: int = Field(default=1, ge=1, description="Episodes of each task.")
     max_steps: int = Field(
         default=30,
         ge=1,
         description="Limit of the model's turns in one episode.",
-        json_schema_extra=_PLAYED,
     )
     seed: int = Field(
         default=0,
         description="The run's seed. Each episode's own seed is derived from it.",
-        json_schema_extra=_PLAYED,
     )
     do_nothing: bool = Field(
         default=True,
         description="Also play the do-nothing baseline: an agent that calls no tool.",
-        json_schema_extra=_PLAYED,
     )
     allow_unequal: bool = Field(
         default=False,
         description="Compute pass@k even if tasks have unequal numbers of samples.",
-        json_schema_extra=_PLAYED,
     )
     agent: str = Field(
         default="tool-calling",
         description="An agent's name (entry points `toolroll.agents`).",
-        json_schema_extra=_AGENT,
     )
     on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
         default="feedback",
         description="After a call that cannot be parsed: return the error to the model "
         "(feedback), take the text as a reply (respond), or end the episode (stop).",
-        json_schema_extra=_AGENT,
     )
     parallel_calls: Literal["all", "first", "refuse"] | None = Field(
         default=None,
         description="If a turn has several calls: execute all, execute only the first, or refuse "
         "all; default: the environment's rule.",
-        json_schema_extra=_AGENT,
     )
     on_length: Literal["stop", "continue"] = Field(
         default="stop",
         description="What to do after a turn that was cut by --max-new-tokens.",
-        json_schema_extra=_AGENT,
     )
     history: Literal["fork", "preserve"] = Field(
         default="fork",
         description="If the template rewrites earlier turns: start a new sequence (fork), or keep "
         "what was served (preserve).",
-        json_schema_extra=_AGENT,
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",
         description="When to check sequences with transformers: never (off), at the end of an "
         "episode (sample), or also after every turn (always).",
-        json_schema_extra=_AGENT,
     )
-    temperature: float = Field(
-        default=1.0, ge=0, description="0 is greedy.", json_schema_extra=_SAMPLING
-    )
-    top_p: float | None = Field(default=None, gt=0, le=1, json_schema_extra=_SAMPLING)
-    top_k: int | None = Field(default=None, json_schema_extra=_SAMPLING)
-    min_p: float | None = Field(default=None, ge=0, le=1, json_schema_extra=_SAMPLING)
-    frequency_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
-    presence_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
-    repetition_penalty: float | None = Field(default=None, json_schema_extra=_SAMPLING)
-    max_new_tokens: int = Field(
-        default=1024, ge=1, description="Limit of tokens in one turn.", json_schema_extra=_SAMPLING
-    )
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy.")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    frequency_penalty: float | None = Field(default=None)
+    presence_penalty: float | None = Field(default=None)
+    repetition_penalty: float | None = Field(default=None)
+    max_new_tokens: int = Field(default=1024, ge=1, description="Limit of tokens in one turn.")
     stop: list[str] | None = Field(
         default=None,
         description="A stop string; may be given several times.",
-        json_schema_extra=_SAMPLING,
     )
     sampling_seed: bool = Field(
         default=False,
         description="Send each episode's seed to the engine.",
-        json_schema_extra=_SAMPLING,
     )
-    user_model: str | None = Field(
-        default=None, description="The model that plays the user.", json_schema_extra=_USER
-    )
+    user_model: str | None = Field(default=None, description="The model that plays the user.")
     user_url: str | None = Field(
         default=None,
         description="OpenAI-compatible address of the user's model; default: --baseline-url, or "
         "--engine with /v1.",
-        json_schema_extra=_USER,
     )
     user_strategy: Literal["llm", "react", "verify", "reflection"] = Field(
         default="llm",
         description="How the user model replies; the names are tau-bench's.",
-        json_schema_extra=_USER,
     )
     user_api_key_env: str | None = Field(
         default=None,
         description="The environment variable that holds the API key of the user's model.",
-        json_schema_extra=_USER,
     )
     baseline_url: str | None = Field(
         default=None,
         description="Play the model at this OpenAI-compatible address, without recording tokens.",
-        json_schema_extra=_BASELINE,
     )
     api_key_env: str | None = Field(
         default=None,
         description="The environment variable that holds the API key of the baseline.",
-        json_schema_extra=_BASELINE,
     )
-    concurrency: int = Field(
-        default=64, ge=1, description="Episodes at the same time.", json_schema_extra=_EXECUTION
-    )
+    concurrency: int = Field(default=64, ge=1, description="Episodes at the same time.")
     processes: int = Field(
         default=1,
         ge=1,
         description="Number of processes on this machine; each plays its share of --concurrency.",
-        json_schema_extra=_EXECUTION,
     )
     ray: str | None = Field(
         default=None,
         description="Distribute the episodes over the Ray cluster at this address; `local` starts "
         "a cluster on this machine.",
-        json_schema_extra=_EXECUTION,
     )
     ray_workers: int = Field(
         default=4,
         ge=1,
         description="Number of processes on the cluster; each plays its share of --concurrency.",
-        json_schema_extra=_EXECUTION,
     )
     gc: bool = Field(
         default=True,
         description="Run Python's garbage collector less often.",
-        json_schema_extra=_EXECUTION,
     )
     episode_timeout: float | None = Field(
         default=None,
         gt=0,
         description="Seconds for one attempt at an episode.",
-        json_schema_extra=_FAILURES,
     )
     step_timeout: float | None = Field(
         default=None,
         gt=0,
         description="Seconds for one step of the environment.",
-        json_schema_extra=_FAILURES,
     )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
         description="Limit of text in one reset or step, in bytes; more is a failure.",
-        json_schema_extra=_FAILURES,
     )
     reruns: int = Field(
         default=2,
         ge=0,
         description="How often to retry an episode that failed for infrastructure reasons.",
-        json_schema_extra=_FAILURES,
     )
     give_up_after: int | None = Field(
         default=100,
         ge=1,
         description="End the run after this many failed attempts in a row.",
-        json_schema_extra=_FAILURES,
     )
     out: Path | None = Field(
         default=None,
         description="Folder of the run; the same command continues a run that was stopped.",
-        json_schema_extra=_FILES,
     )
     sync: Literal["always", "end"] = Field(
         default="end",
         description="When to sync episodes to disk: after each one, or at the end of the run.",
-        json_schema_extra=_FILES,
     )
 
     @model_validator(mode="after")
@@ -322,6 +264,22 @@ class RunConfig(BaseModel):
             if name not in FREE and not field.is_required()
         }
 
+
+PANELS: Mapping[str, str] = {
+    "What is played": "env_args split tasks samples max_steps seed do_nothing allow_unequal",
+    "Model and engine": "model engine parser chat_template chat_template_kwargs context_length "
+    "engine_timeout allow_model_mismatch",
+    "Agent": "agent on_invalid_call parallel_calls on_length history verify",
+    "Sampling": "temperature top_p top_k min_p frequency_penalty presence_penalty "
+    "repetition_penalty max_new_tokens stop sampling_seed",
+    "Simulated user": "user_model user_url user_strategy user_api_key_env",
+    "Baseline": "baseline_url api_key_env",
+    "Execution": "concurrency processes ray ray_workers gc",
+    "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns "
+    "give_up_after",
+    "Files": "out sync",
+}
+"""The settings in each panel of `toolroll run --help`, separated by spaces."""
 
 OLD_NAMES = {"floor": "do_nothing", "endpoint": "baseline_url"}
 """The new name of each setting that an earlier version named differently. Options and YAML files

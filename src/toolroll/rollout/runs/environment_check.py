@@ -11,8 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile, zip_longest
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 from jsonschema import Draft202012Validator
@@ -43,6 +44,7 @@ _MOST_ON_LOOP = 0.05
 """The maximum time in seconds for which one call may block the event loop of all episodes."""
 _MOST_TOOLS = 10
 _ADVICE = "raise an ActionError, or answer with a tool message"
+_EXCERPT = 80  # characters of a value in a message
 _FAREWELL = Action("Goodbye.")
 
 
@@ -184,7 +186,7 @@ class _Checks:
     async def _seeds(self) -> str:
         for (task, seed), plays in zip(self._pair(), self.played, strict=True):
             plays.append(await self._play(task, seed))
-            where = _difference(plays[0], plays[1])
+            where = _difference(plays[0], plays[1], ("the first time", "the second time"))
             if where:
                 raise _FailedError(f"task {task.id} differs if played twice with one seed: {where}")
         return f"{len(self.played)} episodes, each played twice"
@@ -208,7 +210,7 @@ class _Checks:
             for player in players:
                 await self._end(player)
         for (task, _), player, alone in zip(pair, players, self.played, strict=True):
-            where = _difference(alone[0], player)
+            where = _difference(alone[0], player, ("alone", "with another episode"))
             if where:
                 raise _FailedError(f"task {task.id} changes if another episode runs: {where}")
             alone.append(player)
@@ -366,16 +368,18 @@ def _checked_tool(tool: Tool) -> str:
     return name
 
 
-def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer) -> str:
-    """Return a message about the first difference between two transcripts, or ""."""
+def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer, when: tuple[str, str]) -> str:
+    """Return a message about the first difference between two transcripts, or "". `when`: how the
+    message refers to each transcript.
+    """
     for at, (first, second) in enumerate(zip(one.transcript, other.transcript, strict=False)):
         if first != second:
-            names = [name for name in first if first[name] != second.get(name)] or ["error"]
-            where = "reset" if at == 0 else f"step {at}"
-            values = (shown(entry.get(names[0]), 80) for entry in (first, second))
-            return f"{names[0]} of {where}: {', then '.join(values)}"
+            path, *values = _first_difference(first, second)
+            texts = [f"{text} {name}" for text, name in zip(_excerpts(*values), when, strict=True)]
+            return f"{path} of {f'step {at}' if at else 'reset'} is {' and '.join(texts)}"
     if len(one.transcript) != len(other.transcript):
-        return f"{len(one.transcript) - 1} steps, then {len(other.transcript) - 1}"
+        steps = [f"{len(player.transcript) - 1}" for player in (one, other)]
+        return f"the number of steps is {steps[0]} {when[0]} and {steps[1]} {when[1]}"
     return ""
 
 
@@ -388,6 +392,36 @@ def _first_error(player: EnvironmentPlayer) -> str:
             if str(message.get("content")).startswith("Error"):
                 return f" ({message['content']})"
     return ""
+
+
+def _first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any]:
+    """Return the path of the first difference between two JSON values, such as
+    `messages[0].content`, and the two values there (None if there is none).
+    """
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        for name in {**first, **second}:
+            if first.get(name) != second.get(name):
+                inner = f"{path}.{name}" if path else name
+                return _first_difference(first.get(name), second.get(name), inner)
+    elif isinstance(first, list) and isinstance(second, list):
+        for at, (one, other) in enumerate(zip_longest(first, second)):
+            if one != other:
+                return _first_difference(one, other, f"{path}[{at}]")
+    return path, first, second
+
+
+def _excerpts(first: Any, second: Any) -> tuple[str, str]:
+    """Return the beginning of each value. If both are texts, begin shortly before the first
+    character that differs.
+    """
+    if not isinstance(first, str) or not isinstance(second, str):
+        return shown(first, _EXCERPT), shown(second, _EXCERPT)
+    same = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    )
+    start = max(0, same - _EXCERPT // 3)
+    cut = "... " * (start > 0)
+    return cut + shown(first[start:], _EXCERPT), cut + shown(second[start:], _EXCERPT)
 
 
 def _duration(seconds: float) -> str:

@@ -42,7 +42,7 @@ def load_target(target: str) -> tuple[Any, str]:
     """
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
-        file = target.rstrip(":")
+        file = place or ("FILE.py" if colon else target)
         raise UsageError(f"{target}: name the environment in the file: {file}:NAME")
     if place.endswith(".py"):
         module, short = _load_file(Path(place)), Path(place).stem
@@ -64,8 +64,11 @@ def error_line(error: BaseException, path: Path | None = None) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = next((f for f in reversed(frames) if path and Path(f.filename) == path), None)
     frame = own or frames[-1]
+    where = f"{frame.filename}, line {frame.lineno}"
+    if path is not None and frame.filename.startswith("<frozen importlib"):
+        where = str(path)  # Python refused the file before it ran a line of it
     text = " ".join(message_of(error).split())
-    return f"{frame.filename}, line {frame.lineno}: {type(error).__name__}: {text}"
+    return f"{where}: {type(error).__name__}: {text}"
 
 
 def _load_file(path: Path) -> ModuleType:

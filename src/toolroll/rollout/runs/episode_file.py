@@ -12,7 +12,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 import orjson
@@ -183,12 +182,7 @@ class EpisodeStore:
     def __enter__(self) -> EpisodeStore:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

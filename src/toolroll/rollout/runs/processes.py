@@ -26,11 +26,10 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
+from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError, remaining
 from toolroll.rollout.runs.worker_pool import (
     WorkerDiedError,
     play_on_workers,
-    remaining,
     split_concurrency,
 )
 from toolroll.rollout.runtime.event_loop import run

@@ -18,12 +18,11 @@ from typing import Any
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import from_line, to_line
-from toolroll.rollout.runs.runner import EpisodeKey, Runner
+from toolroll.rollout.runs.runner import EpisodeKey, Runner, remaining
 from toolroll.rollout.runs.setup import open_runner, worker_settings
 from toolroll.rollout.runs.worker_pool import (
     WorkerDiedError,
     play_on_workers,
-    remaining,
     split_concurrency,
 )
 from toolroll.rollout.types import Episode, Task

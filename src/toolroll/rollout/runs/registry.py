@@ -144,7 +144,7 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
     """Return the tasks of `split` (default: the first split) that `wanted` selects.
 
     `wanted` is "3", "0-9" or "0-4,7". None selects all tasks. Raise `UsageError` for an unknown
-    split, a task out of range, or a range that cannot be read.
+    split, a split without tasks, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]
     if split not in factory.splits:
@@ -157,12 +157,14 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
         if isinstance(error, ToolrollError):
             raise
         raise UsageError(f"{factory.name}: tasks({split!r}) failed: {error_line(error)}") from error
+    if not tasks:
+        raise UsageError(f"{factory.name} has no tasks in the split {split}")
     if wanted is None:
         return tasks
     chosen: list[Task] = []
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(
                 f"--tasks {wanted!r}: {part!r} is neither a number nor a range such as 0-9"
             )

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import (
     Estimate,
     UnequalSamplesError,
@@ -65,7 +67,7 @@ def report(
         "aborted": summary.statuses["aborted"],
         "reruns": int(summary.totals["reruns"]),
         "tasks": len(rewards),
-        "reward": _plain(mean_over_tasks(task_means)) if task_means else None,
+        "reward": asdict(mean_over_tasks(task_means)) if task_means else None,
         "pass_at_k": _by_k(rates, "pass@k"),
         "pass_hat_k": _by_k(rates, "pass^k"),
         "do_nothing_floor": _floor(floor),
@@ -150,13 +152,25 @@ def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
 def write_summary(folder: Path, reports: Mapping[str, Mapping[str, Any]]) -> Path:
     """Replace `summary.json` atomically. The parts of other environments are kept."""
     path = folder / FILE_NAME
-    known = orjson.loads(path.read_bytes()).get("environments", {}) if path.is_file() else {}
     data = {
         "schema_version": SCHEMA_VERSION,
-        "environments": known | {name: dict(part) for name, part in reports.items()},
+        "environments": read_summary(folder) | {name: dict(part) for name, part in reports.items()},
     }
     write_whole(path, data)
     return path
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the parts of `summary.json` by environment, or {} if there is no such file. Raise
+    `UsageError` if the file cannot be read.
+    """
+    path = folder / FILE_NAME
+    try:
+        return dict(orjson.loads(path.read_bytes())["environments"]) if path.is_file() else {}
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read ({error!r}): delete it; toolroll run writes it again"
+        ) from error
 
 
 def _warnings(summary: Summary) -> list[str]:
@@ -210,15 +224,11 @@ def _floor(floor: Summary | None) -> dict[str, Any] | None:
     }
 
 
-def _plain(estimate: Estimate) -> dict[str, float]:
-    return asdict(estimate)
-
-
 def _by_k(
     rates: Mapping[str, Mapping[int, Estimate]] | None, kind: str
 ) -> dict[str, dict[str, float]] | None:
     return (
-        None if rates is None else {str(k): _plain(estimate) for k, estimate in rates[kind].items()}
+        None if rates is None else {str(k): asdict(estimate) for k, estimate in rates[kind].items()}
     )
 
 
@@ -242,16 +252,6 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
     }
 
 
-def _natural(name: str) -> tuple[object, ...]:
+def _natural(name: str) -> list[str | int]:
     """Return a key that sorts `task-10` after `task-9`."""
-    digits = ""
-    parts: list[tuple[int, object]] = []
-    for char in [*name, ""]:
-        if char.isdigit():
-            digits += char
-            continue
-        if digits:
-            parts.append((0, int(digits)))
-            digits = ""
-        parts.append((1, char))
-    return tuple(parts)
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

@@ -16,7 +16,6 @@ import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
@@ -48,6 +47,9 @@ class RunDirectory:
     `toolroll.rollout.runs.provenance`. `run.json` keeps the first run's provenance, and appends the
     values that differ in a later run.
 
+    `bound_when_empty`: refuse different settings even if no episode is finished, because other
+    files in the folder depend on the settings.
+
     Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
     """
@@ -61,6 +63,7 @@ class RunDirectory:
         defaults: Mapping[str, Any] | None = None,
         sync: Sync = "end",
         provenance: Provenance | None = None,
+        bound_when_empty: bool = False,
     ) -> None:
         self.path = path
         self.env = env
@@ -80,6 +83,7 @@ class RunDirectory:
         """
         self._now = _plain(provenance) if provenance else None
         self._sync: Sync = sync
+        self._bound_when_empty = bound_when_empty
         self._settings = _plain(settings)
         self._defaults = _plain(defaults or {})
         self._store: EpisodeStore | None = None
@@ -118,12 +122,7 @@ class RunDirectory:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if self._store is not None:
                 self._store.close()
@@ -132,29 +131,31 @@ class RunDirectory:
             os.close(self._lock)
 
     def _agree(self) -> None:
-        """Compare the run's settings with the folder's. If the folder has none for this
-        environment, store the run's settings there.
+        """Compare the run's settings with the folder's. If the folder has no finished episode
+        of this environment, store the run's settings there.
         """
         file = self.path / SETTINGS_NAME
-        known = read_settings(self.path)
-        if self.env in known:
-            different = difference(self._defaults | known[self.env], self._settings)
-            if different:
+        run_file = _read_run_file(self.path)
+        known, written = run_file["environments"], run_file["provenance"]
+        recorded = known.get(self.env)
+        different = difference(self._defaults | (recorded or {}), self._settings)
+        if recorded is None or different:
+            if self._has_finished() or (recorded is not None and self._bound_when_empty):
                 raise UsageError(
-                    f"{self.path} was started with other settings for {self.env}:\n  "
+                    f"{self.path} has episodes of {self.env}, but no {SETTINGS_NAME} with their "
+                    f"settings: choose another --out"
+                    if recorded is None
+                    else f"{self.path} was started with other settings for {self.env}:\n  "
                     + "\n  ".join(different)
                     + "\nUse the same settings to continue, or choose another --out."
                 )
-        elif any(episode.env == self.env for episode in _episodes(self.path)):
-            raise UsageError(
-                f"{self.path} has episodes of {self.env}, but no {SETTINGS_NAME} with their "
-                f"settings: choose another --out"
-            )
-        written = _read_run_file(self.path).get("provenance", {})
+            recorded = None
+            known.pop(self.env, None)
+            written.pop(self.env, None)
         self.provenance = list(written.get(self.env, ()))
         if self._now is not None:
             self.provenance = extended(self.provenance, self._now)
-        if self.env not in known or self.provenance != written.get(self.env, []):
+        if recorded is None or self.provenance != written.get(self.env, []):
             provenance = {**written, self.env: self.provenance} if self.provenance else written
             write_whole(
                 file,
@@ -164,6 +165,13 @@ class RunDirectory:
                     "provenance": provenance,
                 },
             )
+
+    def _has_finished(self) -> bool:
+        """Return True if the folder has an episode of this environment that was not aborted."""
+        return any(
+            episode.env == self.env and episode.result.status is not Status.ABORTED
+            for episode in _episodes(self.path)
+        )
 
     def _read_finished(self) -> int:
         """Read the finished episodes. Return the number of aborted ones."""
@@ -198,13 +206,14 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
     Raise `UsageError` if the file cannot be read.
     """
-    return dict(_read_run_file(path).get("environments", {}))
+    found: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
+    return found
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:
     file = path / SETTINGS_NAME
     if not file.is_file():
-        return {}
+        return {"environments": {}, "provenance": {}}
     try:
         data = orjson.loads(file.read_bytes())
         if data["schema_version"] != SCHEMA_VERSION:
@@ -213,10 +222,10 @@ def _read_run_file(path: Path) -> dict[str, Any]:
                 f"{SCHEMA_VERSION}"
             )
         return {
-            "environments": dict(data["environments"]),
+            "environments": {env: dict(part) for env, part in data["environments"].items()},
             "provenance": dict(data.get("provenance", {})),
         }
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{file} cannot be read ({error!r}): repair it, or choose another --out"
         ) from error

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,6 +129,54 @@ def session_id(env: str, task_id: str, sample: int) -> str:
     return f"{env}/{task_id}#{sample}"
 
 
+def remaining(
+    tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]
+) -> list[EpisodeKey]:
+    """Return the episodes to play, in order: the first sample of all tasks, then the second."""
+    return [
+        (task.id, sample)
+        for sample in range(samples)
+        for task in tasks
+        if (task.id, sample) not in done
+    ]
+
+
+async def play_all(
+    todo: Sequence[EpisodeKey],
+    players: Iterable[Callable[[EpisodeKey], Awaitable[Episode]]],
+    on_episode: Callable[[Episode], None],
+    then: Callable[[Episode], Awaitable[None]] | None = None,
+) -> None:
+    """Play the episodes in `todo`. Each of `players` plays one episode at a time, and all of them
+    play concurrently. Call `on_episode`, which stores the episode, and `then` with each finished
+    episode.
+
+    Raise `RolloutError` if an episode was not played, because no episode may be lost without an
+    error.
+    """
+    rest, left = iter(todo), set(todo)
+
+    async def work(play: Callable[[EpisodeKey], Awaitable[Episode]]) -> None:
+        for key in rest:
+            episode = await play(key)
+            on_episode(episode)
+            left.discard(key)
+            if then is not None:
+                await then(episode)
+
+    async with asyncio.TaskGroup() as group:
+        for play in players:
+            group.create_task(work(play))
+    if left:
+        task_id, sample = min(left)
+        raise RolloutError(
+            f"the run ended although {len(left)} episodes were not played, "
+            f"the first one task {task_id}, sample {sample}: "
+            "the asyncio tasks that played them were cancelled. Finished episodes are kept; run "
+            "again to play the others."
+        )
+
+
 class Runner:
     """Plays the tasks of `factory`. `make_agent()` returns the agent for one attempt at an episode.
 
@@ -170,38 +218,20 @@ class Runner:
         not answered for its `engine_timeout`. The other episodes are then cancelled, and their
         requests are aborted at the engine. This also happens if the caller is cancelled.
         """
-        for task in tasks:
-            _check_id(task)
-        todo = [
-            (task, sample)
-            for sample in range(self.settings.samples)
-            for task in tasks
-            if (task.id, sample) not in done
-        ]
-        rest = iter(todo)
-        left = {(task.id, sample) for task, sample in todo}
-
+        check_ids(tasks)
+        by_id = {task.id: task for task in tasks}
+        todo = remaining(tasks, self.settings.samples, done)
         callbacks = Callbacks(self._callbacks, self.factory.name)
 
-        async def take(episode: Episode) -> None:
-            on_episode(episode)
-            left.discard((episode.task_id, episode.sample))
-            await callbacks.on_episode(episode)
+        async def play(key: EpisodeKey) -> Episode:
+            return await self.play(by_id[key[0]], key[1])
 
+        players = [play] * min(self.settings.concurrency, len(todo))
         try:
             with paced_garbage(enabled=self.settings.pace_gc):
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(self.settings.concurrency, len(todo))):
-                        group.create_task(self._work(rest, take))
+                await play_all(todo, players, on_episode, callbacks.on_episode)
         finally:
             await callbacks.on_summary()
-        check_all_played(left)
-
-    async def _work(
-        self, todo: Iterator[tuple[Task, int]], take: Callable[[Episode], Awaitable[None]]
-    ) -> None:
-        for task, sample in todo:
-            await take(await self.play(task, sample))
 
     async def play(self, task: Task, sample: int) -> Episode:
         """Play one episode. Return its first attempt without an infrastructure failure. If every
@@ -315,12 +345,19 @@ class Runner:
             )
 
 
-def _check_id(task: Task) -> None:
-    """Raise `UsageError` if the episode file could not restore the task's id."""
-    if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
-        raise UsageError(
-            f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
-        )
+def check_ids(tasks: Sequence[Task]) -> None:
+    """Raise `UsageError` if two tasks have the same id, or if the episode file could not restore an
+    id.
+    """
+    known = set()
+    for task in tasks:
+        if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
+            raise UsageError(
+                f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
+            )
+        if task.id in known:
+            raise UsageError(f"two tasks have the id {shown(task.id)}: give each task its own id")
+        known.add(task.id)
 
 
 def _checked(result: InteractionResult) -> InteractionResult:
@@ -351,20 +388,6 @@ def _checked(result: InteractionResult) -> InteractionResult:
         result.info.setdefault("metrics_error", {"type": "ValueError", "message": message})
         result.metrics = {name: value for name, value in numbers.items() if value is not None}
     return result
-
-
-def check_all_played(left: Collection[EpisodeKey]) -> None:
-    """Raise `RolloutError` if episodes are `left` at the end, because no episode may be lost
-    without an error.
-    """
-    if left:
-        task_id, sample = min(left)
-        raise RolloutError(
-            f"the run ended although {len(left)} episodes were not played, "
-            f"the first one task {task_id}, sample {sample}: "
-            "the asyncio tasks that played them were cancelled. Finished episodes are kept; run "
-            "again to play the others."
-        )
 
 
 def _failed(reason: StopReason, error: BaseException) -> InteractionResult:

@@ -16,7 +16,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner, RunSettings, check_ids
 from toolroll.rollout.runs.usage_errors import named
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.template.certify import fingerprint
@@ -53,6 +53,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     factory = load_environment(config.env, config.env_args)
     named_env = {"env": factory.name}  # without the path of its file, whose folder may be moved
     tasks = choose_tasks(factory, config.split, config.tasks)
+    check_ids(tasks)
     options = EnvironmentOptions()
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))

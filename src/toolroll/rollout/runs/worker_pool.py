@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runs.runner import EpisodeKey, check_all_played
-from toolroll.rollout.types import Episode, Task
+from toolroll.rollout.runs.runner import EpisodeKey, play_all
+from toolroll.rollout.types import Episode
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +37,6 @@ class Worker(Protocol):
         ...
 
 
-def remaining(
-    tasks: Sequence[Task], samples: int, done: Collection[EpisodeKey]
-) -> list[EpisodeKey]:
-    """Return the episodes to play, in order: the first sample of all tasks, then the second."""
-    return [
-        (task.id, sample)
-        for sample in range(samples)
-        for task in tasks
-        if (task.id, sample) not in done
-    ]
-
-
 def split_concurrency(concurrency: int, players: int) -> list[int]:
     """Split `concurrency` evenly over at most `players` workers. Return the number of concurrent
     episodes of each worker, which is at least one.
@@ -66,25 +55,8 @@ async def play_on_workers(
 
     Raise `RolloutError` if workers keep dying.
     """
-    keys = list(todo)
-    rest, left = iter(keys), set(keys)
-
-    def take(episode: Episode) -> None:
-        on_episode(episode)
-        left.discard((episode.task_id, episode.sample))
-
-    async with asyncio.TaskGroup() as group:
-        for player, share in players:
-            for _ in range(share):
-                group.create_task(_work(player, rest, take))
-    check_all_played(left)
-
-
-async def _work(
-    player: Worker, todo: Iterator[EpisodeKey], on_episode: Callable[[Episode], None]
-) -> None:
-    for key in todo:
-        on_episode(await _play(player, key))
+    plays = [partial(_play, player) for player, share in players for _ in range(share)]
+    await play_all(list(todo), plays, on_episode)
 
 
 async def _play(player: Worker, key: EpisodeKey) -> Episode:

@@ -52,6 +52,8 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
     body are raised as they are. The last step syncs the folder. If only this step fails,
     `UsageError` is raised too, but `path` is already the new file. It may not survive a power loss.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} cannot be written: it is not a regular file")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with writing(path, advice):

@@ -64,7 +64,9 @@ class SessionStore:
         """If True, `aclose` finishes the sessions. If False, the next process continues them."""
         self.finished: dict[Key, int] = {}
         """The number of turns of each finished session."""
-        self._directory = RunDirectory(folder, ENV, settings, sync="always", provenance=provenance)
+        self._directory = RunDirectory(
+            folder, ENV, settings, sync="always", provenance=provenance, bound_when_empty=True
+        )
         self._open = ExitStack()
         self._journal: Journal | None = None
         self._logs: dict[Key, SessionLog] = {}

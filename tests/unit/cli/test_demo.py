@@ -1,0 +1,38 @@
+"""`toolroll demo`: what its folders record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from toolroll.rollout.cli import demo
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.runs.registry import choose_tasks
+
+
+def _provenance(folder: Path, env: str) -> dict[str, Any]:
+    [found] = json.loads((folder / "run.json").read_text())["provenance"][env]
+    return dict(found)
+
+
+def test_a_demo_records_the_policy_that_produced_its_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "choose_tasks", lambda *args: choose_tasks(*args)[:1])
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--samples", "1"])
+    assert done.exit_code == 0, done.output
+    weights = hashlib.sha256((desk_model_path() / "model.safetensors").read_bytes()).hexdigest()
+    for folder in ("demo", "demo-held-out"):
+        found = _provenance(tmp_path / folder, "desk")
+        assert found["policy"] == "desk-1m" and found["weights_sha256"] == weights
+        assert found["engine_model_path"] == str(desk_model_path())
+        assert found["weight_version"] == "default" and len(found["tokenizer_sha256"]) == 64
+    scripted = _provenance(tmp_path / "demo", "bfcl/multi_turn_base")
+    assert scripted["policy"] == "reference actions, with a mistake in 30% of the episodes"
+    assert scripted["weights_sha256"] is None and scripted["engine_model_path"] == "embedded"
