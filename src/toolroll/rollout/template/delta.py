@@ -385,10 +385,14 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
         ):
             return len(tail.after) - rest
     # Cohere closes the text with its own marker, before the marker that closes the turn
-    unwritten = tail.close_at if turn.get("tool_calls") else 0
-    return next(
-        (n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten
-    )
+    calls, end = turn.get("tool_calls"), len(whole) - len(tail.after)
+    for n in range(tail.close_at, 0, -1):
+        # A quote at the end of a truncated call need not be the quote that ends its arguments.
+        if sampled.endswith(tail.after[:n]) and (
+            not calls or _squash(whole[len(served) : end + n]) == _squash(sampled)
+        ):
+            return n
+    return tail.close_at if calls else 0
 
 
 def _shown_again(turn: Message, rest: str) -> bool:
