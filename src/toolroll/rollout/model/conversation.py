@@ -135,7 +135,8 @@ class Conversation:
             await call_of_size(self._observe_pending, large=large)
         elif self._pending:
             reason = "messages were added after a request that failed"
-            await call_of_size(self._fork, reason, large=large)
+            tools, self._new_tools = self._new_tools, None
+            await call_of_size(self._fork, reason, tools, large=large)
         self._observed = True
         params = await self.served.effective_params(sampling_params, len(self._path), self.template)
         request = GenerateRequest(

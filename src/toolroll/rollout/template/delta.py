@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.template.bodies import texts_of
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Head, Renderer, read_arguments
 from toolroll.rollout.types import Message
@@ -197,7 +197,7 @@ class DeltaRenderer:
     ) -> _Tail:
         """Render with the sentinel, and find where the assistant turn ends."""
         if any(
-            stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])
+            stop in text for stop in self._all_stops(sampled) for text in texts_of(messages[-1])
         ):
             raise HistoryRewrittenError(
                 "the turn contains the text of a stop token, and the template does not render the "
@@ -336,15 +336,6 @@ class DeltaRenderer:
         ):
             return None
         return "the last assistant turn is rendered differently once messages follow it"
-
-
-def _texts_of(item: Any) -> Iterator[str]:
-    """Yield all strings of a message, including the names of arguments."""
-    if isinstance(item, str):
-        yield item
-    elif isinstance(item, dict | list | tuple):
-        for part in (*item, *item.values()) if isinstance(item, dict) else item:
-            yield from _texts_of(part)
 
 
 def _probe_arguments(turn: Message, *, text: bool) -> Message:
