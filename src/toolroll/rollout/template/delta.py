@@ -89,7 +89,6 @@ class _Tail:
     text to append starts in `after` if the model sampled the stop token.
     """
 
-    probe: tuple[Message, ...]
     after: str
     alone: str
     close_at: int
@@ -203,7 +202,7 @@ class DeltaRenderer:
                 "the turn contains the text of a stop token, and the template does not render the "
                 "turn as it was sampled"
             )
-        probe, after, alone = self._after_sentinel(messages, new, head)
+        after, alone = self._after_sentinel(messages, new, head)
         hits = [
             (alone.find(stop), -len(stop), stop)
             for stop in self._all_stops(sampled)
@@ -225,13 +224,13 @@ class DeltaRenderer:
                 and sampled.text.endswith(beyond)
                 and after.startswith(beyond, close_at)
             ):
-                return _Tail(probe, after, alone, close_at, close_at + len(beyond))
+                return _Tail(after, alone, close_at, close_at + len(beyond))
             close = self._close_in_history(after, close_at, own, sampled.stop)
             if sampled.stop and sampled.stop != own:
                 raise HistoryRewrittenError(
                     f"the model stopped with {sampled.stop!r}, but the template closes with {own!r}"
                 )
-            return _Tail(probe, after, alone, close_at, close_at + len(close))
+            return _Tail(after, alone, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
         rest = alone if after.startswith(alone) else alone.rstrip("\n")
         if not after.startswith(rest):
@@ -243,11 +242,14 @@ class DeltaRenderer:
             raise HistoryRewrittenError(
                 f"the model stopped with {sampled.stop!r}, which is not the next role's marker"
             )
-        return _Tail(probe, after, alone, close_at, close_at + len(sampled.stop or ""))
+        return _Tail(after, alone, close_at, close_at + len(sampled.stop or ""))
 
     def _after_sentinel(
         self, messages: Sequence[Message], new: Sequence[Message], head: Head
-    ) -> tuple[tuple[Message, ...], str, str]:
+    ) -> tuple[str, str]:
+        """Return the text after the sentinel in the render with `new`, and in the render without
+        it.
+        """
         turn = messages[-1]
         probes = [_probe_content(turn)]
         if turn.get("tool_calls"):
@@ -261,7 +263,6 @@ class DeltaRenderer:
             alone = self.renderer.render_prepared(probed, head, generate=False)
             if SENTINEL in after and SENTINEL in alone:
                 return (
-                    probed,
                     after[after.rfind(SENTINEL) + len(SENTINEL) :],
                     alone[alone.rfind(SENTINEL) + len(SENTINEL) :],
                 )
