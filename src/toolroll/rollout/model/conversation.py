@@ -58,7 +58,7 @@ GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
 
 class Conversation:
-    """A conversation that starts with `messages` and `tools`.
+    """A conversation with the model `served` that starts with `messages` and `tools`.
 
     `messages` grows with the conversation. Lone surrogates in it are replaced, because tokenizers
     reject them. `session` holds the tokens. `prompt_hook` and `delta_hook` (published hooks of the

@@ -201,7 +201,7 @@ class BodyMasker:
 
 
 def texts_of(item: Any) -> Iterator[str]:
-    """Yield all strings of a message, including the names of arguments."""
+    """Yield all strings in nested dicts, lists and tuples, including the keys."""
     if isinstance(item, str):
         yield item
     elif isinstance(item, dict | list | tuple):

@@ -39,7 +39,7 @@ SENTINEL = f"Nq{secrets.token_hex(4)}zN"
 contains them.
 """
 
-_LAST_ARGUMENT = "zzzzzz"  # sorts after every other name
+_LAST_ARGUMENT = "zzzzzz"  # for templates that sort the names: nearly always the last one
 _PROMPT_REWRITTEN = "the prompt that was served is no longer rendered as it was"
 
 
@@ -361,10 +361,11 @@ def _probe_content(turn: Message) -> Message:
 
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
-    """Return where the text to append starts after a turn without a stop token.
+    """Return where the text to append starts in `tail.after`, after a turn without a stop token.
 
     Such a turn was truncated by its length, a stop string or an abort. The text starts after the
-    part of the turn's end that the model already wrote, so the turn close is appended with mask 0.
+    part of the turn's end that the model already sampled, so the turn close is appended with mask
+    0.
     The result is negative if the turn was truncated before the position of the sentinel. This
     happens inside reasoning, because the template closes the reasoning before the content.
     """
