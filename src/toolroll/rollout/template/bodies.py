@@ -77,7 +77,7 @@ class BodyMasker:
             self._refuse_split(message.get("content"), self._pattern)
         tokens = frozenset(self._control.findall(text))
         rendered = [*messages[first:], *(() if first else tools or ())]
-        if any(_parts_at_edges(item, tokens, text) for item in texts_of(rendered)):
+        if any(_parts_at_edges(item, tokens, text) for item in set(texts_of(rendered))):
             return True
         try:
             bodies = orjson.dumps([messages, tools], option=orjson.OPT_NON_STR_KEYS).decode()
