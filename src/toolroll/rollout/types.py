@@ -197,10 +197,11 @@ class Trajectory:
     """One root-to-leaf path of a session: a training sequence.
 
     `input_ids` is int32 [n]. `loss_mask` is uint8 [n], and is 1 only for tokens that the engine
-    sampled at that position. `logprobs` is float32 [n], and is NaN for tokens that were not
-    sampled. `prompt_length` is the number of tokens before the first sampled token that may be
-    trained. `source` is "engine", or "transcript" if the tokens were made from text. RL adapters
-    refuse transcripts. `fork_reason` is the reason for a fork, or None. `spans` are the tokens of a
+    sampled at that position. `logprobs` is float32 [n], and is NaN for tokens that were not sampled
+    or whose logprobs were not requested. `prompt_length` is the number of tokens before the first
+    turn that is not the context of a fork (in a transcript: before the first trained turn).
+    `source` is "engine", or "transcript" if the tokens were made from text. RL adapters refuse
+    transcripts. `fork_reason` is the reason for a fork, or None. `spans` are the tokens of a
     transcript's messages. `lineage` contains an endpoint client's labels, such as a thread id.
     """
 

@@ -14,7 +14,7 @@ from support.episodes import call, serving
 from support.worlds import TOOL
 
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.errors import ContextOverflowError, TemplateError
+from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template.delta import RenderedDelta
@@ -235,6 +235,24 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
         dialogue.extend([user("Again.")], tools=[dict(TOOL)])
         await dialogue.reply(PARAMS)
     assert dialogue.forks == [] and len(dialogue.session.trajectories()) == 1
+
+
+async def test_messages_and_tools_after_a_failed_request_are_in_the_next_prompt(
+    tokenizer: Any,
+) -> None:
+    other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
+    async with talking(tokenizer) as (dialogue, engine, served):
+        await dialogue.reply(PARAMS)
+        dialogue.extend([user("Again.")])
+        with pytest.raises(UsageError):
+            await dialogue.reply({**PARAMS, "no_such_parameter": 1})
+        dialogue.extend([user("And now?")], tools=[TOOL, other])
+        await dialogue.reply(PARAMS)
+        await dialogue.settle()
+    assert dialogue.forks == ["messages were added after a request that failed"]
+    assert not dialogue.mismatches
+    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
+    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
 
 
 # --- verification ---------------------------------------------------------------------------------

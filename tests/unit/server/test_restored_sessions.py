@@ -70,7 +70,9 @@ def state(live: LiveSession) -> dict[str, Any]:
             (
                 None if node.parent is None else node.parent.index,
                 node.ids.tobytes(),
-                None if node.logprobs is None else node.logprobs.tobytes(),
+                None
+                if node.completion is None or node.completion.logprobs is None
+                else node.completion.logprobs.tobytes(),
                 node.fork_reason,
                 node.excluded,
                 dict(node.sampling_params),

@@ -419,9 +419,9 @@ def test_a_node_tells_what_was_said_there() -> None:
     )
     node = path.sample(answer, {"temperature": 0.5})
     found = node.completion
-    assert found is not None and node.logprobs is not None and answer.logprobs is not None
+    assert found is not None and found.logprobs is not None and answer.logprobs is not None
     assert found.output_ids.tolist() == node.ids.tolist() == [2, 3]
-    assert node.logprobs.tolist() == answer.logprobs.tolist()
+    assert found.logprobs.tolist() == answer.logprobs.tolist()
     kept = (
         "finish_reason",
         "matched",
@@ -433,15 +433,10 @@ def test_a_node_tells_what_was_said_there() -> None:
         "rid",
     )
     assert [getattr(found, name) for name in kept] == [getattr(answer, name) for name in kept]
-    assert (node.sampled, node.children, node.excluded, node.fork_reason) == (True, 0, None, None)
+    assert (node.children, node.excluded, node.fork_reason) == (0, None, None)
     parent = node.parent
     assert parent is not None and parent.parent is None and parent.children == 1
-    assert (parent.sampled, parent.completion, parent.logprobs, parent.sampling_params) == (
-        False,
-        None,
-        None,
-        {},
-    )
+    assert (parent.completion, parent.sampling_params) == (None, {})
     assert node.path() == [parent, node] and path.head == node
 
 

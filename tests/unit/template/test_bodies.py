@@ -117,6 +117,43 @@ def test_control_text_that_parts_form_together_is_refused(tokenizer: Any) -> Non
             subject.prompt([{"role": "user", "content": split}])
 
 
+@pytest.mark.parametrize(
+    ("body", "contents"),
+    [
+        ("m.content ~ '|end|>'", ("a <",)),  # MiniMax-M2.5: "]~!b", then the template's "[e~["
+        ("'<|' ~ m.content", ("end|> b",)),
+        ("m.content | trim ~ 'end|>'", ("a <|\n",)),
+        ("'' ~ m.content", ("a <|en", "d|> b")),
+    ],
+)
+def test_control_text_that_a_body_and_its_neighbor_form_together_is_refused(
+    tokenizer: Any, body: str, contents: tuple[str, ...]
+) -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ BODY }}{% else %}<|turn|>{{ m.role }}"
+        "\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+    ).replace("BODY", body)
+    subject = ChatTemplate(tokenizer, chat_template=source)
+    first: list[Message] = [{"role": "user", "content": "x"}]
+    turn: Message = {"role": "assistant", "content": "Look."}
+    sampled = subject.encoder.encode("Look.<|end|>")
+    results: list[Message] = [{"role": "tool", "content": content} for content in contents]
+    with pytest.raises(TemplateError, match=r"a part of the control token '<\|end\|>'"):
+        subject.prompt([*first, turn, *results])
+    with pytest.raises(TemplateError, match=r"a part of the control token '<\|end\|>'"):
+        subject.delta([*first, turn], results, sampled_ids=sampled)
+    harmless: list[Message] = [{"role": "tool", "content": f"<{text}>"} for text in contents]
+    assert subject.delta([*first, turn], harmless, sampled_ids=sampled)
+
+
+@pytest.mark.parametrize("content", ["a <", "> b", "<|", "|end|>", "a <|end|"])
+def test_a_part_of_a_control_token_alone_is_ordinary_text(tokenizer: Any, content: str) -> None:
+    subject = template(tokenizer, "m.content")
+    ids = subject.prompt([{"role": "user", "content": content}])
+    assert controls(subject, ids) == ["<|turn|>", "<|end|>", "<|turn|>"]
+
+
 def test_lone_surrogates_are_replaced(tokenizer: Any) -> None:
     subject = template(tokenizer, "m.content")
     ids = subject.prompt([{"role": "user", "content": "a\ud800b"}])

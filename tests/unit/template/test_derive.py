@@ -98,6 +98,30 @@ def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(
     assert text(counting, next_delta) == text(counting, delta)
 
 
+@pytest.mark.parametrize(
+    ("sampled", "arguments", "close"),
+    [
+        ('{"name": "look", "arguments": {"at": "', "unreadable", ""),
+        ('{"name": "look", "arguments": {"at": "here"', "unreadable", ""),
+        ('{"name": "look", "arguments": {"at": "here"}', "unreadable", ""),
+        ('{"name":"look","arguments":{"at":"here"}}', {"at": "here"}, "</tool_call>"),
+    ],
+)
+def test_a_truncated_call_is_closed_and_never_completed(
+    counting: Counted, sampled: str, arguments: Any, close: str
+) -> None:
+    function = {"name": "look", "arguments": arguments}
+    turn: Message = {
+        "role": "assistant",
+        "content": "Look:",
+        "tool_calls": [{**CALL, "function": function}],
+    }
+    template = counting.template
+    ids = template.encoder.encode(f"Look:<tool_call>{sampled}")
+    delta = template.delta([*FIRST, turn], NEW, sampled_ids=ids, finish_reason="length")
+    assert template.encoder.decode(delta).startswith(f"{close}<|end|>\n")
+
+
 def test_other_words_are_told_apart_from_other_white_space(counting: Counted) -> None:
     delta = counting.delta([*FIRST, TURN], SAID.replace("here", "there"), NEW)
     assert counting.renders > 2, "the message does not say what was sampled: by nonce"

@@ -20,7 +20,6 @@ import os
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -60,15 +59,6 @@ logger = logging.getLogger(__name__)
 _SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-
-
-@dataclass(frozen=True, slots=True)
-class _Deadline:
-    at: float
-
-    @property
-    def left(self) -> float:
-        return self.at - perf_counter()
 
 
 class _ProgressGuard:
@@ -160,7 +150,7 @@ class Engine(EngineClient):
         """
         info = await self._check(request)
         began, outages = perf_counter(), 0
-        deadline = _Deadline(began + self.config.deadline)
+        deadline = began + self.config.deadline
         guard = _ProgressGuard(progress) if progress is not None else None
         closings, attempt, server_faults = self._closings, 1, 0
         while True:
@@ -176,7 +166,7 @@ class Engine(EngineClient):
             if (outcome.lost or outcome.down) and not over and self._closings == closings:
                 waited_from = perf_counter()
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
-                    deadline = _Deadline(deadline.at + perf_counter() - waited_from)
+                    deadline += perf_counter() - waited_from
                     outages += outcome.running
                     if outages < MAX_OUTAGES:
                         continue  # an outage does not count as an attempt
@@ -191,7 +181,7 @@ class Engine(EngineClient):
                 outcome.server_fault and server_faults <= _SERVER_FAULT_RETRIES
             )
             pause = None if over or not again else self._pause(outcome, attempt)
-            if pause is None or pause >= deadline.left:
+            if pause is None or pause >= deadline - perf_counter():
                 raise _raised(outcome, attempt, self.url)
             logger.info(
                 "attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause
@@ -287,11 +277,11 @@ class Engine(EngineClient):
         self,
         request: GenerateRequest,
         rid: str,
-        deadline: _Deadline,
+        deadline: float,
         guard: _ProgressGuard | None,
         info: ModelInfo,
     ) -> Mapping[str, Any] | Failure:
-        seconds = min(max(deadline.left, 0.001), self.config.attempt_timeout)
+        seconds = min(max(deadline - perf_counter(), 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=guard is not None)
         closings = self._closings
         self._in_flight.add(rid)

@@ -46,10 +46,9 @@ class Failure:
     `status`: the HTTP status, or None if no answer came. `retry`: another attempt may succeed.
     `server_fault`: the status is 500. This failure is retried only once, because it recurs if the
     request itself is the cause. `overflow`: the prompt is too long. `retry_after`: how many seconds
-    the server asks to wait. `foreign`: the answer belongs to a different request. `lost`: there was
-    no connection, or it broke, so the engine may be down. `down`: a router reports that its workers
-    are down. `running`: the engine may still be working on the request, so it must be aborted
-    there.
+    the server asks to wait. `lost`: there was no connection, or it broke, so the engine may be
+    down. `down`: a router reports that its workers are down. `running`: the engine may still be
+    working on the request, so it must be aborted there.
     """
 
     message: str
@@ -59,7 +58,6 @@ class Failure:
     server_fault: bool = False
     overflow: bool = False
     retry_after: float | None = None
-    foreign: bool = False
     lost: bool = False
     down: bool = False
     running: bool = False
@@ -134,7 +132,7 @@ def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
     if not rid or found is None or found == rid:
         return None
     words = f"the answer is for another request: meta_info.id is {found!r}, expected {rid!r}"
-    return Failure(message=words, status=200, retry=True, foreign=True, running=True)
+    return Failure(message=words, status=200, retry=True, running=True)
 
 
 def message_of(text: str) -> str:

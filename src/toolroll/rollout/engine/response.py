@@ -17,8 +17,6 @@ import base64
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from struct import error as StructError
-from struct import pack_into
 from typing import Any
 
 import numpy as np
@@ -121,7 +119,7 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
             f"the engine sent {len(ids)} output_ids, expected at most max_new_tokens = {wanted}"
         )
     least, highest = ids[ids.argmin()], ids[ids.argmax()]
-    if least < 2:  # True and False are packed as 1 and 0
+    if least < 2:  # in an array, True and False become 1 and 0
         wrong = next((item for item in given if type(item) is not int), None)
         if wrong is not None:
             raise CompletionError(
@@ -237,16 +235,11 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
 
 
 def _ids(given: Any) -> IdArray:
-    """Return `given`, a list of integers, as an array.
-
-    `struct` packs the list in half the time that numpy or an `array` takes.
-    """
+    """Return `given`, a list of integers, as an array."""
     try:
-        ids = np.empty(len(given), dtype=np.intc)
-        pack_into(f"{len(given)}i", ids.data, 0, *given)
-    except (TypeError, StructError) as error:
+        return np.array(array("i", given), dtype=np.intc)
+    except (TypeError, OverflowError) as error:
         raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
-    return ids
 
 
 def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArray:
@@ -256,20 +249,23 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
         raise CompletionError(f"{count} sampled ids came with {len(items)} logprobs")
     if not items:
         return np.zeros(0, dtype=np.float32)
-    values = np.empty(count, dtype=np.float64)
     try:
-        # SGLang's items are [logprob, id, text]. If an item has a different form or a different id,
-        # this loop or `pack_into` raises an error. Then the slow path checks the items one by one.
-        found = [
-            value
-            for (value, index, _), output_id in zip(items, output_ids, strict=True)
-            if index == output_id
-        ]
-        pack_into(f"{count}d", values.data, 0, *found)
-    except (TypeError, ValueError, StructError):
-        values = _logprobs_one_by_one(items, output_ids)
+        values = np.frombuffer(array("d", [item[0] for item in items]), dtype=np.float64)
+        ids = [item[1] for item in items]
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
+        raise CompletionError(
+            f"an entry of output_token_logprobs is not [logprob, id, text] with a number first: "
+            f"{error}"
+        ) from error
+    if ids != list(output_ids):
+        at = next(at for at in range(count) if ids[at] != output_ids[at])
+        raise CompletionError(
+            f"logprob {at} belongs to token {ids[at]}, output_ids has {output_ids[at]} there"
+        )
     checked = check_logprobs(values)
-    if values.max() >= 0.0 and any(item[0] is False for item in items):  # packed as 0.0
+    if values.max() >= 0.0 and any(
+        item[0] is False for item in items
+    ):  # in an array, False becomes 0.0
         raise CompletionError("a logprob is False, expected a number")
     return checked
 
@@ -289,29 +285,6 @@ def check_logprobs(values: np.ndarray[Any, np.dtype[np.float64]]) -> LogprobArra
             f"a logprob is {least}, expected a finite number of at least {_LEAST:g}"
         )
     return values.astype(np.float32)
-
-
-def _logprobs_one_by_one(
-    items: Sequence[Sequence[Any]], output_ids: Sequence[int]
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the logprobs of items with two or more entries, float64 [n].
-
-    Raise `CompletionError` if an item is malformed or belongs to a different token.
-    """
-    try:
-        values = np.frombuffer(array("d", [item[0] for item in items]), dtype=np.float64)
-        ids = [item[1] for item in items]
-    except (TypeError, ValueError, LookupError, OverflowError) as error:
-        raise CompletionError(
-            f"an entry of output_token_logprobs is not [logprob, id, text] with a number first: "
-            f"{error}"
-        ) from error
-    for at, (index, output_id) in enumerate(zip(ids, output_ids, strict=True)):
-        if index != output_id:
-            raise CompletionError(
-                f"logprob {at} belongs to token {index}, output_ids has {output_id} there"
-            )
-    return values
 
 
 def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersion, ...]:

@@ -58,7 +58,7 @@ GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
 
 class Conversation:
-    """A conversation that starts with `messages` and `tools`.
+    """A conversation with the model `served` that starts with `messages` and `tools`.
 
     `messages` grows with the conversation. Lone surrogates in it are replaced, because tokenizers
     reject them. `session` holds the tokens. `prompt_hook` and `delta_hook` (published hooks of the
@@ -135,7 +135,8 @@ class Conversation:
             await call_of_size(self._observe_pending, large=large)
         elif self._pending:
             reason = "messages were added after a request that failed"
-            await call_of_size(self._fork, reason, large=large)
+            tools, self._new_tools = self._new_tools, None
+            await call_of_size(self._fork, reason, tools, large=large)
         self._observed = True
         params = await self.served.effective_params(sampling_params, len(self._path), self.template)
         request = GenerateRequest(

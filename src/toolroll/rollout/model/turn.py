@@ -45,8 +45,9 @@ class AssistantTurn:
 class ParsedTurn:
     """One parsed completion, with its prefill.
 
-    `sampled`: the text in the form that the template needs for the next delta. `text`: the text
-    without the stop token or stop string. `message`: the message in OpenAI's format. Its
+    `sampled`: the whole sampled text and its stop token, for the next delta. `text`: the text
+    without the stop token, and without the stop string if it is one of the `stop_strings` of
+    `parse_turn`. `message`: the message in OpenAI's format. Its
     `tool_calls` include invalid calls.
     """
 

@@ -7,28 +7,21 @@ U+FFFD. A value without surrogates is returned unchanged.
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 import orjson
 
 T = TypeVar("T")
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 def replace_surrogates(value: T) -> T:
     """Return `value` (text, or nested dicts, lists and tuples of text) without surrogates. If it
     contains none, return the same object.
     """
-    return value if _is_plain(value) or _writes(value) or not _holds_any(value) else _cleaned(value)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return True if `value` is a dict of ASCII texts, as are most messages from tools and
-    users.
-    """
-    return type(value) is dict and all(
-        type(key) is str and type(item) is str and key.isascii() and item.isascii()
-        for key, item in value.items()
-    )
+    return value if _writes(value) or not _holds_any(value) else _cleaned(value)
 
 
 def _writes(value: Any) -> bool:
@@ -45,29 +38,15 @@ def _writes(value: Any) -> bool:
 
 def _holds_any(value: Any) -> bool:
     if isinstance(value, str):
-        return not _encodes(value)
+        return _SURROGATE.search(value) is not None
     if isinstance(value, dict):
         return any(_holds_any(key) or _holds_any(item) for key, item in value.items())
     return isinstance(value, list | tuple) and any(map(_holds_any, value))
 
 
-def _encodes(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str):
-        return (
-            value
-            if _encodes(value)
-            else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        )
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, dict):
         return {_cleaned(key): _cleaned(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

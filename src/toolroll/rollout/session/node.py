@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.session.tree import NONE, TokenTree
-from toolroll.rollout.types import Completion, IdArray, LogprobArray
+from toolroll.rollout.types import Completion, IdArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,6 @@ class Node:
         return self.tree.ids_of(self.index)
 
     @property
-    def logprobs(self) -> LogprobArray | None:
-        """The logprobs of the node's tokens. None if the tokens were observed, or if no logprobs
-        were requested.
-        """
-        return self.tree.logprobs_of(self.index)
-
-    @property
-    def sampled(self) -> bool:
-        """True if the node has sampled tokens. A completion has no tokens if its request was
-        aborted in the engine's queue.
-        """
-        return self.tree.sampled(self.index)
-
-    @property
     def sampling_params(self) -> Mapping[str, Any]:
         """The sampling parameters of the node's request. Empty if the tokens were observed."""
         return self.tree.sampling_params(self.index)
@@ -74,7 +60,7 @@ class Node:
 
     @property
     def completion(self) -> Completion | None:
-        """The completion without its `text`. None if the tokens were observed."""
+        """The node's completion without its `text`, or None if the tokens were observed."""
         return self.tree.completion(self.index)
 
     def path(self) -> list[Node]:

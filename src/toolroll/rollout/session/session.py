@@ -5,8 +5,8 @@ Invariants:
 
 - Tokens are only appended, and may follow any node of the tree. `observe` appends them with mask 0,
   and `sample` with mask 1.
-- A sampled node is trained in the first path that contains it. In every later path it is context
-  (mask 0).
+- A sampled node is trained in the first path that contains it, unless it was excluded. In every
+  later path it is context (mask 0).
 - A node stores only the tokens that it adds to its parent's path.
 """
 
@@ -26,7 +26,7 @@ from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray,
 
 _INT32 = np.iinfo(np.int32)
 CONTEXT = "context"
-"""The value of `Turn.excluded` if an earlier trajectory already trains the turn."""
+"""The value of `Turn.excluded` if an earlier trajectory already contains the turn."""
 
 
 class Session:

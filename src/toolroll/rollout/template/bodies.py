@@ -3,7 +3,8 @@ from a message or a tool (I6 in the README).
 
 The conversation is rendered twice: as it is, and with a marker in place of each text in a message
 or a tool that spells a control token. The text that a marker replaced is ordinary text. If the two
-renders differ in anything else, the spans are unknown, and the conversation is refused.
+renders differ in anything else, the spans are unknown, and the conversation is refused. It is also
+refused if the end of one text and the start of the next one spell a control token together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import html
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jinja2
@@ -36,6 +38,8 @@ _OPEN, _CLOSE = "子" + _written(secrets.randbelow(10**12)) + "丑", "寅"
 _MARKER = re.compile(f"{_OPEN}([{_LETTERS}]+){_CLOSE}")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """The tags that transformers adds to Jinja. They mark text and do not change it."""
+_NEAR = 8
+"""The number of characters next to a part of a control token that identify its position."""
 
 
 class BodyMasker:
@@ -55,13 +59,26 @@ class BodyMasker:
         own = sorted((text for text in encoder.special if text not in looked_for), key=len)
         self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)", re.IGNORECASE)
 
-    def spells(self, text: str, messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
+    def spells(
+        self,
+        text: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        *,
+        first: int = 0,
+    ) -> bool:
         """Return True if a message or a tool spells a control token of the rendered `text`, in
-        upper or lower case. `messages` come from `Renderer.prepare`.
+        upper or lower case, or may spell a part of it.
+
+        `messages` come from `Renderer.prepare`. Parts are looked for in the messages from `first`
+        on, and in the tools if `first` is 0.
         """
         for message in messages:
             self._refuse_split(message.get("content"), self._pattern)
-        tokens = set(self._control.findall(text))
+        tokens = frozenset(self._control.findall(text))
+        rendered = [*messages[first:], *(() if first else tools or ())]
+        if any(_parts_at_edges(item, tokens, text) for item in set(texts_of(rendered))):
+            return True
         try:
             bodies = orjson.dumps([messages, tools], option=orjson.OPT_NON_STR_KEYS).decode()
         except TypeError:  # not JSON, but a template may still render it
@@ -72,12 +89,14 @@ class BodyMasker:
         return any(orjson.dumps(token)[1:-1].decode().casefold() in bodies for token in tokens)
 
     def mask(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str
     ) -> tuple[list[Message], list[Tool], list[str]]:
         """Return copies of `messages` and `tools` that contain markers, and the texts that were
-        replaced.
+        replaced. `text` is the render without markers.
         """
         originals: list[str] = []
+        tokens = frozenset(self._control.findall(text))
+        own = frozenset(filter(self._own.fullmatch, tokens))
 
         def marker(match: re.Match[str]) -> str:
             originals.append(match.group())
@@ -85,7 +104,13 @@ class BodyMasker:
 
         def walk(item: Any, pattern: re.Pattern[str]) -> Any:
             if isinstance(item, str):
-                return pattern.sub(marker, item)
+                parts = _parts_at_edges(item, own if pattern is self._own else tokens, text)
+                if not parts:
+                    return pattern.sub(marker, item)
+                inner = item.strip()
+                before, _, after = item.partition(inner)
+                whole = "|".join([pattern.pattern, *parts])
+                return before + re.sub(whole, marker, inner, flags=re.IGNORECASE) + after
             if isinstance(item, Mapping):
                 return {walk(name, pattern): walk(entry, pattern) for name, entry in item.items()}
             if isinstance(item, list):
@@ -123,10 +148,13 @@ class BodyMasker:
                 "pass the content as one string"
             )
 
-    def locate(self, masked: str, originals: Sequence[str], text: str) -> tuple[Span, ...]:
+    def locate(
+        self, masked: str, originals: Sequence[str], text: str, *, start: int = 0
+    ) -> tuple[Span, ...]:
         """Return the spans of the render `text` that the markers replace in the render `masked`.
 
-        Raises `TemplateError` if the two renders differ in anything else.
+        Raises `TemplateError` if the two renders differ in anything else, or if a control token
+        from `start` on is only partly in a span.
         """
         spans: list[Span] = []
         fixed, places = _taken_apart(masked)
@@ -138,11 +166,23 @@ class BodyMasker:
             spans.append((at, end))
             at = end + len(following)
         if len(spans) == len(places) and at == len(text):
+            self._refuse_joined(text, spans, start)
             return tuple(spans)
         raise TemplateError(
             "a message contains the text of a control token, and the chat template renders the "
             "message differently because of this text, so it cannot be encoded as ordinary text"
         )
+
+    def _refuse_joined(self, text: str, spans: Sequence[Span], start: int) -> None:
+        for match in self._control.finditer(text, start):
+            for begin, end in spans:
+                overlaps = begin < match.end() and match.start() < end
+                if overlaps and not begin <= match.start() < match.end() <= end:
+                    raise TemplateError(
+                        f"a message contains a part of the control token {match.group()!r}, and "
+                        "the text next to it in the render is the rest of the token, so the "
+                        "message cannot be encoded as ordinary text"
+                    )
 
     def _end_of_form(self, original: str, following: str, text: str, at: int) -> int | None:
         """Return the end of the rendered form of `original` that starts at `at`. Return None if the
@@ -158,6 +198,44 @@ class BodyMasker:
                 return at + len(form)
         end = text.find(following, at) if following else -1
         return end if end > at and self._pattern.search(text, at, end) is None else None
+
+
+def texts_of(item: Any) -> Iterator[str]:
+    """Yield all strings in nested dicts, lists and tuples, including the keys."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, dict | list | tuple):
+        for part in (*item, *item.values()) if isinstance(item, dict) else item:
+            yield from texts_of(part)
+
+
+def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:
+    """Return patterns for the parts of `tokens` at the start or the end of `item`, if the render
+    `text` contains the rest of the token next to them. White space around `item` is ignored.
+    """
+    inner = item.strip()
+    firsts, rests = _parts(tokens)
+    if not inner.endswith(firsts) and not inner.startswith(rests):
+        return []
+    found = []
+    for token in tokens:
+        for size in range(1, len(token)):
+            first, rest = token[:size], token[size:]
+            if inner.endswith(first) and inner[-size - _NEAR :] + rest in text:
+                found.append(re.escape(first) + r"\Z")
+            if inner.startswith(rest) and first + inner[: len(rest) + _NEAR] in text:
+                found.append(r"\A" + re.escape(rest))
+    return sorted(found, key=len, reverse=True)
+
+
+@lru_cache(256)
+def _parts(tokens: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return all texts with which one of `tokens` starts, and all with which one ends."""
+    cuts = [(token, size) for token in tokens for size in range(1, len(token))]
+    return (
+        tuple({token[:size] for token, size in cuts}),
+        tuple({token[size:] for token, size in cuts}),
+    )
 
 
 def _taken_apart(masked: str) -> tuple[list[str], list[int]]:

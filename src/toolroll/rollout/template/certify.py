@@ -188,9 +188,9 @@ def _certified(subject: _Subject) -> TemplateReport:
     )
     return TemplateReport(
         fingerprint=subject.fingerprint,
-        stop_tokens={template.encoder.decode([index]): index for index in template.stop_token_ids},
+        stop_tokens=dict(zip(template.stop_texts, template.stop_token_ids, strict=True)),
         generation_prompt=_generation_prompt(template),
-        opens_reasoning=_opens_reasoning(template),
+        opens_reasoning=thinks,
         arguments=template.renderer.argument_form or "not shown",
         dated=_dated(template),
         tools_change=_tools_change(template),
@@ -211,8 +211,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
         probe, new=with_control(probe.new, max(template.encoder.control, key=len, default="<|x|>"))
     )
     try:
-        stream = _encoded(template, probe.messages[:-1], tools)
-        whole = _encoded(template, [*probe.messages, *probe.new], tools)
+        stream = template.prompt(probe.messages[:-1], tools)
+        whole = template.prompt([*probe.messages, *probe.new], tools)
         text, finish_reason = _sampled_text(template, probe, tools)
         said = template.encoder.encode(text, previous=stream[-1])
         delta = template.delta(
@@ -239,7 +239,7 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
     Check the sequence with `Verifier`.
     """
     messages: list[Message] = list(BASE)
-    stream = _encoded(template, messages, TOOLS)
+    stream = template.prompt(messages, TOOLS)
     mark = max(template.encoder.control, key=len, default="<|x|>")
     spans: list[TurnSpan] = []
     result = partial(
@@ -288,7 +288,7 @@ def _tokenizer(template: ChatTemplate) -> str:
     """Compare how the tokenizer and `Encoder` encode a text with control tokens. Return the
     difference, or an empty text if there is none.
     """
-    marks = [template.encoder.decode([index]) for index in template.stop_token_ids] or [""]
+    marks = template.stop_texts or [""]
     text = "".join(body + marks[at % len(marks)] for at, body in enumerate(BODIES))
     encoder, tokenizer = template.encoder, template.tokenizer
     theirs = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -297,13 +297,6 @@ def _tokenizer(template: ChatTemplate) -> str:
         if encoder.encode(text) == list(theirs)
         else "for a text with control tokens, its ids differ from the ids of the text's pieces"
     )
-
-
-def _encoded(
-    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
-) -> list[int]:
-    """Return the ids of the conversation with its generation prompt."""
-    return template.encoder.encode(*template.conversation(messages, tools, generate=True))
 
 
 def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> bool:
@@ -391,20 +384,17 @@ def _opens_reasoning(template: ChatTemplate) -> bool:
 def _dated(template: ChatTemplate) -> bool:
     """Return True if the prompt depends on the date. (A session reads the clock only once.)"""
     renderer = template.renderer
-    later = Renderer(
-        renderer.tokenizer,
-        chat_template=renderer.chat_template,
-        kwargs=renderer.kwargs,
-        now=renderer.now + timedelta(days=400),
-    )
-    plain = Renderer(
-        renderer.tokenizer,
-        chat_template=renderer.chat_template,
-        kwargs=renderer.kwargs,
-        now=renderer.now,
+    own, later = (
+        Renderer(
+            renderer.tokenizer,
+            chat_template=renderer.chat_template,
+            kwargs=renderer.kwargs,
+            now=renderer.now + timedelta(days=days),
+        )
+        for days in (0, 400)
     )
     try:
-        return later.render(USER, TOOLS, generate=True) != plain.render(USER, TOOLS, generate=True)
+        return later.render(USER, TOOLS, generate=True) != own.render(USER, TOOLS, generate=True)
     except TemplateError:
         return False
 

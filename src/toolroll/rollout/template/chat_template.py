@@ -7,7 +7,8 @@ Invariants (I5 and I6 refer to the README):
 - If the template rewrites history, `HistoryRewrittenError` is raised, unless the caller asked to
   preserve history (I5).
 - Text from tools and users never becomes a control token (I6).
-- Renders are never predicted or cached. `encode` caches only the results of a pure function.
+- A render is never predicted. Each cursor keeps one render: the text of its own prompt. `encode`
+  caches only the results of a pure function.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class ChatTemplate:
     def start(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Cursor:
         """Return a cursor for a conversation that waits for the model's turn.
 
-        Nothing is rendered yet: `Cursor.prompt` renders the conversation and returns its ids.
+        The conversation is not rendered yet: `Cursor.prompt` renders it and returns its ids.
         """
         prepared = self.renderer.prepare(messages)
         return Cursor(self.parts, prepared, self.renderer.head(prepared, tools))
@@ -205,7 +206,14 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the ids to append after `messages` for the messages `new`.
 
-        The last of `messages` is the assistant turn that was sampled as `sampled_ids`.
+        Args:
+            messages: The conversation. The last message is the assistant turn.
+            new: The messages that follow the assistant turn.
+            tools: The tools of the conversation.
+            sampled_ids: The ids of the assistant turn, as the engine sampled them.
+            stop_token_ids: The request's stop tokens, in addition to the template's.
+            finish_reason: The engine's finish reason. Only "stop" means that the last id may be a
+                stop token.
 
         Raises `HistoryRewrittenError` if the template rewrites what was served. With
         history="preserve", it is raised only if the ids to append cannot be determined. Raises
@@ -226,7 +234,9 @@ class ChatTemplate:
     ) -> SampledText:
         """Return the text of sampled ids, and the stop token at its end if there is one.
 
-        `stop_token_ids` are stop tokens of this request, in addition to the template's.
+        `finish_reason` is the engine's. If it is not "stop", the turn has no stop token, even if
+        its last id is one. `stop_token_ids` are stop tokens of this request, in addition to the
+        template's.
         """
         text = self.encoder.decode(ids)
         given = tuple(map(self.encoder.text_of, stop_token_ids))

@@ -43,22 +43,24 @@ class TemplateParts:
         tools: Sequence[Tool] | None,
         *,
         start: int = 0,
+        first: int = 0,
         generate: bool = True,
     ) -> list[Span]:
         """Return the body spans of the render `text`: the text from messages and tools that spells
-        a control token. Only spans from `start` on are returned, relative to `start`.
+        a control token. Only spans from `start` on are returned, relative to `start`. The first new
+        message in the text from `start` on is `messages[first]`.
 
         Raises `TemplateError` if this text cannot be distinguished from the template's own tokens.
         """
-        if not self.bodies.spells(text[start:], messages, tools):
+        if not self.bodies.spells(text[start:], messages, tools, first=first):
             return []
         # All messages are masked, including earlier ones, because a template may repeat their text.
-        masked, masked_tools, originals = self.bodies.mask(messages, tools)
+        masked, masked_tools, originals = self.bodies.mask(messages, tools, text)
         if not originals:
             return []
         head = self.renderer.head(masked, masked_tools)
         marked = self.renderer.render_prepared(masked, head, generate=generate)
-        spans = self.bodies.locate(marked, originals, text)
+        spans = self.bodies.locate(marked, originals, text, start=start)
         return [(begin - start, end - start) for begin, end in spans if begin >= start]
 
 
@@ -151,7 +153,9 @@ class Cursor:
         if found.rewritten is not None and parts.fork:
             raise HistoryRewrittenError(found.rewritten)
         whole = [*self._messages, turn, *new]
-        bodies = parts.body_spans(found.whole, whole, head.tools, start=found.cut)
+        bodies = parts.body_spans(
+            found.whole, whole, head.tools, start=found.cut, first=len(self._messages) + 1
+        )
         previous = sampled.last_id
         if previous is None:  # nothing was sampled: the delta follows the prompt
             previous = parts.encoder.ending_id(self.text)

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.template.bodies import texts_of
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Head, Renderer, read_arguments
 from toolroll.rollout.types import Message
@@ -39,7 +39,7 @@ SENTINEL = f"Nq{secrets.token_hex(4)}zN"
 contains them.
 """
 
-_LAST_ARGUMENT = "zzzzzz"  # sorts after every other name
+_LAST_ARGUMENT = "zzzzzz"  # for templates that sort the names: nearly always the last one
 _PROMPT_REWRITTEN = "the prompt that was served is no longer rendered as it was"
 
 
@@ -89,7 +89,6 @@ class _Tail:
     text to append starts in `after` if the model sampled the stop token.
     """
 
-    probe: tuple[Message, ...]
     after: str
     alone: str
     close_at: int
@@ -197,13 +196,13 @@ class DeltaRenderer:
     ) -> _Tail:
         """Render with the sentinel, and find where the assistant turn ends."""
         if any(
-            stop in text for stop in self._all_stops(sampled) for text in _texts_of(messages[-1])
+            stop in text for stop in self._all_stops(sampled) for text in texts_of(messages[-1])
         ):
             raise HistoryRewrittenError(
                 "the turn contains the text of a stop token, and the template does not render the "
                 "turn as it was sampled"
             )
-        probe, after, alone = self._after_sentinel(messages, new, head)
+        after, alone = self._after_sentinel(messages, new, head)
         hits = [
             (alone.find(stop), -len(stop), stop)
             for stop in self._all_stops(sampled)
@@ -225,13 +224,13 @@ class DeltaRenderer:
                 and sampled.text.endswith(beyond)
                 and after.startswith(beyond, close_at)
             ):
-                return _Tail(probe, after, alone, close_at, close_at + len(beyond))
+                return _Tail(after, alone, close_at, close_at + len(beyond))
             close = self._close_in_history(after, close_at, own, sampled.stop)
             if sampled.stop and sampled.stop != own:
                 raise HistoryRewrittenError(
                     f"the model stopped with {sampled.stop!r}, but the template closes with {own!r}"
                 )
-            return _Tail(probe, after, alone, close_at, close_at + len(close))
+            return _Tail(after, alone, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
         rest = alone if after.startswith(alone) else alone.rstrip("\n")
         if not after.startswith(rest):
@@ -243,11 +242,14 @@ class DeltaRenderer:
             raise HistoryRewrittenError(
                 f"the model stopped with {sampled.stop!r}, which is not the next role's marker"
             )
-        return _Tail(probe, after, alone, close_at, close_at + len(sampled.stop or ""))
+        return _Tail(after, alone, close_at, close_at + len(sampled.stop or ""))
 
     def _after_sentinel(
         self, messages: Sequence[Message], new: Sequence[Message], head: Head
-    ) -> tuple[tuple[Message, ...], str, str]:
+    ) -> tuple[str, str]:
+        """Return the text after the sentinel in the render with `new`, and in the render without
+        it.
+        """
         turn = messages[-1]
         probes = [_probe_content(turn)]
         if turn.get("tool_calls"):
@@ -261,7 +263,6 @@ class DeltaRenderer:
             alone = self.renderer.render_prepared(probed, head, generate=False)
             if SENTINEL in after and SENTINEL in alone:
                 return (
-                    probed,
                     after[after.rfind(SENTINEL) + len(SENTINEL) :],
                     alone[alone.rfind(SENTINEL) + len(SENTINEL) :],
                 )
@@ -338,15 +339,6 @@ class DeltaRenderer:
         return "the last assistant turn is rendered differently once messages follow it"
 
 
-def _texts_of(item: Any) -> Iterator[str]:
-    """Yield all strings of a message, including the names of arguments."""
-    if isinstance(item, str):
-        yield item
-    elif isinstance(item, dict | list | tuple):
-        for part in (*item, *item.values()) if isinstance(item, dict) else item:
-            yield from _texts_of(part)
-
-
 def _probe_arguments(turn: Message, *, text: bool) -> Message:
     calls = [dict(call) for call in turn["tool_calls"]]
     function = dict(calls[-1]["function"])
@@ -369,10 +361,11 @@ def _probe_content(turn: Message) -> Message:
 
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
-    """Return where the text to append starts after a turn without a stop token.
+    """Return where the text to append starts in `tail.after`, after a turn without a stop token.
 
     Such a turn was truncated by its length, a stop string or an abort. The text starts after the
-    part of the turn's end that the model already wrote, so the turn close is appended with mask 0.
+    part of the turn's end that the model already sampled, so the turn close is appended with mask
+    0.
     The result is negative if the turn was truncated before the position of the sentinel. This
     happens inside reasoning, because the template closes the reasoning before the content.
     """
@@ -385,10 +378,14 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
         ):
             return len(tail.after) - rest
     # Cohere closes the text with its own marker, before the marker that closes the turn
-    unwritten = tail.close_at if turn.get("tool_calls") else 0
-    return next(
-        (n for n in range(tail.close_at, 0, -1) if sampled.endswith(tail.after[:n])), unwritten
-    )
+    calls, end = turn.get("tool_calls"), len(whole) - len(tail.after)
+    for n in range(tail.close_at, 0, -1):
+        # A quote at the end of a truncated call need not be the quote that ends its arguments.
+        if sampled.endswith(tail.after[:n]) and (
+            not calls or _squash(whole[len(served) : end + n]) == _squash(sampled)
+        ):
+            return n
+    return tail.close_at if calls else 0
 
 
 def _shown_again(turn: Message, rest: str) -> bool:

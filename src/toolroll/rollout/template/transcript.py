@@ -7,8 +7,8 @@ This is for SFT and for replaying transcripts. The engine sampled nothing, so th
 Invariants:
 
 - The tokens decode to the render of the whole conversation.
-- A trained span starts after the generation prompt and ends with the stop token, like a served and
-  sampled turn.
+- A trained span starts after the generation prompt and ends with the stop token, like a sampled
+  turn. It ends before a turn close that models do not sample (gpt-oss: `<|end|>`).
 - If the template renders a turn differently once messages follow, the turn is context (mask 0), and
   `Turn.excluded` gives the reason.
 """
