@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,7 +41,7 @@ from toolroll.rollout.server.prefill import (
     split_prefill,
     with_prefill,
 )
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
+from toolroll.rollout.server.protocol import CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.result import Choice, CompletionResult, joined_ids
 from toolroll.rollout.server.sampling import (
@@ -49,6 +49,7 @@ from toolroll.rollout.server.sampling import (
     ToolUse,
     apply_tool_choice,
     sampling_params,
+    stop_strings,
     top_logprobs,
 )
 from toolroll.rollout.server.session_store import SessionStore
@@ -168,6 +169,7 @@ class Endpoint:
         params = sampling_params(
             request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
+        stops = stop_strings(params)  # those that end a reply with a call stay in its text
         use, template = self._use(asked, params)
         top = top_logprobs(request)
         plan = partial(self._plan, live, asked, use.tools, template)
@@ -183,13 +185,13 @@ class Endpoint:
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
                 template, params, use.tools if use.offered else None, seeds,
-                *_name(dialect.prefix, pending), len(prompt.input_ids),
+                *_name(dialect.prefix, pending), len(prompt.input_ids), stops,
             )  # fmt: skip
             pending.stream_context = context
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
-            made, choices = partial(self._chat_choice, prompt, sent, use, request, context), []
+            made, choices = partial(self._chat_choice, prompt, sent, use, context), []
             for completion, seed in zip(completions, seeds, strict=True):
                 long = large or len(completion.output_ids) > LONG
                 choices.append(await call_of_size(made, completion, seed, large=long))
@@ -279,7 +281,8 @@ class Endpoint:
         planned = partial(plan_text, live, request.prompt, encoder)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
-            pending.stream_context = StreamContext(self.served.template, params)
+            stops = stop_strings(params)
+            pending.stream_context = StreamContext(self.served.template, params, stop_strings=stops)
             plan = await call_of_size(planned, large=large)
             stored = pending.stored
             ids = plan.input_ids if stored is None else live.prompt_of(stored)
@@ -289,7 +292,7 @@ class Endpoint:
             )
             choices = []
             for completion in completions:
-                read_text = partial(self._text, completion, sent, request)
+                read_text = partial(self._text, completion, sent, stops)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
             result = CompletionResult(
@@ -409,7 +412,6 @@ class Endpoint:
         prompt: Prompt,
         params: Mapping[str, Any],
         use: ToolUse,
-        request: ChatRequest,
         context: StreamContext,
         completion: Completion,
         seed: str,
@@ -421,7 +423,7 @@ class Endpoint:
             params,
             tools=use.tools if use.offered else None,
             seed=seed,
-            stop_strings=request.stop_strings,
+            stop_strings=context.stop_strings,
             streamed=True,
             prefill=prompt.prefill,
             prefill_ids=prompt.prefill_ids.tolist(),
@@ -430,19 +432,17 @@ class Endpoint:
         shown = sampled_part(self.served, prompt, reading, use.tools) if prompt.prefill else None
 
         def stream(choice: Choice) -> list[Delta]:
-            return choice_stream(self.served, context, request.stop_strings, seed).finish(choice)
+            return choice_stream(self.served, context, seed).finish(choice)
 
         return Choice(completion, reading.text, reading, shown, stream)
 
-    def _text(
-        self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
-    ) -> str:
+    def _text(self, completion: Completion, params: Mapping[str, Any], stops: Sequence[str]) -> str:
         sampled = self.served.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,
             stop_token_ids=stop_ids(completion, params),
         )
-        return before_stop(sampled.body, completion, request.stop_strings)
+        return before_stop(sampled.body, completion, stops)
 
     # --- committing -------------------------------------------------------------------------------
 

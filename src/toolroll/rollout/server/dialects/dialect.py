@@ -47,7 +47,8 @@ class StreamContext:
 
     `tools`: the offered tools, or None if there are none. `seeds`: for each choice of a chat
     completion, the seed of its call ids. `answer_id` and `created`: the values that the finished
-    answer will have. `prompt_tokens`: the length of the prompt.
+    answer will have. `prompt_tokens`: the length of the prompt. `stop_strings`: the stop strings
+    that are cut from the text.
     """
 
     template: ChatTemplate
@@ -57,6 +58,7 @@ class StreamContext:
     answer_id: str = ""
     created: int = 0
     prompt_tokens: int = 0
+    stop_strings: Sequence[str] = ()
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
