@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.errors import TokenError, UsageError
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
@@ -64,7 +64,7 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
             if key not in builders:
                 builders[key] = _Builder(make(*key), templates)
             builders[key].add(data, len(line))
-        except (KeyError, TypeError, ValueError, IndexError, TokenError) as error:
+        except Exception as error:
             raise UsageError(
                 f"{path}, line {number}, cannot be restored ({error!r}): repair the file, or move "
                 f"it away (the unfinished sessions are then lost)"

@@ -4,7 +4,8 @@ Finished sessions are episodes in `episodes.jsonl`, like those of `toolroll run`
 are in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned.
 Whenever the process is killed, a session is in one of the two files. Only one process at a time
 uses the folder. A folder of another model, tokenizer or chat template is refused. Once the store
-begins to finish a session, its client cannot stop it. If this fails, the next process does it.
+begins to finish a session, its client cannot stop it. If finishing fails, the session stays in the
+journal, and can be finished again, also by the next process.
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ class SessionStore:
             self._journal = Journal(path)
             found = restore(path, self._restored, templates, self.finished)
         except BaseException:
+            if self._journal is not None:
+                await self._journal.aclose()
+                self._journal = None  # so that this method can be called again
             self._open.close()
             raise
         self._take(found, torn)
@@ -162,8 +166,7 @@ class SessionStore:
 
     def finish_later(self, live: LiveSession) -> None:
         """Finish `live` in the background. If that fails, it stays in the journal."""
-        if live.log is not None and not live.log.ended:
-            self._start(live)
+        self._start(live)
 
     def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
         """Start to finish `live`. The store owns the task, because the client may disconnect."""
