@@ -76,6 +76,14 @@ class PendingRequest(Generic[T]):
         """The error of a request that ended and was not cancelled."""
         return self.failure or self.task.exception()
 
+    @property
+    def refused(self) -> bool:
+        """True if the request ended with an error because it is not valid."""
+        if not self.failed or self.task.cancelled():
+            return False
+        error = self.error
+        return error is not None and api_error(error).status == 400
+
 
 class PendingRequests(Generic[T]):
     """The requests of one session. `grace` is in seconds."""
@@ -91,8 +99,13 @@ class PendingRequests(Generic[T]):
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that are not done."""
-        return sum(not request.task.done() for request in self.all())
+        """The number of requests that are not done, or whose client still waits for the end of the
+        answer.
+        """
+        return sum(
+            not request.task.done() or (request.waiting > 0 and not request.delivered)
+            for request in self.all()
+        )
 
     def all(self) -> list[PendingRequest[T]]:
         """Return the requests in flight and the requests whose answers are kept for a retry."""

@@ -120,6 +120,11 @@ class LiveSession:
             for nth in range(first, first + choices)
         ]
 
+    def unused(self, pending: PendingRequest[CompletionResult]) -> bool:
+        """Return True if the session has no tokens, no reward, and no request except `pending`."""
+        others = [one for one in self.pending.all() if one is not pending]
+        return not (others or self.session.nodes or self.reward is not None)
+
     def check(self) -> None:
         """Raise `ApiError` if the session cannot get another answer."""
         if self.log is not None:
@@ -265,8 +270,10 @@ class Sessions:
         return self._touched(live) if live is not None else self.empty(session_id)
 
     def current(self, live: LiveSession) -> LiveSession:
-        """Return `live`, or the session with the same id that another request added first."""
-        return live if live.added else self._sessions.get(live.id, live)
+        """Return `live` if it is added. Otherwise return the session that another request added
+        with the same id, or a new session.
+        """
+        return live if live.added else self._sessions.get(live.id) or self.empty(live.id)
 
     def get(self, session_id: str) -> LiveSession | None:
         """Return the session, or None if it does not exist. This does not restart its idle time."""
@@ -295,11 +302,21 @@ class Sessions:
         self, live: LiveSession, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
         """Add `live` if needed, and start a request of it. The idle time of the session starts
-        again when the request ends.
+        again when the request ends. A session that this request added is discarded if the request
+        is refused.
         """
+        created = not live.added
         self.add(live)
         pending = live.start(key, choices, run, retry)
-        pending.task.add_done_callback(lambda _: self._touched(live))
+
+        def ended(_: object) -> None:
+            self._touched(live)
+            same = self._sessions.get(live.id) is live
+            if created and same and pending.refused and live.unused(pending):
+                live.added = False  # a request that is being read then gets a new session
+                self.discard(live.id)
+
+        pending.task.add_done_callback(ended)
         return pending
 
     def discard(self, session_id: str) -> None:
@@ -331,6 +348,7 @@ class Sessions:
         """
         if not self.closed:
             self._sessions.setdefault(live.id, live)
+            self._touched(live)
 
     def drop_idle(self) -> None:
         """Drop the sessions that have not been used for the idle time."""
