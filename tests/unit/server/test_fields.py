@@ -14,6 +14,7 @@ from support.worlds import TOOL
 
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.sampling import EngineCapabilities
+from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import strict_tag
 from toolroll.rollout.testing import Fault, Reply
 
@@ -314,6 +315,16 @@ async def test_a_sessions_stop_string_is_cut_from_the_text_as_a_requests_is(
             message = chat["choices"][0]["message"]
             assert streamed_one.choices[0].message.content == message["content"]
             await bench.trajectories(session)
+
+
+async def test_a_switch_of_another_type_is_another_switch(tokenizer: Any) -> None:
+    """A template may render 1 and true differently."""
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        templates = TemplateCache(bench.served.template.with_kwargs({"enable_thinking": True}))
+        same, other = ({"enable_thinking": value} for value in (True, 1))
+        assert templates.get(same) is templates.get({})
+        assert type(templates.get(other).renderer.kwargs["enable_thinking"]) is int
+        assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
 
 
 async def test_concurrent_calls_of_one_session(tokenizer: Any) -> None:
