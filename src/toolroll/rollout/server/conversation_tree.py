@@ -40,8 +40,10 @@ class Prompt:
     `messages` is the whole conversation, and `added` are the messages after the repeated turn.
     `digest` is the digest of `messages`. If the model continues an assistant message, `prefill` is
     that message's text, and `prefill_ids` are its ids, which are at the end of the prompt.
-    `fork_reason` is None if the prompt simply continues a turn, or if it is the session's first
-    prompt.
+    `repeated` is the part of the request that repeats the conversation, or None. `continues` is
+    True if the prompt keeps all tokens of the repeated turn. `preserved` is True if it keeps tokens
+    that the template would have rewritten. `fork_reason` is None if the prompt simply continues a
+    turn, or if it is the session's first prompt.
     """
 
     template: ChatTemplate

@@ -1,10 +1,11 @@
 """`Endpoint`: chat and text completions with exact tokens, over HTTP or in process.
 
-Invariants: a plan changes nothing, and it stays valid if other requests are committed in the
-meantime. So a large request can be planned in a thread without blocking others. All answers to a
-request are committed together before they are returned. If there is a store, they are saved to disk
-first. Answers that are never returned are never trained. A failure is an `ApiError` and does not
-affect other requests.
+Invariants: planning a request (finding its exact prompt) changes nothing, and the plan stays valid
+if other requests are committed before this one. So a large request can be planned in a thread
+without blocking others. All answers to a request are committed to the session together, before they
+are returned. If there is a store, they are also saved to disk before they are returned. An answer
+that is never returned is never trained. A failure is an `ApiError` and does not affect other
+requests.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Endpoint:
             await self.start()
 
     async def aclose(self) -> None:
-        """Abort the requests in flight, accept no more, and close the store."""
+        """Abort the requests in flight, accept no new ones, and close the store."""
         lives = await self.sessions.aclose()
         if self.store is not None:
             await self.store.aclose(lives)
@@ -210,7 +211,9 @@ class Endpoint:
         return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
-        """Return the number of tokens in the prompt of `body`. This does not change the session."""
+        """Return the number of tokens in the prompt that `body`, a request in `dialect`, would get
+        in the session `live`. The session does not change.
+        """
 
         def count() -> int:
             asked = self._translated(dialect, live, body.data)
@@ -260,7 +263,11 @@ class Endpoint:
         return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
 
     async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
-        """Start the text completion of `body`, like `start_reply`."""
+        """Start the text completion of `body`, or join the request that `body` retries. Return the
+        session, the parsed request and the pending request.
+
+        If `body` is valid, `live` is added to the sessions.
+        """
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
@@ -470,7 +477,9 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do the same as `settle`, but synchronously: the event loop is blocked."""
+        """Verify the sequences of `live` as `settle` does, but in this thread. The event loop is
+        blocked meanwhile.
+        """
         if self.settings.verify != "off":
             check_all_now(live)
         live.exclude_wrong()

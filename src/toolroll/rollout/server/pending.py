@@ -62,7 +62,7 @@ class PendingRequest(Generic[T]):
             self.wake()
 
     def wake(self) -> None:
-        """Wake the readers of streams."""
+        """Wake the streams that wait for more progress."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -200,7 +200,9 @@ class PendingRequests(Generic[T]):
         return bool(ends)
 
     def forget(self, request: PendingRequest[T]) -> None:
-        """Drop a finished request early, because the client has the answer."""
+        """Drop the answered `request` before its grace time ends, because a later request of the
+        client continues its answer. Do nothing if a client still waits for the answer.
+        """
         if request.waiting == 0 and request.delivered:
             if request.expiry is not None:
                 request.expiry.cancel()
@@ -248,8 +250,8 @@ def retry_number(header: str | None) -> int:
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Retrieve the exception of a request for which no client waits. Otherwise asyncio would log
-    that the exception was never retrieved.
+    """Mark the exception of `task` as retrieved. Otherwise asyncio logs it if no client waits for
+    the request.
     """
     if not task.cancelled():
         task.exception()

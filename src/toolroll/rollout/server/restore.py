@@ -1,8 +1,8 @@
 """`restore`: rebuild the unfinished sessions from a journal.
 
 Invariants: a session gets the same nodes with the same ids and logprobs, or the journal is refused.
-Lines of finished sessions have no effect, wherever they are. An answer that no later request
-continued can still be retried.
+Lines of finished sessions have no effect, wherever they are. A client can still retry the request
+of an answer, unless a later request continued this answer.
 """
 
 from __future__ import annotations

@@ -181,7 +181,10 @@ def apply_tool_choice(
     routed: bool,
 ) -> ToolUse:
     """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into
-    `params`. Raise `ApiError` if one of them cannot be honored, or if two tools have the same name.
+    `params`, and return the tools and constraints of the request. `parser` is the name of the
+    format of tool calls. `routed` is True if a router is in front of the engine.
+
+    Raise `ApiError` if one of these fields cannot be honored, or if two tools have the same name.
     """
     choice = request.tool_choice
     names = [tool["function"]["name"] for tool in tools]

@@ -44,6 +44,7 @@ _STALE = 8 * 2**20
 """The journal is not compacted while finished sessions take up at most this number of its bytes."""
 
 Key = tuple[str, int]
+"""A session's name, and the number of earlier sessions with this name."""
 
 
 class SessionStore:
@@ -64,7 +65,7 @@ class SessionStore:
         self.finish_at_end = False
         """If True, `aclose` finishes the sessions. If False, the next process continues them."""
         self.finished: dict[Key, int] = {}
-        """The number of turns of each finished session."""
+        """The number of answers of each finished session."""
         self._directory = RunDirectory(folder, ENV, settings, sync="always", provenance=provenance)
         self._open = ExitStack()
         self._journal: Journal | None = None
@@ -157,15 +158,18 @@ class SessionStore:
 
     async def finish(self, live: LiveSession) -> dict[str, Any]:
         """Abort the requests of `live`, which gets no new ones, and append it to the episode file.
-        A session without an answer is only dropped. Cancelling the caller does not stop this.
+        A session without an answer is only dropped. Return the data about the session that clients
+        get (see `written`). Cancelling the caller does not stop this.
 
         Raise `ApiError` (503) if the episode cannot be written. The session then stays in the
-        journal.
+        journal, and is added to the sessions again. It gets no more answers.
         """
         return await asyncio.shield(self._start(live))
 
     def finish_later(self, live: LiveSession) -> None:
-        """Finish `live` in the background. If that fails, it stays in the journal."""
+        """Finish `live` in the background. If this fails, `live` can be finished again, because it
+        stays in the journal and is added to the sessions again.
+        """
         self._start(live)
 
     def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:

@@ -83,7 +83,10 @@ class LiveSession:
     def start(
         self, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
-        """Start a request. If an earlier process answered it, a retry gets that answer."""
+        """Start the request with the key `key` (`request_key`) and return it. `choices`: its number
+        of answers. `run` returns its result. `retry`: the number of the retry, 0 for a first
+        attempt. If an earlier process answered the request, a retry gets that answer.
+        """
         pending = self.pending.start(key, choices, run)
         stored = self.log.answers.get(key) if self.log is not None and retry else None
         if stored:
@@ -101,7 +104,9 @@ class LiveSession:
         return first
 
     def as_served(self, prompt: Prompt, stored: StoredAnswer | None) -> Prompt:
-        """Return `prompt`. If `stored` is given, use the ids from which it was sampled."""
+        """Return `prompt`. If an earlier process gave the answer `stored`, replace the ids of the
+        prompt with the ids from which `stored` was sampled.
+        """
         if stored is None:
             return prompt
         return replace(prompt, input_ids=self.prompt_of(stored), repeated=None)
@@ -157,20 +162,23 @@ class LiveSession:
 
 
 class Store(Protocol):
-    """The place where sessions are kept on disk (`SessionStore`)."""
+    """Keeps sessions on disk. `SessionStore` implements this interface."""
 
     def begin(self, live: LiveSession) -> None:
-        """Write that `live` exists. Raises `ApiError` if this is impossible."""
+        """Record on disk that the session `live` exists. Raises `ApiError` if the disk is full or
+        has failed.
+        """
         ...
 
     async def finish(self, live: LiveSession) -> Any:
-        """Abort the requests of `live`, which new requests cannot find any more, and write it as a
-        finished session. Cancelling the caller does not stop this.
+        """Abort the requests of `live`, write it as a finished session, and return the data about
+        it that clients get. New requests cannot find `live` any more. Cancelling the caller does
+        not stop this.
         """
         ...
 
     def finish_later(self, live: LiveSession) -> None:
-        """Do the same as `finish`, in the background."""
+        """Start `finish` in the background. A failure is logged."""
         ...
 
 
@@ -368,7 +376,7 @@ class Sessions:
 
 
 async def end(live: LiveSession) -> None:
-    """Abort the requests and verifications of `live` that are running. Wait until they end."""
+    """Abort the running requests and verifications of `live`, and wait until they have ended."""
     tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()
