@@ -25,7 +25,7 @@ from toolroll.rollout.server.session_log import IDS, completion_of, top_of, unpa
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.server.template_cache import TemplateCache
-from toolroll.rollout.server.turn import PrefixMatch, TurnNode
+from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.delta import SampledText
 
@@ -148,15 +148,13 @@ class _Builder:
         dropped = data["dropped"]
         return Prompt(
             self._templates.get(data["switches"]),
-            [],
             tuple(data["added"]),
-            [],
             tools,
             bytes.fromhex(data["digest"]),
             unpacked(data["delta"], IDS),
             self._parent(data),
             unpacked(data["delta"], IDS),
-            None if turn is None else PrefixMatch(turn, 0, []),
+            turn,
             data["fork_reason"],
             data["continues"],
             data["preserved"],

@@ -109,7 +109,7 @@ class LiveSession:
         """
         if stored is None:
             return prompt
-        return replace(prompt, input_ids=self.prompt_of(stored), repeated=None)
+        return replace(prompt, input_ids=self.prompt_of(stored), turn=None)
 
     def prompt_of(self, stored: StoredAnswer) -> IdArray:
         """Return the ids from which `stored` was sampled."""
