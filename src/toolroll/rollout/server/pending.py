@@ -33,9 +33,12 @@ class PendingRequest(Generic[T]):
     """One request in flight, or its answer.
 
     Attributes:
+        key: The key that the request and its retries share (`request_key`).
         task: Returns the result.
         waiting: The number of connections that wait for the result.
         delivered: True once the result was returned to a client.
+        joined: The highest number of a retry that joined the request.
+        expiry: The timer that drops the request after the grace time.
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
         stream_context: The data that a stream needs before the result exists.

@@ -328,8 +328,9 @@ class Sessions:
         return pending
 
     def discard(self, session_id: str) -> None:
-        """Drop a session if it exists, and cancel its requests in flight. Do nothing once the
-        server stops: its sessions are already ended, and the next server has them.
+        """Drop a session if it exists, and cancel its requests in flight. If there is a store,
+        finish the session in the background. Do nothing once the server stops: its sessions are
+        already ended, and the next server has them.
         """
         if self.closed:
             return
@@ -351,8 +352,9 @@ class Sessions:
         return None
 
     def put_back(self, live: LiveSession) -> None:
-        """Add a session again that could not be finished, unless its name is used already. It gets
-        no more answers, but its tokens can be read, and it can be dropped again.
+        """Add a session again that could not be finished, and restart its idle time. Do nothing if
+        another session uses its name already. The session gets no more answers, but its tokens can
+        be read, and it can be dropped again.
         """
         if not self.closed:
             self._sessions.setdefault(live.id, live)
