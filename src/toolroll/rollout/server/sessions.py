@@ -358,6 +358,7 @@ class Sessions:
         """
         if not self.closed:
             self._sessions.setdefault(live.id, live)
+            live.added = True
             self._touched(live)
 
     def drop_idle(self) -> None:
