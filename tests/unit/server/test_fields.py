@@ -8,12 +8,13 @@ import json
 from typing import Any
 
 import pytest
-from support.endpoints import endpoint
+from support.endpoints import endpoint, streamed
 from support.episodes import call
 from support.worlds import TOOL
 
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.sampling import EngineCapabilities
+from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import strict_tag
 from toolroll.rollout.testing import Fault, Reply
 
@@ -283,6 +284,47 @@ async def test_a_session_has_defaults_of_its_own(tokenizer: Any) -> None:
             "/sessions", {"session_id": "t", "sampling_params": {"temprature": 1}}
         )
         assert (status, answer["error"]["param"]) == (400, "sampling_params.temprature")
+
+
+async def test_a_sessions_limit_precedes_the_endpoints(tokenizer: Any) -> None:
+    settings = {"default_max_tokens": 20, "sampling_params": {"max_new_tokens": 30}}
+    async with endpoint(tokenizer, lambda request: "Hello.", settings=settings) as bench:
+        made = {"session_id": "s", "sampling_params": {"max_new_tokens": 9}}
+        assert (await bench.post("/sessions", made))[0] == 201
+        for session, body in (("s", {}), ("t", {}), ("s", {"max_tokens": 3})):
+            await bench.post(f"/sessions/{session}/v1/completions", {"prompt": "Hi", **body})
+        limits = [entry.sampling_params["max_new_tokens"] for entry in bench.engine.log]
+        assert limits == [9, 20, 3]
+
+
+async def test_a_sessions_stop_string_is_cut_from_the_text_as_a_requests_is(
+    tokenizer: Any,
+) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello END more") as bench:
+        made = {"session_id": "s", "sampling_params": {"stop": "END"}}
+        assert (await bench.post("/sessions", made))[0] == 201
+        for session, more in (("s", {}), ("t", {"stop": "END"})):
+            path = f"/sessions/{session}/v1"
+            _, chat = await bench.post(f"{path}/chat/completions", {"messages": [USER], **more})
+            assert chat["choices"][0]["message"]["content"].rstrip() == "Hello"
+            assert chat["choices"][0]["stop_reason"] == "END"
+            _, text = await bench.post(f"{path}/completions", {"prompt": "Hi", **more})
+            assert text["choices"][0]["text"] == "Hello "
+            asked = {"model": "m", "messages": [USER], **more}
+            streamed_one = await streamed(bench.client(session), **asked)
+            message = chat["choices"][0]["message"]
+            assert streamed_one.choices[0].message.content == message["content"]
+            await bench.trajectories(session)
+
+
+async def test_a_switch_of_another_type_is_another_switch(tokenizer: Any) -> None:
+    """A template may render 1 and true differently."""
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        templates = TemplateCache(bench.served.template.with_kwargs({"enable_thinking": True}))
+        same, other = ({"enable_thinking": value} for value in (True, 1))
+        assert templates.get(same) is templates.get({})
+        assert type(templates.get(other).renderer.kwargs["enable_thinking"]) is int
+        assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
 
 
 async def test_concurrent_calls_of_one_session(tokenizer: Any) -> None:

@@ -15,10 +15,12 @@ from support.endpoints import Bench, endpoint
 from support.recorded import CHAT, USER, ask, delete, hold_the_end, policy
 
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.server.received import Received
 from toolroll.rollout.server.session_store import JOURNAL_NAME
 from toolroll.rollout.server.sessions import LiveSession, end
+from toolroll.rollout.server.streaming import event_lines
 from toolroll.rollout.server.verifying import start_checks
-from toolroll.rollout.testing import Reply
+from toolroll.rollout.testing import PolicyRequest, Reply
 
 
 async def test_an_older_session_of_a_name_is_finished_by_the_next_server(
@@ -91,6 +93,100 @@ async def test_a_session_that_cannot_be_finished_does_not_stop_the_others(
     assert [one.task_id for one in read_episodes(tmp_path)] == ["c"]
     async with endpoint(tokenizer, policy, out=tmp_path) as again:
         assert sorted(live.id for live in again.endpoint.sessions.all()) == ["a", "b"]
+
+
+async def test_a_session_that_could_not_be_finished_can_be_finished_later(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        await ask(bench, [USER])
+        store, sessions = bench.endpoint.store, bench.endpoint.sessions
+        assert store is not None
+        settle = store._settle
+
+        async def broken(live: LiveSession) -> None:
+            raise RuntimeError("broken")
+
+        store._settle = broken
+        assert await delete(bench, "s") == 500
+        live = sessions.find("s")
+        for _ in range(2):  # the session is idle, and still cannot be finished
+            live.used -= 7200.0
+            sessions.drop_idle()
+            await asyncio.wait(store._finishing)
+            assert sessions.get("s") is live
+        store._settle = settle
+        assert await delete(bench, "s") == 200
+    assert [one.task_id for one in read_episodes(tmp_path)] == ["s"]
+
+
+async def test_a_stream_that_its_client_still_reads_is_in_flight(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        core, body = bench.endpoint, {"messages": [USER], "stream": True}
+        await ask(bench, [USER])
+        started = await core.start_reply(core.chat, core.sessions.of("s"), Received(body))
+        live, parsed, pending = started
+        live.pending.join(pending)
+        await asyncio.wait([pending.task])
+        lines = event_lines(core, parsed, pending)
+        await anext(lines)
+        status, answer = await bench.post("/sessions/s/export", {})
+        assert (status, answer["error"]["code"]) == (409, "requests_in_flight")
+        live.used -= 7200.0
+        core.sessions.drop_idle()
+        assert core.sessions.get("s") is live
+        assert [line async for line in lines][-1] == b"data: [DONE]\n\n"
+        live.pending.leave(pending)
+        status, answer = await bench.post("/sessions/s/export", {})
+        assert (status, answer["turns"]) == (200, 2)
+
+
+async def test_a_first_request_that_is_refused_leaves_no_session(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    long = {"messages": [{"role": "user", "content": "word " * 800}]}
+    async with endpoint(tokenizer, policy, out=tmp_path, context_length=600) as bench:
+
+        async def names() -> list[str]:
+            return [one["session_id"] for one in (await bench.get("/sessions"))["data"]]
+
+        status, answer = await bench.post(CHAT.format("s"), long)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert await names() == []
+        sessions = bench.endpoint.sessions
+        reading = sessions.of("s")  # of a request whose body is being read
+        await bench.post("/sessions", {"session_id": "made"})
+        for name in ("made", "s"):
+            assert (await bench.post(CHAT.format(name), long))[0] == 400
+        assert await names() == ["made"]
+        assert not sessions.current(reading).pending.all()
+        await ask(bench, [USER])
+        assert (await bench.post(CHAT.format("s"), long))[0] == 400
+        assert await names() == ["made", "s"]
+    async with endpoint(tokenizer, policy, out=tmp_path) as again:
+        assert {live.id: len(live.trace) for live in again.endpoint.sessions.all()} == {
+            "made": 0,
+            "s": 1,
+        }
+
+
+async def test_a_refused_request_discards_no_session_that_another_uses(tokenizer: Any) -> None:
+    go_on, long = asyncio.Event(), {"messages": [{"role": "user", "content": "word " * 200}]}
+
+    def held(request: PolicyRequest) -> Reply:
+        return Reply("Hello.", hold=go_on, hold_after=1)
+
+    async with endpoint(tokenizer, held, context_length=100) as bench:
+        core = bench.endpoint
+        first = await core.start_reply(core.chat, core.sessions.of("s"), Received(long))
+        asking = asyncio.create_task(bench.post(CHAT.format("s"), {"messages": [USER]}))
+        while len(first[0].pending.all()) < 2 and not first[2].task.done():
+            await asyncio.sleep(0)
+        go_on.set()
+        assert (await asking)[0] == 200
+        await bench.trajectories()
 
 
 async def test_a_reward_that_arrives_after_the_end_of_its_session_is_refused(

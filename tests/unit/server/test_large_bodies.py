@@ -216,6 +216,7 @@ async def test_a_request_that_fails_is_not_kept(tokenizer: Any) -> None:
     async with endpoint(
         tokenizer, lambda request: "Hello.", faults=lambda request: Fault(status=400, body=b"{}")
     ) as bench:
+        await bench.post("/sessions", {"session_id": "s"})
         short = {"messages": [{"role": "user", "content": "Hi"}]}
         assert (await bench.post(CHAT, short))[0] == 400
         assert bench.endpoint.sessions.find("s").pending.all() == []

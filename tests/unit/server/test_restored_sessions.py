@@ -24,6 +24,7 @@ from support.worlds import TOOL
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes, to_line
+from toolroll.rollout.server import Endpoint
 from toolroll.rollout.server.session_store import JOURNAL_NAME, SessionStore, store_settings
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.session.trajectory_json import to_json
@@ -262,6 +263,51 @@ async def test_a_damaged_line_in_the_middle_is_refused_by_its_number(
     with pytest.raises(UsageError, match=rf"{JOURNAL_NAME}, line 2, cannot be restored"):
         async with endpoint(tokenizer, policy, out=tmp_path / "out"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("line", "damage"),
+    [
+        (1, {"tools": 1.5}),
+        (1, {"sampling_params": None}),
+        (2, {"turn": 55}),
+        (2, {"parent": 55}),
+        (2, {"switches": {"messages": 1}}),
+        (2, {"switches": 5}),
+        (3, {"kept": ["x", "y", 5]}),
+    ],
+)
+async def test_a_line_that_refers_to_nothing_is_refused_by_its_number(
+    tokenizer: Any, tmp_path: Path, line: int, damage: dict[str, Any]
+) -> None:
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        await ask(bench, await ask(bench, [USER]))
+        await respond(bench, "first")
+    path = tmp_path / JOURNAL_NAME
+    rows = [json.loads(row) for row in path.read_bytes().splitlines()]
+    rows[line] |= damage
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(UsageError, match=rf"line {line + 1}, cannot be restored"):
+        async with endpoint(tokenizer, policy, out=tmp_path):
+            pass
+
+
+async def test_a_store_that_could_not_be_opened_is_not_open(tokenizer: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    async with endpoint(tokenizer, policy, out=out) as bench:
+        await ask(bench, [USER])
+    whole = (out / JOURNAL_NAME).read_bytes()
+    (out / JOURNAL_NAME).write_bytes(b"{}\n" + whole)
+    async with endpoint(tokenizer, policy) as bench:
+        core = Endpoint(
+            bench.served, store=SessionStore(out, store_settings(bench.served, "embedded"))
+        )
+        for _ in range(2):
+            with pytest.raises(UsageError, match="line 1, cannot be restored"):
+                await core.start()
+        (out / JOURNAL_NAME).write_bytes(whole)
+        async with core:
+            assert [live.id for live in core.sessions.all()] == ["s"]
 
 
 async def test_another_model_or_a_second_server_is_refused(tokenizer: Any, tmp_path: Path) -> None:

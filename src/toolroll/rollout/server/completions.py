@@ -26,8 +26,9 @@ _SEAM = 8
 class TextPrompt:
     """A planned prompt.
 
-    `input_ids` is the whole prompt, `parent` is the node that it extends, and `delta` is the ids
-    after that node.
+    `input_ids` is the whole prompt, `parent` is the node that it extends (None: a new root), and
+    `delta` is the ids after that node. `reason` is the reason for a new root, or None if the prompt
+    extends a node or is the session's first.
     """
 
     input_ids: IdArray
@@ -47,7 +48,9 @@ def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
 
 
 def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
-    """Return the plan for `prompt` in this session. `check_prompt` must have accepted `prompt`."""
+    """Find the node of the session `live` that `prompt` extends, and return the exact ids. The
+    session does not change. `check_prompt` must have accepted `prompt`.
+    """
     reason = "another text of the same session" if live.session.nodes else None
     if isinstance(prompt, str):
         found = _extended_text(live, prompt, encoder)

@@ -21,7 +21,7 @@ from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.messages import Digest, Echo, check_arguments, with_served_ids
 from toolroll.rollout.server.result import joined_ids
 from toolroll.rollout.server.template_cache import same_switches
-from toolroll.rollout.server.turn import PrefixMatch, TurnNode
+from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -37,23 +37,22 @@ class Prompt:
     """A planned prompt.
 
     `input_ids` is the whole prompt: the tokens from the root to the node `parent`, then `delta`.
-    `messages` is the whole conversation, and `added` are the messages after the repeated turn.
-    `digest` is the digest of `messages`. If the model continues an assistant message, `prefill` is
-    that message's text, and `prefill_ids` are its ids, which are at the end of the prompt.
-    `fork_reason` is None if the prompt simply continues a turn, or if it is the session's first
-    prompt.
+    `turn` is the turn that the prompt continues, or from which it forks. `added` are the messages
+    after this turn. `digest` is the digest of the whole conversation. If the model continues an
+    assistant message, `prefill` is that message's text, and `prefill_ids` are its ids, which are at
+    the end of the prompt. `continues` is True if the prompt keeps all tokens of `turn`. `preserved`
+    is True if it keeps tokens that the template would have rewritten. `fork_reason` is None if the
+    prompt simply continues a turn, or if it is the session's first prompt.
     """
 
     template: ChatTemplate
-    messages: list[Message]
     added: tuple[Message, ...]
-    tools: list[Tool]
     tools_key: bytes
     digest: Digest
     input_ids: IdArray
     parent: Node | None
     delta: IdArray
-    repeated: PrefixMatch | None
+    turn: TurnNode | None
     fork_reason: str | None = None
     continues: bool = False
     preserved: bool = False
@@ -67,15 +66,10 @@ class Prompt:
         tokens. Return any other prompt as it is.
         """
         drop = len(self.input_ids) - room
-        if self.repeated is not None or drop <= 0:
+        if self.turn is not None or drop <= 0:
             return self
         ids = self.input_ids[drop:]
         return replace(self, input_ids=ids, delta=ids, dropped=self.input_ids[:drop])
-
-    @property
-    def turn(self) -> TurnNode | None:
-        """The turn that the prompt continues, or from which it forks."""
-        return self.repeated.turn if self.repeated is not None else None
 
     def ids_json(self, before: bytes | None) -> bytes:
         """Return the ids as JSON text. `before` is the stored JSON text of the ids of `turn`'s
@@ -104,35 +98,38 @@ class ConversationTree:
         """
         echo = Echo()
         digests = [echo.add(message) for message in messages]
-        repeated = self._longest(messages, digests)
+        turn, length = self._longest(messages, digests)
         tools_key = orjson.dumps(tools)
         digest = echo.digest
-        check_arguments(messages[repeated.length if repeated is not None else 0 :])
-        if repeated is None:
+        check_arguments(messages[length:])
+        if turn is None:
             return self._root(messages, tools, tools_key, digest, template)
-        length, served = repeated.length, repeated.served
+        served = turn.messages()
         new = with_served_ids(messages[length:], messages[:length], served)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
-        same = same_switches(template, repeated.turn.template)
+        same = same_switches(template, turn.template)
         reason = None if same else SWITCHES_CHANGED
         if reason is None:
             try:
-                return self._continued(repeated, new, tools, tools_key, digest, template, edited)
+                return self._continued(
+                    turn, served, new, tools, tools_key, digest, template, edited
+                )
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
-        return self._forked(repeated, new, tools, tools_key, digest, template, reason)
+        return self._forked(turn, served, new, tools, tools_key, digest, template, reason)
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
-    ) -> PrefixMatch | None:
-        """Return the longest turn that the request repeats. `digests[i]` is the digest of
-        `messages[: i + 1]`.
+    ) -> tuple[TurnNode | None, int]:
+        """Return the turn with the longest conversation that the request repeats, and the number of
+        the conversation's messages. Return None and 0 if the request repeats no turn. `digests[i]`
+        is the digest of `messages[: i + 1]`.
         """
         for length in range(len(messages), 0, -1):
             turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
             if turn is not None:
-                return PrefixMatch(turn, length, turn.messages())
-        return None
+                return turn, length
+        return None, 0
 
     def _choose(
         self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
@@ -162,23 +159,12 @@ class ConversationTree:
         if self._turns:
             replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
             reason = EDITED if any(reply in self._replies for reply in replies) else NEW_ROOT
-        return Prompt(
-            template,
-            messages,
-            tuple(messages),
-            tools,
-            tools_key,
-            digest,
-            ids,
-            None,
-            ids,
-            None,
-            reason,
-        )
+        return Prompt(template, tuple(messages), tools_key, digest, ids, None, ids, None, reason)
 
     def _continued(
         self,
-        repeated: PrefixMatch,
+        turn: TurnNode,
+        served: list[Message],
         new: list[Message],
         tools: list[Tool],
         tools_key: bytes,
@@ -189,21 +175,20 @@ class ConversationTree:
         """Return the prompt that follows the turn and keeps its tokens. `edited`: the fork reason
         if the client changed what was served after the turn, else None.
         """
-        turn, served = repeated.turn, repeated.served
         changed = tools_key != turn.tools_key
         cursor = template.start(served[:-1], orjson.loads(turn.tools_key) if changed else tools)
         delta, after = cursor.after(turn.sampled, [served[-1], *new], tools if changed else None)
         ids = turn.ids_with(delta, self.session)
         return Prompt(
-            template, [*served, *new], tuple(new), tools, tools_key, digest, ids, turn.node,
-            delta, repeated,
+            template, tuple(new), tools_key, digest, ids, turn.node, delta, turn,
             edited if turn.node.children else None, continues=True,
             preserved=after.preserved is not None,
         )  # fmt: skip
 
     def _forked(
         self,
-        repeated: PrefixMatch,
+        turn: TurnNode,
+        served: list[Message],
         new: list[Message],
         tools: list[Tool],
         tools_key: bytes,
@@ -211,23 +196,11 @@ class ConversationTree:
         template: ChatTemplate,
         reason: str,
     ) -> Prompt:
-        node, whole = repeated.turn.node, [*repeated.served, *new]
-        ids = template.start(whole, tools).prompt(keep=self.session.path_ids(node))
-        shared = self.session.shared_prefix(ids, node)
+        kept = self.session.path_ids(turn.node)
+        ids = template.start([*served, *new], tools).prompt(keep=kept)
+        shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
-        return Prompt(
-            template,
-            whole,
-            tuple(new),
-            tools,
-            tools_key,
-            digest,
-            ids,
-            shared,
-            delta,
-            repeated,
-            reason,
-        )
+        return Prompt(template, tuple(new), tools_key, digest, ids, shared, delta, turn, reason)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """`Endpoint`: chat and text completions with exact tokens, over HTTP or in process.
 
-Invariants: a plan changes nothing, and it stays valid if other requests are committed in the
-meantime. So a large request can be planned in a thread without blocking others. All answers to a
-request are committed together before they are returned. If there is a store, they are saved to disk
-first. Answers that are never returned are never trained. A failure is an `ApiError` and does not
-affect other requests.
+Invariants: planning a request (finding its exact prompt) changes nothing, and the plan stays valid
+if other requests are committed before this one. So a large request can be planned in a thread
+without blocking others. All answers to a request are committed to the session together, before they
+are returned. If there is a store, they are also saved to disk before they are returned. An answer
+that is never returned is never trained. A failure is an `ApiError` and does not affect other
+requests.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,7 +42,7 @@ from toolroll.rollout.server.prefill import (
     split_prefill,
     with_prefill,
 )
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest, Sampling, read
+from toolroll.rollout.server.protocol import CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
 from toolroll.rollout.server.result import Choice, CompletionResult, joined_ids
 from toolroll.rollout.server.sampling import (
@@ -49,6 +50,7 @@ from toolroll.rollout.server.sampling import (
     ToolUse,
     apply_tool_choice,
     sampling_params,
+    stop_strings,
     top_logprobs,
 )
 from toolroll.rollout.server.session_store import SessionStore
@@ -137,7 +139,7 @@ class Endpoint:
             await self.start()
 
     async def aclose(self) -> None:
-        """Abort the requests in flight, accept no more, and close the store."""
+        """Abort the requests in flight, accept no new ones, and close the store."""
         lives = await self.sessions.aclose()
         if self.store is not None:
             await self.store.aclose(lives)
@@ -168,6 +170,7 @@ class Endpoint:
         params = sampling_params(
             request, self.settings, self.capabilities, live.sampling_params, request.token_limit
         )
+        stops = stop_strings(params)  # those that end a reply with a call stay in its text
         use, template = self._use(asked, params)
         top = top_logprobs(request)
         plan = partial(self._plan, live, asked, use.tools, template)
@@ -183,13 +186,13 @@ class Endpoint:
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
                 template, params, use.tools if use.offered else None, seeds,
-                *_name(dialect.prefix, pending), len(prompt.input_ids),
+                *_name(dialect.prefix, pending), len(prompt.input_ids), stops,
             )  # fmt: skip
             pending.stream_context = context
             completions, sent = await self._sample(
                 live, template, prompt.input_ids, prompt_json, params, request, pending, top
             )
-            made, choices = partial(self._chat_choice, prompt, sent, use, request, context), []
+            made, choices = partial(self._chat_choice, prompt, sent, use, context), []
             for completion, seed in zip(completions, seeds, strict=True):
                 long = large or len(completion.output_ids) > LONG
                 choices.append(await call_of_size(made, completion, seed, large=long))
@@ -208,7 +211,9 @@ class Endpoint:
         return live, parsed, self.sessions.start(live, key, request.n, run, retry)
 
     async def count(self, dialect: Dialect, live: LiveSession, body: Received) -> int:
-        """Return the number of tokens in the prompt of `body`. This does not change the session."""
+        """Return the number of tokens in the prompt that `body`, a request in `dialect`, would get
+        in the session `live`. The session does not change.
+        """
 
         def count() -> int:
             asked = self._translated(dialect, live, body.data)
@@ -258,7 +263,11 @@ class Endpoint:
         return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
 
     async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
-        """Start the text completion of `body`, like `start_reply`."""
+        """Start the text completion of `body`, or join the request that `body` retries. Return the
+        session, the parsed request and the pending request.
+
+        If `body` is valid, `live` is added to the sessions.
+        """
         large = body.large
         request, key = await call_of_size(
             lambda: (read(CompletionRequest, body.data), request_key("text", body.data)),
@@ -279,7 +288,8 @@ class Endpoint:
         planned = partial(plan_text, live, request.prompt, encoder)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
-            pending.stream_context = StreamContext(self.served.template, params)
+            stops = stop_strings(params)
+            pending.stream_context = StreamContext(self.served.template, params, stop_strings=stops)
             plan = await call_of_size(planned, large=large)
             stored = pending.stored
             ids = plan.input_ids if stored is None else live.prompt_of(stored)
@@ -289,7 +299,7 @@ class Endpoint:
             )
             choices = []
             for completion in completions:
-                read_text = partial(self._text, completion, sent, request)
+                read_text = partial(self._text, completion, sent, stops)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
             result = CompletionResult(
@@ -409,7 +419,6 @@ class Endpoint:
         prompt: Prompt,
         params: Mapping[str, Any],
         use: ToolUse,
-        request: ChatRequest,
         context: StreamContext,
         completion: Completion,
         seed: str,
@@ -421,7 +430,7 @@ class Endpoint:
             params,
             tools=use.tools if use.offered else None,
             seed=seed,
-            stop_strings=request.stop_strings,
+            stop_strings=context.stop_strings,
             streamed=True,
             prefill=prompt.prefill,
             prefill_ids=prompt.prefill_ids.tolist(),
@@ -430,19 +439,17 @@ class Endpoint:
         shown = sampled_part(self.served, prompt, reading, use.tools) if prompt.prefill else None
 
         def stream(choice: Choice) -> list[Delta]:
-            return choice_stream(self.served, context, request.stop_strings, seed).finish(choice)
+            return choice_stream(self.served, context, seed).finish(choice)
 
         return Choice(completion, reading.text, reading, shown, stream)
 
-    def _text(
-        self, completion: Completion, params: Mapping[str, Any], request: CompletionRequest
-    ) -> str:
+    def _text(self, completion: Completion, params: Mapping[str, Any], stops: Sequence[str]) -> str:
         sampled = self.served.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,
             stop_token_ids=stop_ids(completion, params),
         )
-        return before_stop(sampled.body, completion, request.stop_strings)
+        return before_stop(sampled.body, completion, stops)
 
     # --- committing -------------------------------------------------------------------------------
 
@@ -470,7 +477,9 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Do the same as `settle`, but synchronously: the event loop is blocked."""
+        """Verify the sequences of `live` as `settle` does, but in this thread. The event loop is
+        blocked meanwhile.
+        """
         if self.settings.verify != "off":
             check_all_now(live)
         live.exclude_wrong()

@@ -161,7 +161,9 @@ class Journal:
 
 
 def _retrieved(saved: asyncio.Future[None]) -> None:
-    """Retrieve the exception, because not every caller waits for its lines."""
+    """Mark the exception of `saved` as retrieved. Otherwise asyncio logs it if the caller of
+    `append` does not wait.
+    """
     if not saved.cancelled():
         saved.exception()
 

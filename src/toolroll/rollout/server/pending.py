@@ -33,9 +33,12 @@ class PendingRequest(Generic[T]):
     """One request in flight, or its answer.
 
     Attributes:
+        key: The key that the request and its retries share (`request_key`).
         task: Returns the result.
         waiting: The number of connections that wait for the result.
         delivered: True once the result was returned to a client.
+        joined: The highest number of a retry that joined the request.
+        expiry: The timer that drops the request after the grace time.
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
         stream_context: The data that a stream needs before the result exists.
@@ -62,7 +65,7 @@ class PendingRequest(Generic[T]):
             self.wake()
 
     def wake(self) -> None:
-        """Wake the readers of streams."""
+        """Wake the streams that wait for more progress."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -75,6 +78,14 @@ class PendingRequest(Generic[T]):
     def error(self) -> BaseException | None:
         """The error of a request that ended and was not cancelled."""
         return self.failure or self.task.exception()
+
+    @property
+    def refused(self) -> bool:
+        """True if the request ended with an error because it is not valid."""
+        if not self.failed or self.task.cancelled():
+            return False
+        error = self.error
+        return error is not None and api_error(error).status == 400
 
 
 class PendingRequests(Generic[T]):
@@ -91,8 +102,13 @@ class PendingRequests(Generic[T]):
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that are not done."""
-        return sum(not request.task.done() for request in self.all())
+        """The number of requests that are not done, or whose client still waits for the end of the
+        answer.
+        """
+        return sum(
+            not request.task.done() or (request.waiting > 0 and not request.delivered)
+            for request in self.all()
+        )
 
     def all(self) -> list[PendingRequest[T]]:
         """Return the requests in flight and the requests whose answers are kept for a retry."""
@@ -187,7 +203,9 @@ class PendingRequests(Generic[T]):
         return bool(ends)
 
     def forget(self, request: PendingRequest[T]) -> None:
-        """Drop a finished request early, because the client has the answer."""
+        """Drop the answered `request` before its grace time ends, because a later request of the
+        client continues its answer. Do nothing if a client still waits for the answer.
+        """
         if request.waiting == 0 and request.delivered:
             if request.expiry is not None:
                 request.expiry.cancel()
@@ -235,8 +253,8 @@ def retry_number(header: str | None) -> int:
 
 
 def _retrieved(task: asyncio.Task[T]) -> None:
-    """Retrieve the exception of a request for which no client waits. Otherwise asyncio would log
-    that the exception was never retrieved.
+    """Mark the exception of `task` as retrieved. Otherwise asyncio logs it if no client waits for
+    the request.
     """
     if not task.cancelled():
         task.exception()

@@ -220,8 +220,8 @@ class RewardRequest(BaseModel):
 
 
 def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
-    """Return `body` as a `kind`. `labels`: ignore the fields in `LABELS`. Raises `ApiError` (400),
-    which names the field at fault.
+    """Validate `body` as the pydantic model `kind` and return it. If `labels` is True, ignore the
+    fields in `LABELS`. Raises `ApiError` (400), which names the field at fault.
     """
     if not isinstance(body, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")

@@ -1,8 +1,8 @@
 """`restore`: rebuild the unfinished sessions from a journal.
 
 Invariants: a session gets the same nodes with the same ids and logprobs, or the journal is refused.
-Lines of finished sessions have no effect, wherever they are. An answer that no later request
-continued can still be retried.
+Lines of finished sessions have no effect, wherever they are. A client can still retry the request
+of an answer, unless a later request continued this answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.errors import TokenError, UsageError
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
@@ -25,7 +25,7 @@ from toolroll.rollout.server.session_log import IDS, completion_of, top_of, unpa
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.server.template_cache import TemplateCache
-from toolroll.rollout.server.turn import PrefixMatch, TurnNode
+from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.delta import SampledText
 
@@ -64,7 +64,7 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
             if key not in builders:
                 builders[key] = _Builder(make(*key), templates)
             builders[key].add(data, len(line))
-        except (KeyError, TypeError, ValueError, IndexError, TokenError) as error:
+        except Exception as error:
             raise UsageError(
                 f"{path}, line {number}, cannot be restored ({error!r}): repair the file, or move "
                 f"it away (the unfinished sessions are then lost)"
@@ -148,15 +148,13 @@ class _Builder:
         dropped = data["dropped"]
         return Prompt(
             self._templates.get(data["switches"]),
-            [],
             tuple(data["added"]),
-            [],
             tools,
             bytes.fromhex(data["digest"]),
             unpacked(data["delta"], IDS),
             self._parent(data),
             unpacked(data["delta"], IDS),
-            None if turn is None else PrefixMatch(turn, 0, []),
+            turn,
             data["fork_reason"],
             data["continues"],
             data["preserved"],

@@ -77,15 +77,22 @@ def sampling_params(
             )
             raise refused("seed", f"{words}; to send it anyway, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
-    wanted = limit if limit is not None else settings.default_max_tokens
-    if wanted is not None:
-        params["max_new_tokens"] = wanted
+    if limit is None and "max_new_tokens" not in session_params:
+        limit = settings.default_max_tokens
+    if limit is not None:
+        params["max_new_tokens"] = limit
     elif "max_new_tokens" not in params:
         params["max_new_tokens"] = (
             NO_LIMIT if capabilities.context_length else _UNKNOWN_CONTEXT_LIMIT
         )
     _check(request, settings, capabilities, params)
     return params
+
+
+def stop_strings(params: Mapping[str, Any]) -> list[str]:
+    """Return the stop strings in `params`, SGLang's sampling parameters."""
+    stop = params.get("stop") or []
+    return [stop] if isinstance(stop, str) else list(stop)
 
 
 def _check(
@@ -174,7 +181,10 @@ def apply_tool_choice(
     routed: bool,
 ) -> ToolUse:
     """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into
-    `params`. Raise `ApiError` if one of them cannot be honored, or if two tools have the same name.
+    `params`, and return the tools and constraints of the request. `parser` is the name of the
+    format of tool calls. `routed` is True if a router is in front of the engine.
+
+    Raise `ApiError` if one of these fields cannot be honored, or if two tools have the same name.
     """
     choice = request.tool_choice
     names = [tool["function"]["name"] for tool in tools]
@@ -228,14 +238,9 @@ def apply_tool_choice(
         params["ebnf"] = call_grammar(parser, names, several=not one)
         constrained = "tool_choice"
     elif one:
-        params["stop"] = [*_stops(params), call_closer(parser)]
+        params["stop"] = [*stop_strings(params), call_closer(parser)]
         params["no_stop_trim"] = True
     return ToolUse(list(tools), True, constrained, tuple(names) if forced else (), strict)
-
-
-def _stops(params: Mapping[str, Any]) -> list[str]:
-    stop = params.get("stop") or []
-    return [stop] if isinstance(stop, str) else list(stop)
 
 
 def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None:

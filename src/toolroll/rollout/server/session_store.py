@@ -4,7 +4,8 @@ Finished sessions are episodes in `episodes.jsonl`, like those of `toolroll run`
 are in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned.
 Whenever the process is killed, a session is in one of the two files. Only one process at a time
 uses the folder. A folder of another model, tokenizer or chat template is refused. Once the store
-begins to finish a session, its client cannot stop it. If this fails, the next process does it.
+begins to finish a session, its client cannot stop it. If finishing fails, the session stays in the
+journal, and can be finished again, also by the next process.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ _STALE = 8 * 2**20
 """The journal is not compacted while finished sessions take up at most this number of its bytes."""
 
 Key = tuple[str, int]
+"""A session's name, and the number of earlier sessions with this name."""
 
 
 class SessionStore:
@@ -63,7 +65,7 @@ class SessionStore:
         self.finish_at_end = False
         """If True, `aclose` finishes the sessions. If False, the next process continues them."""
         self.finished: dict[Key, int] = {}
-        """The number of turns of each finished session."""
+        """The number of answers of each finished session."""
         self._directory = RunDirectory(
             folder, ENV, settings, sync="always", provenance=provenance, bound_when_empty=True
         )
@@ -112,6 +114,9 @@ class SessionStore:
             self._journal = Journal(path)
             found = restore(path, self._restored, templates, self.finished)
         except BaseException:
+            if self._journal is not None:
+                await self._journal.aclose()
+                self._journal = None  # so that this method can be called again
             self._open.close()
             raise
         self._take(found, torn)
@@ -155,17 +160,19 @@ class SessionStore:
 
     async def finish(self, live: LiveSession) -> dict[str, Any]:
         """Abort the requests of `live`, which gets no new ones, and append it to the episode file.
-        A session without an answer is only dropped. Cancelling the caller does not stop this.
+        A session without an answer is only dropped. Return the data about the session that clients
+        get (see `written`). Cancelling the caller does not stop this.
 
         Raise `ApiError` (503) if the episode cannot be written. The session then stays in the
-        journal.
+        journal, and is added to the sessions again. It gets no more answers.
         """
         return await asyncio.shield(self._start(live))
 
     def finish_later(self, live: LiveSession) -> None:
-        """Finish `live` in the background. If that fails, it stays in the journal."""
-        if live.log is not None and not live.log.ended:
-            self._start(live)
+        """Finish `live` in the background. If this fails, `live` can be finished again, because it
+        stays in the journal and is added to the sessions again.
+        """
+        self._start(live)
 
     def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
         """Start to finish `live`. The store owns the task, because the client may disconnect."""

@@ -83,7 +83,10 @@ class LiveSession:
     def start(
         self, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
-        """Start a request. If an earlier process answered it, a retry gets that answer."""
+        """Start the request with the key `key` (`request_key`) and return it. `choices`: its number
+        of answers. `run` returns its result. `retry`: the number of the retry, 0 for a first
+        attempt. If an earlier process answered the request, a retry gets that answer.
+        """
         pending = self.pending.start(key, choices, run)
         stored = self.log.answers.get(key) if self.log is not None and retry else None
         if stored:
@@ -101,10 +104,12 @@ class LiveSession:
         return first
 
     def as_served(self, prompt: Prompt, stored: StoredAnswer | None) -> Prompt:
-        """Return `prompt`. If `stored` is given, use the ids from which it was sampled."""
+        """Return `prompt`. If an earlier process gave the answer `stored`, replace the ids of the
+        prompt with the ids from which `stored` was sampled.
+        """
         if stored is None:
             return prompt
-        return replace(prompt, input_ids=self.prompt_of(stored), repeated=None)
+        return replace(prompt, input_ids=self.prompt_of(stored), turn=None)
 
     def prompt_of(self, stored: StoredAnswer) -> IdArray:
         """Return the ids from which `stored` was sampled."""
@@ -119,6 +124,11 @@ class LiveSession:
             f"{self.id}/{prompt_length}" + (f"/{nth}" if nth else "")
             for nth in range(first, first + choices)
         ]
+
+    def unused(self, pending: PendingRequest[CompletionResult]) -> bool:
+        """Return True if the session has no tokens, no reward, and no request except `pending`."""
+        others = [one for one in self.pending.all() if one is not pending]
+        return not (others or self.session.nodes or self.reward is not None)
 
     def check(self) -> None:
         """Raise `ApiError` if the session cannot get another answer."""
@@ -152,20 +162,23 @@ class LiveSession:
 
 
 class Store(Protocol):
-    """The place where sessions are kept on disk (`SessionStore`)."""
+    """Keeps sessions on disk. `SessionStore` implements this interface."""
 
     def begin(self, live: LiveSession) -> None:
-        """Write that `live` exists. Raises `ApiError` if this is impossible."""
+        """Record on disk that the session `live` exists. Raises `ApiError` if the disk is full or
+        has failed.
+        """
         ...
 
     async def finish(self, live: LiveSession) -> Any:
-        """Abort the requests of `live`, which new requests cannot find any more, and write it as a
-        finished session. Cancelling the caller does not stop this.
+        """Abort the requests of `live`, write it as a finished session, and return the data about
+        it that clients get. New requests cannot find `live` any more. Cancelling the caller does
+        not stop this.
         """
         ...
 
     def finish_later(self, live: LiveSession) -> None:
-        """Do the same as `finish`, in the background."""
+        """Start `finish` in the background. A failure is logged."""
         ...
 
 
@@ -265,8 +278,10 @@ class Sessions:
         return self._touched(live) if live is not None else self.empty(session_id)
 
     def current(self, live: LiveSession) -> LiveSession:
-        """Return `live`, or the session with the same id that another request added first."""
-        return live if live.added else self._sessions.get(live.id, live)
+        """Return `live` if it is added. Otherwise return the session that another request added
+        with the same id, or a new session.
+        """
+        return live if live.added else self._sessions.get(live.id) or self.empty(live.id)
 
     def get(self, session_id: str) -> LiveSession | None:
         """Return the session, or None if it does not exist. This does not restart its idle time."""
@@ -295,16 +310,27 @@ class Sessions:
         self, live: LiveSession, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
         """Add `live` if needed, and start a request of it. The idle time of the session starts
-        again when the request ends.
+        again when the request ends. A session that this request added is discarded if the request
+        is refused.
         """
+        created = not live.added
         self.add(live)
         pending = live.start(key, choices, run, retry)
-        pending.task.add_done_callback(lambda _: self._touched(live))
+
+        def ended(_: object) -> None:
+            self._touched(live)
+            same = self._sessions.get(live.id) is live
+            if created and same and pending.refused and live.unused(pending):
+                live.added = False  # a request that is being read then gets a new session
+                self.discard(live.id)
+
+        pending.task.add_done_callback(ended)
         return pending
 
     def discard(self, session_id: str) -> None:
-        """Drop a session if it exists, and cancel its requests in flight. Do nothing once the
-        server stops: its sessions are already ended, and the next server has them.
+        """Drop a session if it exists, and cancel its requests in flight. If there is a store,
+        finish the session in the background. Do nothing once the server stops: its sessions are
+        already ended, and the next server has them.
         """
         if self.closed:
             return
@@ -326,11 +352,14 @@ class Sessions:
         return None
 
     def put_back(self, live: LiveSession) -> None:
-        """Add a session again that could not be finished, unless its name is used already. It gets
-        no more answers, but its tokens can be read, and it can be dropped again.
+        """Add a session again that could not be finished, and restart its idle time. Do nothing if
+        another session uses its name already. The session gets no more answers, but its tokens can
+        be read, and it can be dropped again.
         """
         if not self.closed:
             self._sessions.setdefault(live.id, live)
+            live.added = True
+            self._touched(live)
 
     def drop_idle(self) -> None:
         """Drop the sessions that have not been used for the idle time."""
@@ -350,7 +379,7 @@ class Sessions:
 
 
 async def end(live: LiveSession) -> None:
-    """Abort the requests and verifications of `live` that are running. Wait until they end."""
+    """Abort the running requests and verifications of `live`, and wait until they have ended."""
     tasks: list[asyncio.Task[Any]] = [*live.pending.cancel(), *live.checks.values()]
     for check in live.checks.values():
         check.cancel()

@@ -143,12 +143,10 @@ class ChoiceStream:
         return replace(step, call=named)
 
 
-def choice_stream(
-    served: Model, context: StreamContext, stop_strings: Sequence[str], seed: str
-) -> ChoiceStream:
+def choice_stream(served: Model, context: StreamContext, seed: str) -> ChoiceStream:
     """Return a new stream for a choice. `seed` is the seed of its call ids."""
     options = parse_options(served, context.template, context.tools, streamed=True)
-    text = TextStream(served.template.encoder, context.stop_token_ids, stop_strings)
+    text = TextStream(served.template.encoder, context.stop_token_ids, context.stop_strings)
     return ChoiceStream(text, served.parser.stream(**options), seed)
 
 

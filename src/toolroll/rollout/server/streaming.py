@@ -73,12 +73,9 @@ async def reply_events(
     writer: ReplyWriter,
 ) -> AsyncIterator[Event]:
     """Yield the events of a reply. Raises the request's error."""
-    request, context = parsed.request, pending.stream_context
+    context = pending.stream_context
     assert isinstance(context, StreamContext)
-    choices = [
-        choice_stream(endpoint.served, context, request.stop_strings, seed)
-        for seed in context.seeds
-    ]
+    choices = [choice_stream(endpoint.served, context, seed) for seed in context.seeds]
     for event in writer.start():
         yield event
     async for progress in _followed(pending):
@@ -113,7 +110,7 @@ async def text_events(
         "model": endpoint.model,
     }
     texts = [
-        TextStream(encoder, context.stop_token_ids, request.stop_strings) for _ in range(request.n)
+        TextStream(encoder, context.stop_token_ids, context.stop_strings) for _ in range(request.n)
     ]
 
     def chunk(index: int, text: str, **more: Any) -> Event:

@@ -125,7 +125,7 @@ class TemplateCache:
         return {
             name: value
             for name, value in switches.items()
-            if name not in given or given[name] != value
+            if name not in given or _key({name: given[name]}) != _key({name: value})
         }
 
 

@@ -1,7 +1,7 @@
-"""`TurnNode`: one served turn. `PrefixMatch`: the part of a request that repeats served turns.
+"""`TurnNode`: one served turn of a conversation.
 
-Invariants: the conversation in these objects never changes after they are created. A turn holds
-only the messages that it added.
+Invariants: the conversation of a turn never changes after the turn is created. A turn holds only
+the messages that it added.
 """
 
 from __future__ import annotations
@@ -123,14 +123,3 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
         forked=chain[-1].parent is not None,
         preserved=any(turn.preserved for turn in chain),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """The first `length` messages of a request, which repeat the conversation up to `turn`.
-    `served` are these messages in the form in which they were served.
-    """
-
-    turn: TurnNode
-    length: int
-    served: list[Message]

@@ -1,4 +1,6 @@
-"""Verify the sequences of a session, in threads or synchronously, and record mismatches."""
+"""Verify the token sequences of a session with `transformers` and the tokenizer alone, in threads
+or synchronously, and record mismatches.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ async def check_all(live: LiveSession) -> None:
 
 
 def check_all_now(live: LiveSession) -> None:
-    """Do the same as `check_all`, but synchronously: the event loop is blocked."""
+    """Verify the sequences of `live` that are not verified yet, in this thread. The event loop is
+    blocked meanwhile.
+    """
     for turn in live.tree.unchecked():
         live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
 

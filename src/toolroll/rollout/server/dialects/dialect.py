@@ -47,10 +47,11 @@ class Asked:
 class StreamContext:
     """The data that a stream needs before the answer is finished.
 
-    `tools`: the offered tools, or None if there are none. `seeds`: for each choice, the seed from
-    which its call ids are derived. `answer_id` and `created`: the values that the finished answer
-    will have. `prompt_tokens`: the length of the prompt. For a text completion, only `template` and
-    `sampling_params` are set.
+    `tools`: the offered tools, or None if there are none. `seeds`: for each choice of a chat
+    completion, the seed of its call ids. `answer_id` and `created`: the values that the finished
+    answer will have. `prompt_tokens`: the length of the prompt. `stop_strings`: the stop strings
+    that are cut from the text. For a text completion, only `template`, `sampling_params` and
+    `stop_strings` are set.
     """
 
     template: ChatTemplate
@@ -60,6 +61,7 @@ class StreamContext:
     answer_id: str = ""
     created: int = 0
     prompt_tokens: int = 0
+    stop_strings: Sequence[str] = ()
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
