@@ -559,6 +559,7 @@ async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
         ("_build_initial_messages", [1]),
         ("_prepare_prompt_tokens", None),
         ("_prepare_prompt_tokens", ("text", ["a"])),
+        ("_prepare_prompt_tokens", ("text", [1.7])),
         ("_get_token_delta", None),
         ("_parse_tool", None),
         ("_parse_tool", {"parsed_result": {"calls": "text"}}),

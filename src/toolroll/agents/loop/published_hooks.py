@@ -6,9 +6,8 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from operator import index
 from typing import Any
-
-import numpy as np
 
 from toolroll.agents.loop.hook_value import hook_value, reading, run_hook
 from toolroll.agents.loop.validation import checked_reward
@@ -72,8 +71,7 @@ def proposing(
         finally:
             _PROPOSED.reset(token)
         with reading(name):
-            proposed: list[int] = np.asarray(given[position], dtype=np.int32).tolist()
-            return proposed
+            return [index(one) for one in given[position]]  # a float is refused, not rounded
 
     return hooked
 
