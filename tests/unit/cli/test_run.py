@@ -268,7 +268,7 @@ def test_names_are_printed_as_they_are(
     """No name is markup for rich: it would vanish, or end the command with a traceback."""
     monkeypatch.chdir(tmp_path)
     file, out = Path(f"{HOSTILE}.py"), Path(f"[/red] {HOSTILE}")
-    toolroll("new-env", "hostile_names")
+    toolroll("new-env", "hostile-names")
     file.write_text(Path("hostile_names.py").read_text())
     name = f"{HOSTILE}:env"
     assert name in toolroll("check-env", f"{file}:env").stdout
