@@ -26,7 +26,9 @@ _HOLDS = {"standard": 3, "plus": 5}
 
 @dataclass(frozen=True)
 class Settled:
-    """A request and its reference. `told` is what the reply must contain."""
+    """A request, its reference calls, and its reference reply. The reply must contain each text in
+    `told`.
+    """
 
     kind: str
     title: str
@@ -99,7 +101,7 @@ def cancel(library: Library, held: Hold) -> Settled:
 
 
 def waive(library: Library, _: None) -> Settled:
-    """Waive the fees. The member owes something."""
+    """Waive the member's fees, which must not be 0."""
     member = library.member
     code = _the_one({"F1": member.owed > 500, "F2": member.waived_on > A_YEAR_AGO})
     if code:
