@@ -250,8 +250,8 @@ class HookEnvironment:
 
 
 async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:
-    """Call the overridden `hook` with `env` and `args`. Return its awaited result. A plain hook
-    runs in a thread. `name` is the hook's name in error messages.
+    """Call the overridden `hook` with `env` and `args`, and return its result, awaited if needed. A
+    plain hook runs in a thread. `name` is the hook's name in error messages.
 
     Raise `EnvironmentFailure` if the hook lacks an `await`.
     """
@@ -271,8 +271,8 @@ async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *
 def execute_with(
     hook: Callable[..., Any],
 ) -> Callable[[EnvironmentRunner, Action], Awaitable[StepResult]]:
-    """Return a function that calls an overridden `_execute_tool`, with the signature that the loop
-    needs.
+    """Return a function that calls `hook`, an overridden `_execute_tool`. The loop calls this
+    function in place of `EnvironmentRunner.step`.
     """
 
     async def execute(runner: EnvironmentRunner, action: Action) -> StepResult:

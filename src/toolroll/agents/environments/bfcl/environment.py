@@ -89,7 +89,7 @@ class BfclEnvironment(Environment):
     def step(self, action: Action) -> StepResult:
         """Execute all calls in order. If there are no calls, end the turn."""
         if self._entry is None or self._done:
-            raise EnvironmentFailure("step was called before reset or after the end")
+            raise EnvironmentFailure("step was called before reset or after the episode ended")
         if not action.tool_calls:
             return self._end_turn()
         self._turn_steps += 1

@@ -85,7 +85,7 @@ class BfclInstances:
         }
 
     def differences(self, other: BfclInstances) -> list[str]:
-        """Return the attributes of `other`, as `Class.attribute`, whose values are different here."""
+        """Return the attributes of `other` that differ from this object's, as `Class.attribute`."""
         mine, theirs = self.state(), other.state()
         return [
             f"{name}.{key}"

@@ -98,7 +98,7 @@ class Tau2Environment(Environment):
         """Execute the calls in order. If there are none, send the text to the user."""
         state, user = self._state, self._user
         if state is None or user is None:
-            raise EnvironmentFailure("step was called before reset or after the end")
+            raise EnvironmentFailure("step was called before reset or after the episode ended")
         if action.tool_calls:
             return StepResult(
                 [

@@ -47,9 +47,10 @@ class Stored(dict[str, Any]):
 class Table(dict[str, Any]):
     """A table or a record whose values are created when they are first read.
 
-    An unread value is kept as a `Stored` record or as bytes. Neither type occurs in JSON. Python
-    code and its `json` module read a `Table` like any dict. C code that bypasses the methods of a
-    subclass (`orjson`) needs `dict(table)`.
+    An unread value is kept as a `Stored` record or as bytes. JSON has neither type, so an unread
+    value cannot be confused with one that was read. Python code and its `json` module read a
+    `Table` like any dict. C code that bypasses the methods of a subclass (`orjson`) needs
+    `dict(table)`.
     """
 
     __slots__ = ()

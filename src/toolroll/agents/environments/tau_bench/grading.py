@@ -1,5 +1,5 @@
-"""`Bench`: what all episodes of one domain and split share: the domain, its database, and the
-expected outcome of each task.
+"""`Bench`: the data that all episodes of one domain and split share (the domain, its database, and
+the expected outcome of each task).
 
 Invariants:
 
