@@ -1,10 +1,10 @@
 """`TrainableAgentMixin`: plays one episode of an environment against an SGLang router, and returns
 the episode's exact tokens.
 
-"Published" refers to slime's tau-bench example (its module `trainable_agents`). All hooks of that
-example exist here and may be overridden. The token ids that `_prepare_prompt_tokens` and
-`_get_token_delta` return are sent to the engine unchanged, and compared with the chat template's
-own ids. A mismatch is counted and excludes the sample from training.
+All hooks of slime's tau-bench example (its module `trainable_agents`) exist here, and may be
+overridden. The token ids that `_prepare_prompt_tokens` and `_get_token_delta` return are sent to
+the engine unchanged, and compared with the chat template's own ids. A mismatch is counted and
+excludes the sample from training.
 
 Invariants (I7 and I9 refer to the README): an episode ends with a status and a stop reason, never
 with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7). If a
@@ -98,10 +98,10 @@ class TrainableAgentMixin:
     `openai_adapter`: parses the replies in place of the model's parser (see
     `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the agent
     opens its own from `rollout_args`, and `aclose` closes it. `on_length`: what happens if
-    `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" adds the
-    missing end of the turn with mask 0, and continues the episode. `step_timeout`: the time limit
-    in seconds for one call to the environment, including the user simulator. A call that takes
-    longer aborts the episode. Hooks may be overridden in a subclass or set on an instance.
+    `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" adds the text
+    that closes the turn (mask 0), and continues the episode. `step_timeout`: the time limit in
+    seconds for one call to the environment, including the user simulator. A call that takes longer
+    aborts the episode. Hooks may be overridden in a subclass or set on an instance.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -187,8 +187,8 @@ class TrainableAgentMixin:
         policy: CallPolicy,
         state: SimpleNamespace,
     ) -> Conversation:
-        """Reset the environment through the published hooks, and open the conversation. `state` is
-        passed to `_prepare_prompt_tokens`, and `state.tokenizer` to `_get_token_delta`.
+        """Call the hooks that reset the environment, and open the conversation.
+        `_prepare_prompt_tokens` gets `state`, and `_get_token_delta` gets `state.tokenizer`.
         """
         obs, info = await self._first(runner)
         tracker.info.update(info)
@@ -281,7 +281,7 @@ class TrainableAgentMixin:
             played.turn_rewards = ()
             return build_result(played, self.tools_info)
 
-    # --- the published hooks ----------------------------------------------------------------------
+    # --- the hooks --------------------------------------------------------------------------------
 
     def _reformulate_tool_call(self, text: str) -> str:
         """Rewrite the start of the prompt (system text and tools) for one call per turn.

@@ -226,7 +226,7 @@ async def test_nothing_is_executed_after_the_end(tau: TauBench) -> None:
     assert (result.done, result.reward) == (True, 0.0)
     assert [message["tool_call_id"] for message in result.messages] == ["a", "b"]
     assert result.messages[1]["content"].startswith("Not executed")
-    with pytest.raises(EnvironmentFailure, match="after the end"):
+    with pytest.raises(EnvironmentFailure, match="after the episode ended"):
         await env.step(BYE)
     # The package itself gives 1.0 for one more step: that is what the latch is for.
     stock = tau.stock_env("retail", "test", 0)

@@ -5,7 +5,7 @@ arguments that violate the tool's schema. A reply is invalid if it contains an i
 
 Invariants:
 
-- Each call, even an invalid one, gets exactly one tool message, so that tokens and history agree.
+- Each call, even an invalid one, gets exactly one tool message, unless the reply ends the episode.
   If the call was not executed, the message gives the reason.
 - The environment never gets reasoning or an invalid call.
 """
@@ -139,7 +139,7 @@ def _check_rule(where: str, rule: object) -> None:
 
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
-"""The published rule: one call per turn, even if the environment allows more."""
+"""The rule of slime's tau-bench example: one call per turn, even if the environment allows more."""
 
 
 def tool_message(call: ToolCall, text: str) -> Message:

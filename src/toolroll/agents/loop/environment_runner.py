@@ -85,7 +85,7 @@ class EnvironmentRunner:
         self.seconds = 0.0
         self.done = False
         self.first: Observation | None = None
-        """The result of `reset`, or None before it."""
+        """The result of `reset`. None before `reset`."""
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
@@ -94,7 +94,7 @@ class EnvironmentRunner:
         self._task: asyncio.Task[Any] | None = None
 
     async def reset(self, task_index: int | None = None) -> Observation:
-        """Start the task. `task_index` has no effect, but published hooks pass it."""
+        """Start the task. `task_index` has no effect, but hooks written for tau-bench pass it."""
         return self._first(await self._call("reset", self.task, self.seed))
 
     async def step(self, action: Action) -> StepResult:
@@ -141,7 +141,7 @@ class EnvironmentRunner:
         return result
 
     def checked_step(self, where: str, found: Any, action: Action) -> StepResult:
-        """Return `found`, which the function named `where` returned for `action`. Raise
+        """Return a copy of `found`, which the function named `where` returned for `action`. Raise
         `EnvironmentFailure` if it is invalid.
         """
         return self._checked(checked_step, where, found, action, self._most_bytes)

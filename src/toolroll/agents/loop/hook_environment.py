@@ -1,9 +1,10 @@
 """`HookEnvironment`: the environment that is passed to overridden hooks. It works with and without
 `await`.
 
-A hook of the published example returns `env.step(action)`, or reads `env.reset(...).observation`,
-without `await`. A hook that is written for toolroll uses `await env.step(action)`. A plain (not
-`async`) hook runs in its own thread, so that the environment does not block the event loop.
+A hook of slime's tau-bench example returns `env.step(action)`, or reads
+`env.reset(...).observation`, without `await`. A hook that is written for toolroll awaits
+`env.step(action)`. A plain (not `async`) hook runs in its own thread, so that the environment does
+not block the event loop.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class HookInfo(dict[str, Any]):
 
 
 class HookAction(Action):
-    """An action that also has the fields of tau-bench's actions, `name` and `kwargs`. As in the
-    published example, they describe the first call, or `respond` if there is no call.
+    """An action that also has the fields of tau-bench's actions, `name` and `kwargs`. As in slime's
+    tau-bench example, they describe the first call, or `respond` if there is no call.
     """
 
     __slots__ = ()

@@ -92,7 +92,7 @@ class TauBenchUser:
 
 
 class TauBenchUsers:
-    """Makes one `TauBenchUser` per episode. Up to `concurrency` calls of a model run at once.
+    """Makes one `TauBenchUser` per episode. Up to `concurrency` model calls run at once.
 
     async with TauBenchUsers("gpt-4o", "openai") as users:
         options = EnvironmentOptions(user=users.make)
