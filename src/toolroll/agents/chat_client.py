@@ -1,14 +1,14 @@
 """`ChatClient`: sends requests to an OpenAI-compatible server, with retries.
 
-It uses aiohttp, not the `openai` SDK. The SDK does not wait until a server that is down answers
-again (`engine_timeout`). It does not retry after an unreadable response, and it does not report the
-number of attempts. It would also add a second HTTP stack (httpx) to a base install that needs
+It uses aiohttp, not the `openai` SDK. If a server is down, the SDK does not wait until the server
+is back (`engine_timeout`). The SDK does not retry after an unreadable response, and does not report
+the number of attempts. It would also add a second HTTP stack (httpx) to a base install that needs
 aiohttp in any case.
 
 Invariants:
 
 - Only transient failures are retried: a failed connection, a timeout, an unreadable 200, and the
-  statuses 408, 425, 429 and 5xx except 501 and 505. A request is never retried before
+  statuses 408, 425, 429 and 5xx except 501 and 505. A request is never retried before the time in
   `Retry-After`.
 - At most `max_concurrency` requests are in flight. A request that waits for its next attempt does
   not count.
@@ -94,8 +94,8 @@ class ChatClientConfig(BaseModel):
 
     @classmethod
     def checked(cls, what: str, settings: Mapping[str, Any]) -> Self:
-        """Return the config with `settings`. Raise `UsageError` if a setting is not valid. The
-        message starts with `what`.
+        """Return the config with `settings`. Raise `UsageError` if a setting is not valid. `what`
+        is the start of the error message.
         """
         try:
             return cls.model_validate(settings)
@@ -137,7 +137,8 @@ class ChatCompletion:
     """The first choice of a response.
 
     `usage`: prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not
-    report them. `attempts`: the number of attempts. A request that an outage ended does not count.
+    report them. `attempts`: how often the request was sent. Attempts that an outage of the server
+    ended (see `engine_timeout`) do not count.
     """
 
     reply: ParsedReply
@@ -147,7 +148,7 @@ class ChatCompletion:
 
 
 def history_message(reply: ParsedReply) -> Message:
-    """Return `reply` as a message of the next request.
+    """Return `reply` as an assistant message for the history of the next request.
 
     Arguments that are not a JSON object are wrapped in one, because servers refuse such arguments
     in the history.
@@ -200,11 +201,11 @@ class ChatClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, request: Mapping[str, Any]) -> ChatCompletion:
-        """Send `request` (messages, tools, sampling parameters; the model is added).
+        """Send `request`: the messages, tools and sampling parameters. The client adds the model.
 
         Raises `ContextOverflowError` if the server reports that the prompt is too long,
-        `EngineUnreachableError` if there was no answer for `engine_timeout` seconds, and
-        `EngineError` for everything else, after the retries.
+        `EngineUnreachableError` if the server did not answer for `engine_timeout` seconds, and
+        `EngineError` for any other failure that the retries did not repair.
         """
         config = self._config
         body = orjson.dumps({"model": config.model, **request})

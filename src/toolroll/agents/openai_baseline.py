@@ -2,7 +2,7 @@
 as the trained model.
 
 Invariants: such an endpoint returns text, so its episodes have no tokens and are marked as not
-trainable. A call that cannot be executed is answered with its error, as for all agents.
+trainable. Invalid calls are handled by the agent's `CallPolicy`, as for all agents.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class BaselineAgent(TextAgent):
 
 
 def _sent(message: Message) -> Message:
-    """Return `message` in the form that is sent, which has no reasoning."""
+    """Return `message` without its reasoning, which is not sent to the server."""
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
 def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> BaselineAgent:
-    """Return the agent `baseline` of the group `toolroll.agents`.
+    """Return the agent of the entry point `baseline` in the group `toolroll.agents`.
 
     `settings`: endpoint, model, api_key, api_key_env, engine_timeout, step_timeout,
     max_observation_bytes, extra_params, and the fields of `CallPolicy`.
@@ -113,5 +113,5 @@ def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> Basel
 
 
 def _taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Remove `names` from `settings`. Return the ones that it contained."""
+    """Remove the keys `names` from `settings`. Return the removed items."""
     return {name: settings.pop(name) for name in names if name in settings}

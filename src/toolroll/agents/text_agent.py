@@ -104,11 +104,11 @@ class TextAgent(ABC):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env`, with at most `max_num_steps` model turns, and return it.
-        `task_index` chooses the task if no `task` is given. `rollout_args` has no effect.
+        """Play one episode of `env`, with at most `max_num_steps` model turns, and return its
+        result. `task_index` chooses the task if no `task` is given. `rollout_args` has no effect.
 
         Raise `UsageError`, `EngineUnreachableError` and `CancelledError`. Every other failure
-        becomes the status of the result.
+        becomes the result's status, stop reason and `info["error"]`.
         """
         task = task or Task(str(task_index), task_index or 0)
         environment = as_environment(env)
@@ -151,7 +151,7 @@ FAREWELL = "Goodbye."
 
 
 def make_do_nothing(threads: BlockingRunner, settings: Mapping[str, Any]) -> DoNothingAgent:
-    """Return the agent `do-nothing` of the group `toolroll.agents`.
+    """Return the agent of the entry point `do-nothing` in the group `toolroll.agents`.
 
     Only `step_timeout` and `max_observation_bytes` of `settings` have an effect.
     """

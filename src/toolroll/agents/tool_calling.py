@@ -1,5 +1,5 @@
 """`TrainableToolCallingAgent` and `agent_factory`. Their names and signatures are the same as in
-the published module `trainable_agents` (see `toolroll.agents.trainable`).
+the module `trainable_agents` of slime's tau-bench example.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
     """A tool-calling agent. `tools_info` and `wiki` (the system message) are used if the
     environment has none of its own.
 
-    `model` and `provider` have no effect, but callers of the published class pass them.
-    `rollout_args` contains the engine's address. `temperature` is used in the default sampling
-    parameters.
+    `model` and `provider` have no effect, but callers of slime's class pass them. `rollout_args`
+    contains the engine's address. `temperature` is used in the default sampling parameters.
 
         args = {"engine_url": "http://127.0.0.1:30000", "hf_checkpoint": "Qwen/Qwen3-8B"}
         agent = TrainableToolCallingAgent(rollout_args=args)

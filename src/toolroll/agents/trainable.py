@@ -1,10 +1,10 @@
 """`TrainableAgentMixin`: plays one episode of an environment against an SGLang router, and returns
 the episode's exact tokens.
 
-"Published" refers to slime's tau-bench example (its module `trainable_agents`). All its hooks exist
-here and may be overridden. The token ids that `_prepare_prompt_tokens` and `_get_token_delta`
-return are sent to the engine unchanged, and compared with the chat template's own ids. A mismatch
-is counted and excludes the sample from training.
+All hooks of slime's tau-bench example (its module `trainable_agents`) exist here, and may be
+overridden. The token ids that `_prepare_prompt_tokens` and `_get_token_delta` return are sent to
+the engine unchanged, and compared with the chat template's own ids. A mismatch is counted and
+excludes the sample from training.
 
 Invariants (I7 and I9 refer to the README): an episode ends with a status and a stop reason, never
 with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7). If a
@@ -72,8 +72,8 @@ _INVITATION = "You may call one or more functions to assist with the user query.
 
 
 def one_call_a_turn(text: str) -> str:
-    """Return `text`, the head of a prompt, with `TOOL_INSTRUCTION` in place of the sentence that
-    invites several calls.
+    """Return `text`, the start of a prompt (system text and tools), with `TOOL_INSTRUCTION` in
+    place of the sentence that invites several calls.
     """
     return text.replace(_INVITATION, TOOL_INSTRUCTION)
 
@@ -98,10 +98,10 @@ class TrainableAgentMixin:
     `openai_adapter`: parses the replies in place of the model's parser (see
     `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the agent
     opens its own from `rollout_args`, and `aclose` closes it. `on_length`: what happens if
-    `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" closes the
-    turn with mask 0 and plays on. `step_timeout`: the time limit in seconds for one call to the
-    environment, including the user simulator. After it, the episode is aborted. Hooks may be
-    overridden in a subclass or set on an instance.
+    `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" adds the text
+    that closes the turn (mask 0), and continues the episode. `step_timeout`: the time limit in
+    seconds for one call to the environment, including the user simulator. A call that takes longer
+    aborts the episode. Hooks may be overridden in a subclass or set on an instance.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -128,7 +128,8 @@ class TrainableAgentMixin:
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env`, with at most `max_num_steps` model turns, and return it.
+        """Play one episode of `env`, with at most `max_num_steps` model turns, and return its
+        result.
 
         `env`: an `Environment`, or any object that `as_environment` accepts, such as a tau-bench
         environment. `task_index` chooses the task if no `task` is given. Raise `UsageError` for
@@ -164,14 +165,14 @@ class TrainableAgentMixin:
     # --- its parts --------------------------------------------------------------------------------
 
     def _open(self, rollout_args: Any) -> Model:
-        """Return the shared served model, or open one from `rollout_args`."""
+        """Return `self.served`. If it is None, first open a model from `rollout_args`."""
         if self.served is None:
             self.served = Model.from_args(read_args(rollout_args))
             self._opened = True
         return self.served
 
     async def aclose(self) -> None:
-        """Close the served model if this agent opened it."""
+        """Close the model if this agent opened it."""
         if self.served is not None and self._opened:
             await self.served.aclose()
             self.served, self._own_template, self._opened = None, None, False
@@ -186,8 +187,8 @@ class TrainableAgentMixin:
         policy: CallPolicy,
         state: SimpleNamespace,
     ) -> Conversation:
-        """Reset the environment through the published hooks, and open the conversation. `state` is
-        the argument of the token hooks.
+        """Call the hooks that reset the environment, and open the conversation.
+        `_prepare_prompt_tokens` gets `state`, and `_get_token_delta` gets `state.tokenizer`.
         """
         obs, info = await self._first(runner)
         tracker.info.update(info)
@@ -221,7 +222,9 @@ class TrainableAgentMixin:
         )
 
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
-        """Reset the environment. Return the user's first text, and the info to keep."""
+        """Reset the environment. Return the user's first text, and the info for the episode's
+        result.
+        """
         if not self._has("_initialize_environment"):
             found = await self._initialize_environment(runner, runner.task.index)
         else:
@@ -234,17 +237,17 @@ class TrainableAgentMixin:
             }
 
     def _has(self, hook: str) -> bool:
-        """Return True if a subclass or this instance has its own `hook`."""
+        """Return True if a subclass or this instance overrides the method named `hook`."""
         own = getattr(getattr(self, hook), "__func__", None)
         return own is not getattr(TrainableAgentMixin, hook)
 
     def _template(self, served: Model, policy: CallPolicy) -> ChatTemplate | None:
-        """Return a template that rewrites the head of prompts (system text and tools). Return None
-        if the served template is used unchanged.
+        """Return a chat template that rewrites the start of prompts (system text and tools). Return
+        None if the model's own template is used unchanged.
 
-        An override of `_reformulate_tool_call` rewrites the head. If there is none, and the policy
-        does not execute all calls of a turn, `one_call_a_turn` rewrites it. In the first case the
-        template belongs to one agent. In the second case all agents share it.
+        If `_reformulate_tool_call` is overridden, the override rewrites the start, and the template
+        belongs to this agent. Otherwise, if the policy does not execute all calls of a turn,
+        `one_call_a_turn` rewrites the start, and all agents share the template.
         """
         if not self._has("_reformulate_tool_call"):
             return (
@@ -278,12 +281,12 @@ class TrainableAgentMixin:
             played.turn_rewards = ()
             return build_result(played, self.tools_info)
 
-    # --- the published hooks ----------------------------------------------------------------------
+    # --- the hooks --------------------------------------------------------------------------------
 
     def _reformulate_tool_call(self, text: str) -> str:
-        """Rewrite the head of the prompt (system text and tools) for one call per turn.
+        """Rewrite the start of the prompt (system text and tools) for one call per turn.
 
-        Calling this twice has no further effect.
+        Rewriting the text a second time changes nothing.
         """
         return one_call_a_turn(text)
 
@@ -291,8 +294,8 @@ class TrainableAgentMixin:
         """Post `payload` to `url`, and return the engine's JSON.
 
         `payload` has `input_ids`, `sampling_params` and `return_logprob`. An override may be plain
-        (it then runs in a thread) or `async`. Its return value is checked like the engine's own
-        response. Its requests have no routing key and are not retried.
+        (it then runs in a thread) or `async`. What it returns is checked like a response of the
+        engine. The requests of an override have no routing key and are not retried.
         """
         return await self._open(self.rollout_args).post(url, payload)
 
@@ -317,7 +320,8 @@ class TrainableAgentMixin:
         return result
 
     async def _initialize_environment(self, env: Any, task_index: int | None) -> tuple[Any, Any]:
-        """Reset the environment. Return its first observation, and the info to keep.
+        """Reset the environment. Return its first observation, and the info for the episode's
+        result.
 
         An override may be plain or `async`. It may call tau-bench's `env.reset(task_index=...)`
         without `await`, and return its `(observation, info)`.
@@ -354,7 +358,7 @@ class TrainableAgentMixin:
         self, tokenizer: Any, messages: Sequence[Message]
     ) -> tuple[list[int], list[int]]:
         """Return the ids and the loss mask that the last message adds to a recorded conversation.
-        They are found by comparing renders.
+        To find them, the conversation is rendered with and without the message.
 
         Assistant messages have mask 1. All other messages, and the generation prompt before an
         assistant message, have mask 0. This is for transcripts: a rollout never encodes what the
@@ -376,7 +380,7 @@ class TrainableAgentMixin:
         prompt_token_ids: Any,
         response_token_ids: Any,
     ) -> InteractionResult:
-        """Fill the published fields of the result.
+        """Set the fields of the result that slime's example sets.
 
         An override gets lists of ids and masks, and messages whose content is always text.
         """

@@ -226,7 +226,7 @@ async def test_nothing_is_executed_after_the_end(tau: TauBench) -> None:
     assert (result.done, result.reward) == (True, 0.0)
     assert [message["tool_call_id"] for message in result.messages] == ["a", "b"]
     assert result.messages[1]["content"].startswith("Not executed")
-    with pytest.raises(EnvironmentFailure, match="after the end"):
+    with pytest.raises(EnvironmentFailure, match="after the episode ended"):
         await env.step(BYE)
     # The package itself gives 1.0 for one more step: that is what the latch is for.
     stock = tau.stock_env("retail", "test", 0)
@@ -323,7 +323,7 @@ async def test_a_silent_user_is_a_failure_and_no_reward(tau: TauBench) -> None:
     factory = tau.factory()
     env = factory.make(scripted("Hi", default="  "))
     await env.reset(factory.tasks("test")[0], 0)
-    with pytest.raises(UserSimulatorError, match="said nothing"):
+    with pytest.raises(UserSimulatorError, match="a blank line or no text"):
         await env.step(BYE)
 
 

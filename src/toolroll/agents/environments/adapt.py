@@ -12,13 +12,13 @@ from toolroll.rollout.types import Environment, Tool
 
 
 def as_environment(env: Any, *, wiki: str = "", tools_info: Sequence[Tool] = ()) -> Environment:
-    """Return `env` as an `Environment`. Adapt an object that has Gymnasium's or tau-bench's
-    interface.
+    """Return `env` if it is an `Environment`. If it has Gymnasium's or tau-bench's interface,
+    return an adapter.
 
     Gymnasium's interface is `reset(seed=, options=)`, and `step(action)` with five values.
-    tau-bench's is `reset(task_index)` and `step(action)`. `wiki` and `tools_info` come from the
-    agent, and are used if the environment has none. Raise `UsageError` for an object that has
-    neither interface.
+    tau-bench's is `reset(task_index)` and `step(action)`. The adapter uses `wiki` (the system
+    message) and `tools_info` if `env` has none of its own. Raise `UsageError` for an object with
+    another interface.
     """
     if isinstance(env, Environment):
         return env

@@ -3,8 +3,9 @@ step.
 
 Invariants: calls are executed in order until the episode is done, and later calls are refused. All
 actions are created before the first one is executed. So if one of them cannot be created
-(`ActionError`), nothing has changed. If an `ActionError` is raised after another call was executed,
-it answers only its own call, so that no result and no reward is lost.
+(`ActionError`), nothing has changed. If a call raises `ActionError` after an earlier call was
+executed, the error becomes the result of that one call, so that the results and rewards of the
+other calls are not lost.
 """
 
 from __future__ import annotations

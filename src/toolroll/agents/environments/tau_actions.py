@@ -1,5 +1,5 @@
-"""tau-bench's action type, and a function that converts a reply to an action by the rule of the
-published example (see `toolroll.agents.trainable`).
+"""tau-bench's action type, and a function that converts a reply to an action as slime's tau-bench
+example does.
 """
 
 from __future__ import annotations

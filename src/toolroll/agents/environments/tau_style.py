@@ -1,5 +1,5 @@
 """`TauStyleEnvironment`: adapts environments with tau-bench's interface, `reset(task_index)` and
-`step(action)`. A `respond` action never has a blank text.
+`step(action)`. The text of a `respond` action is never blank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MakeAction = Callable[[str, dict[str, Any]], Any]
 
 
 def is_tau_style(env: Any) -> bool:
-    """Return True if `env` has methods `reset` and `step`. Call this after `is_gym_style`."""
+    """Return True if `env` has methods `reset` and `step`. A Gymnasium environment has them too, so
+    call `is_gym_style` first.
+    """
     return callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
 
 
@@ -29,8 +31,8 @@ class TauStyleEnvironment(OneActionEnvironment):
     """Adapts `env`, an environment with tau-bench's interface, to `Environment`. `make_action(name,
     kwargs)` returns an action of the type that `env` takes.
 
-    env = TauStyleEnvironment(MockRetailDomainEnv(user_strategy="human"), make_action=Action)
-    result = await agent.asolve(env, task_index=0)
+        env = TauStyleEnvironment(MockRetailDomainEnv(user_strategy="human"), make_action=Action)
+        result = await agent.asolve(env, task_index=0)
     """
 
     parallel_calls: ParallelCalls = "first"

@@ -2,9 +2,10 @@
 
 Invariants:
 
-- If an argument does not fit a tool's signature, or if a tool raises an exception that is listed in
-  `told_errors`, the model gets an observation. Any other exception aborts the episode.
-- All state of an episode is in one object, which other episodes do not share.
+- The model gets an observation if it calls an unknown tool, if the arguments do not fit the tool's
+  signature, or if the tool raises an `ActionError` or one of `told_errors`. Any other exception
+  aborts the episode.
+- Each episode has its own state object.
 """
 
 from __future__ import annotations
@@ -73,14 +74,15 @@ def tool_environment(
     the first reply without a call, and is then graded.
 
     Args:
-        tools: plain functions. Name, annotations and docstring (its first part, and the `Args:`
-            section) become the schema. Tools run in a thread. If a tool returns text, the model
-            sees it unchanged. Any other value becomes JSON.
+        tools: plain functions. The schema for the model is made from a function's name, its
+            annotations, and its docstring (the text before the first section, and the `Args:`
+            section). Tools run in threads. If a tool returns text, the model gets the text
+            unchanged. Any other value becomes JSON.
         tasks: a list of dicts, the path of a JSONL file, or a dict from split to list. Each task
-            has `prompt` (the user's message) or `messages`, and further data for `reward`.
-            `id` is optional; the default is the position. `reference` is optional: a list of
-            replies that solve the task. Each reply is a call as `{"name": ..., "arguments":
-            {...}}`, a list of such calls, or the final text.
+            has `prompt` (the user's message) or `messages` (the start of a conversation), and
+            further data for `reward`. `id` is optional; the default is the position. `reference` is
+            optional: a list of replies that solve the task. Each reply is a call as `{"name": ...,
+            "arguments": {...}}`, a list of such calls, or the final text.
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
             last reply), `calls` (a list of `PlayedCall`) and `state`. It returns a number, which is
             1.0 for success. A truncated episode gets 0.
@@ -89,14 +91,15 @@ def tool_environment(
             and `seed`. A tool gets the state as its first argument if its first parameter is named
             `self` (a method of the state's class) or `state`. If the state has a method `close`
             that is not a tool, it is called at the end.
-        told_errors: exceptions of tools that the model sees as `Error: ...`, like every
-            `ActionError`. Any other exception is a bug in the environment: the episode is aborted
-            without a reward.
+        told_errors: exception types. If a tool raises one of them, or an `ActionError`, the model
+            gets the message as `Error: ...`. Any other exception is a bug in the environment: the
+            episode is aborted without a reward.
         name: the name in results, by default `FILE:NAME`.
         description: the text for the list of environments.
 
     Raises:
-        UsageError: for a tool without a schema, a task without a prompt, or an unknown parameter.
+        UsageError: for a tool without a schema, a task without a prompt, or an unknown parameter of
+            `reward` or `state`.
 
     Example:
         >>> def add(a: int, b: int) -> int:
@@ -113,7 +116,7 @@ def tool_environment(
     found = [_FunctionTool(tool) for tool in tools]
     doubled = [one for one, count in Counter(tool.name for tool in found).items() if count > 1]
     if doubled:
-        raise UsageError(f"two tools are named {doubled[0]!r}")
+        raise UsageError(f"two tools are named {doubled[0]!r}: give each tool its own name")
     if state is None and any(tool.first for tool in found):
         tool = next(tool for tool in found if tool.first)
         raise UsageError(
@@ -355,7 +358,7 @@ def _read_tasks(tasks: Any) -> dict[str, list[Task]]:
         ids = Counter(task.id for task in found[split])
         doubled = [name for name, count in ids.items() if count > 1]
         if doubled:
-            raise UsageError(f"two tasks have the id {doubled[0]!r}")
+            raise UsageError(f"two tasks have the id {doubled[0]!r}: give each task its own id")
     if not any(found.values()):
         raise UsageError("there are no tasks: give tasks= a list of dicts, or a JSONL file")
     return found

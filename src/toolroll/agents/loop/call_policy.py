@@ -5,7 +5,7 @@ arguments that violate the tool's schema. A reply is invalid if it contains an i
 
 Invariants:
 
-- Each call, even an invalid one, gets exactly one tool message, so that tokens and history agree.
+- Each call, even an invalid one, gets exactly one tool message, unless the reply ends the episode.
   If the call was not executed, the message gives the reason.
 - The environment never gets reasoning or an invalid call.
 """
@@ -34,8 +34,8 @@ class Decision:
 
     Attributes:
         action: The action for the environment, if any.
-        answers: The tool messages that the agent itself writes, by the index of their call in the
-            reply (call ids may repeat).
+        answers: The tool messages that the agent itself writes. Each key is the index of a call in
+            the reply, and not a call id, because ids may repeat.
         stop: True to end the episode.
         invalid: True if the reply had an invalid call.
     """
@@ -52,15 +52,14 @@ class CallPolicy:
 
     Args:
         on_invalid_call: "feedback" answers each invalid call with its error, and executes the valid
-            calls; "respond" sends the reply's text to the user (the published behavior) if it has
-            text and no valid call, and otherwise does the same as "feedback"; "stop" ends the
-            episode.
+            calls. "respond" does the same, and if a reply has text and no valid call, also sends
+            this text to the user (as slime's tau-bench example does). "stop" ends the episode.
         max_invalid_in_a_row: the episode always ends after this many invalid replies in a row.
         parallel_calls: what to do with several valid calls in one reply. "all" executes them in
-            order; "first" refuses all but the first (tau-bench's rule); "refuse" executes none.
-            None: the environment's rule.
+            order. "first" refuses all but the first (tau-bench's rule). "refuse" executes none.
+            None uses the environment's rule.
         invalid_penalty: a number that is added to the reward for each invalid reply, 0 or negative.
-        mask_invalid: exclude invalid turns from training.
+        mask_invalid: True excludes invalid replies from training.
 
     Example: `CallPolicy(parallel_calls="first", invalid_penalty=-0.1, mask_invalid=True)`.
     """
@@ -85,8 +84,8 @@ class CallPolicy:
             )
 
     def under(self, environment: Environment) -> CallPolicy:
-        """Return the policy with the environment's rule for parallel calls, unless the policy has
-        its own rule.
+        """Return this policy if it has a rule for parallel calls. Otherwise return a copy with the
+        environment's rule.
 
         Raises `UsageError` if the environment's rule is not valid.
         """
@@ -140,7 +139,7 @@ def _check_rule(where: str, rule: object) -> None:
 
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
-"""The published rule: one call per turn, even if the environment allows more."""
+"""The rule of slime's tau-bench example: one call per turn, even if the environment allows more."""
 
 
 def tool_message(call: ToolCall, text: str) -> Message:
@@ -179,8 +178,8 @@ def order_by_call(
 
 
 def reject_action(action: Action, text: str) -> list[Message]:
-    """Return `text` as a tool message for each call in `action`. If it has no calls, return `text`
-    as a user message.
+    """Return `text` as a tool message for each call in `action`, or as one user message if `action`
+    has no calls.
     """
     if action.tool_calls:
         return [tool_message(call, text) for call in action.tool_calls]

@@ -5,8 +5,8 @@ Invariants (I8 and I9 refer to the README):
 - Blocking methods run in threads (I8). Async methods run on the event loop. If the environment sets
   `blocking = False`, all its methods run on the event loop.
 - An exception of the environment, including `SystemExit` and `CancelledError`, becomes an
-  `EnvironmentFailure` (I9). Exceptions from this rule are `ActionError` (the model's mistake),
-  `UsageError`, rollout errors, and the cancellation of the episode itself.
+  `EnvironmentFailure` (I9). This rule does not apply to `ActionError` (the model's mistake),
+  `UsageError`, any `RolloutError`, or the cancellation of the episode itself.
 - A result that is not valid or too large is an `EnvironmentFailure`.
 - `step` is never called after `done`.
 """
@@ -85,7 +85,7 @@ class EnvironmentRunner:
         self.seconds = 0.0
         self.done = False
         self.first: Observation | None = None
-        """The result of `reset`, or None before it."""
+        """The result of `reset`. None before `reset`."""
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
@@ -94,7 +94,7 @@ class EnvironmentRunner:
         self._task: asyncio.Task[Any] | None = None
 
     async def reset(self, task_index: int | None = None) -> Observation:
-        """Start the task. `task_index` has no effect, but published hooks pass it."""
+        """Start the task. `task_index` has no effect, but hooks written for tau-bench pass it."""
         return self._first(await self._call("reset", self.task, self.seed))
 
     async def step(self, action: Action) -> StepResult:
@@ -121,8 +121,9 @@ class EnvironmentRunner:
 
     @contextmanager
     def _step_rules(self, action: Action) -> Iterator[None]:
-        """Raise `EnvironmentFailure` if the episode is done, or if `step` raises an `ActionError`
-        with a text that is too long: the model gets this text once per call.
+        """Raise `EnvironmentFailure` if the episode is done. If `step` raises an `ActionError`, the
+        model gets the error's text once per call. Raise `EnvironmentFailure` if these texts are too
+        long in total.
         """
         if self.done:
             raise EnvironmentFailure("step was called after the episode was done")
@@ -140,14 +141,14 @@ class EnvironmentRunner:
         return result
 
     def checked_step(self, where: str, found: Any, action: Action) -> StepResult:
-        """Return `found`, which the function named `where` returned for `action`. Raise
+        """Return a copy of `found`, which the function named `where` returned for `action`. Raise
         `EnvironmentFailure` if it is invalid.
         """
         return self._checked(checked_step, where, found, action, self._most_bytes)
 
     async def truncated_reward(self) -> float | None:
-        """Return the environment's reward for an episode that reached the limit of steps or of
-        context.
+        """Return the environment's reward for an episode that the environment did not end (for
+        example, because of the step limit).
         """
         return checked_reward(
             f"{self._name}.truncated_reward", await self._call("truncated_reward")
@@ -192,9 +193,10 @@ class EnvironmentRunner:
         return None
 
     def _checked(self, check: Callable[..., T], where: str, *found: Any) -> T:
-        """Return `check(where, *found)`. `found` is what the environment's method `where` returned.
+        """Return `check(where, *found)`. If it raises an exception, raise `EnvironmentFailure`.
 
-        A result may be any object, so any exception in `check` is a failure of the environment.
+        `found` is what the environment returned. It may be any object, so reading it may raise any
+        exception.
         """
         try:
             with guarded():
@@ -216,7 +218,9 @@ class EnvironmentRunner:
                     return await self._result(where, timeout, seconds, method, *args)
 
     def _call_now(self, method: str, *args: Any) -> Any:
-        """Call the environment's plain `method` in this thread, without a time limit."""
+        """Call the environment's `method` in this thread, without a time limit. Raise `UsageError`
+        if it is async.
+        """
         where = f"{self._name}.{method}"
         function = getattr(self.env, method)
         message = f"{where} is async, so hooks must await it: write `await env.{method}`"
@@ -234,8 +238,8 @@ class EnvironmentRunner:
     def _classified(
         self, where: str, timeout: asyncio.Timeout | None = None, seconds: float | None = None
     ) -> Iterator[None]:
-        """Convert the errors of a call (see the invariants), and add its duration to
-        `self.seconds`. `timeout` is the call's time limit of `seconds`.
+        """Convert the errors of a call (see the module's invariants), and add the call's duration
+        to `self.seconds`. `timeout` is the call's time limit of `seconds`.
         """
         began = perf_counter()
         try:
@@ -308,7 +312,7 @@ def _same(value: T) -> T:
 
 
 def _run_guarded(function: Callable[..., T], *args: Any) -> T:
-    """Call `function` in the current worker thread. If it raises `KeyboardInterrupt`, this is not
+    """Call `function` in the current worker thread. A `KeyboardInterrupt` that it raises is not
     treated as Ctrl-C.
     """
     with guarded():
@@ -322,7 +326,7 @@ def _shown(error: BaseException) -> str:
 
 def _place(error: BaseException, environment: type) -> str:
     """Return where `error` was raised: the innermost line in the environment's own module. If this
-    module is not in the traceback, return the innermost line of all.
+    module is not in the traceback, return the innermost line of the whole traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = getattr(sys.modules.get(environment.__module__), "__file__", None)

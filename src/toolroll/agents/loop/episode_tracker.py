@@ -62,7 +62,7 @@ class EpisodeTracker:
         self.engine_seconds += turn.seconds
 
     def step(self, result: StepResult) -> None:
-        """Add one step of the environment."""
+        """Add the reward and the info of one step."""
         if result.reward is not None:
             self.rewards.append(float(result.reward))
             self.turn_rewards[-1] += float(result.reward)
@@ -91,9 +91,9 @@ class EpisodeTracker:
     ) -> list[float]:
         """Return each turn's share of the episode's `reward`. The shares add up to `reward`.
 
-        If the step rewards are `summed`, each turn gets the rewards of its steps. Each invalid turn
-        gets `penalty`. The last turn gets the rest of `reward`, such as the reward for a truncated
-        episode.
+        If the step rewards are `summed`, each turn gets the reward of its step. `penalty` is added
+        for each invalid turn. The last turn gets the rest of `reward`, such as the reward for a
+        truncated episode.
         """
         if reward is None or not self.turn_rewards:
             return []
@@ -113,10 +113,11 @@ class EpisodeTracker:
     ) -> float | None:
         """Return the episode's reward, or None if it was aborted.
 
-        The reward is the environment's last reward, or the sum of all (`Environment.reward_mode`).
-        If the environment did not end the episode, the reward is what `truncated_reward` returns.
-        If this is None, the reward is 0.0, or the sum so far if the mode is "sum". `penalty` is
-        added for each invalid reply (see `invalid_reply`).
+        The reward is the last step's reward, or the sum of all step rewards if the environment's
+        `reward_mode` is "sum". If the environment did not end the episode, or gave no reward, the
+        reward is what its `truncated_reward` returns. If `truncated_reward` returns None, the
+        reward is the sum so far in the mode "sum", and 0.0 otherwise. `penalty` is added for each
+        invalid reply (see `invalid_reply`).
         """
         if status_of(reason) is Status.ABORTED:
             return None
@@ -139,8 +140,8 @@ class EpisodeTracker:
     ) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
 
-        If the context was full (even for the first prompt), the environment sets the reward. For
-        any other error, the reward is None.
+        If the context was full, even for the first prompt, the reward is that of a truncated
+        episode. For any other error, the reward is None.
         """
         if reason is not StopReason.CONTEXT_FULL:
             return reason, None

@@ -1,9 +1,10 @@
 """`HookEnvironment`: the environment that is passed to overridden hooks. It works with and without
 `await`.
 
-A hook of the published example returns `env.step(action)`, or reads `env.reset(...).observation`,
-without `await`. A hook that is written for toolroll uses `await env.step(action)`. A plain (not
-`async`) hook runs in its own thread, so that the environment does not block the event loop.
+A hook of slime's tau-bench example returns `env.step(action)`, or reads
+`env.reset(...).observation`, without `await`. A hook that is written for toolroll awaits
+`env.step(action)`. A plain (not `async`) hook runs in its own thread, so that the environment does
+not block the event loop.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class HookInfo(dict[str, Any]):
 
 
 class HookAction(Action):
-    """An action that also has the fields of tau-bench's actions, `name` and `kwargs`. As in the
-    published example, they describe the first call, or `respond` if there is no call.
+    """An action that also has the fields of tau-bench's actions, `name` and `kwargs`. As in slime's
+    tau-bench example, they describe the first call, or `respond` if there is no call.
     """
 
     __slots__ = ()
@@ -250,8 +251,8 @@ class HookEnvironment:
 
 
 async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:
-    """Call the overridden `hook` with `env` and `args`. Return its awaited result. A plain hook
-    runs in a thread. `name` is the hook's name in error messages.
+    """Call the overridden `hook` with `env` and `args`, and return its result, awaited if needed. A
+    plain hook runs in a thread. `name` is the hook's name in error messages.
 
     Raise `EnvironmentFailure` if the hook lacks an `await`.
     """
@@ -271,8 +272,8 @@ async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *
 def execute_with(
     hook: Callable[..., Any],
 ) -> Callable[[EnvironmentRunner, Action], Awaitable[StepResult]]:
-    """Return a function that calls an overridden `_execute_tool`, with the signature that the loop
-    needs.
+    """Return a function that calls `hook`, an overridden `_execute_tool`. The loop calls this
+    function in place of `EnvironmentRunner.step`.
     """
 
     async def execute(runner: EnvironmentRunner, action: Action) -> StepResult:

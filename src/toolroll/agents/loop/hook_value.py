@@ -43,7 +43,8 @@ def hook_value(hook: str, found: T, *, depth: int = 0) -> T:
     """Return `found`, the return value of the overridden hook with the name `hook`.
 
     Raise `EnvironmentFailure` if `found` is a coroutine, or contains one within `depth` levels of
-    dicts, lists and fields. The coroutine is closed, so that Python does not warn about it.
+    dicts, lists and fields such as `info`. The coroutine is closed, so that Python does not warn
+    about it.
     """
     left = [value for value in _values(found, depth) if inspect.isawaitable(value)]
     for value in left:

@@ -32,8 +32,8 @@ CallHook = Callable[[str, dict[str, Any]], Any]
 def wrap_call_llm(
     served: Model, call_llm: CallHook
 ) -> Callable[[GenerateRequest], Awaitable[Completion]]:
-    """Return a generate function that calls an overridden `_call_llm`, and checks its response like
-    the engine's own.
+    """Return a function that samples by calling `call_llm`, an overridden `_call_llm`. The response
+    is checked like a response of the engine.
     """
 
     async def generate(request: GenerateRequest) -> Completion:
@@ -55,13 +55,12 @@ def wrap_call_llm(
 def proposing(
     name: str, hook: Callable[[Sequence[Message]], tuple[Any, ...]], *, position: int
 ) -> Callable[[Sequence[Message], IdArray], Sequence[int]]:
-    """Return a function that calls the overridden `hook`, with the signature that a `Conversation`
-    needs.
+    """Return a function that calls `hook`, an overridden token hook, and that can be passed to a
+    `Conversation`.
 
     The hook returns a tuple whose item at `position` is the list of ids. `name` is the hook's name
     in error messages. While the hook runs, `proposed_ids` returns the ids that would be sent to the
-    engine without the hook. So an override can call the method of its base class and change the
-    ids.
+    engine without the hook. So an override can get these ids from `super()` and change them.
     """
 
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
@@ -110,10 +109,10 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
 def finish_with(hook: Callable[..., Any], result: InteractionResult) -> InteractionResult:
     """Call an overridden `_build_final_result`, and return its result.
 
-    The published hook adds the ids of the prompt to those of the response, and joins the contents
-    of the messages. So the hook gets lists, not arrays, and "" for a content of None. Raise
-    `EnvironmentFailure` if the hook returns anything but an `InteractionResult` with a valid
-    reward.
+    The hook of slime's example concatenates the ids of the prompt and of the response with `+`, and
+    joins the contents of the messages. So an override gets lists, not arrays, and messages with ""
+    in place of a content of None. Raise `EnvironmentFailure` if the hook returns anything but an
+    `InteractionResult` with a valid reward.
     """
     ids = [int(index) for index in result.tokens]
     cut = len(ids) - result.response_length
@@ -129,7 +128,7 @@ def finish_with(hook: Callable[..., Any], result: InteractionResult) -> Interact
     made = hook_value("_build_final_result", found)
     if not isinstance(made, InteractionResult):
         raise EnvironmentFailure(
-            f"_build_final_result returned {type(made).__name__}: return the result `res`"
+            f"_build_final_result returned {type(made).__name__}: return the argument `res`"
         )
     made.reward = checked_reward("_build_final_result", made.reward)
     return made

@@ -53,7 +53,9 @@ class UserConfig(ChatClientConfig):
     @classmethod
     def _check_prompt(cls, value: str) -> str:
         if "{instruction}" not in value:
-            raise ValueError("must contain {instruction}, which the task's instruction replaces")
+            raise ValueError(
+                "must contain the placeholder {instruction}, which the task's instruction replaces"
+            )
         return value
 
     @field_validator("extra_body")

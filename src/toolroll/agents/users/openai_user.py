@@ -8,7 +8,7 @@ Invariants:
 - A failed request never becomes a line of the user. It raises `UserSimulatorError`, or
   `EngineUnreachableError` if the server did not answer at all for `engine_timeout` seconds.
 
-One `OpenAIUsers` per process shares one client among all episodes.
+All episodes that get their users from the same `OpenAIUsers` share one client.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class OpenAIUser:
         return await self.step(self._config.first_agent_line)
 
     async def step(self, content: str) -> str:
-        """Return the user's reply to `content`. If there is none, leave the message list unchanged
-        and raise `UserSimulatorError`.
+        """Return the user's reply to `content`. If there is no reply, raise `UserSimulatorError`
+        and leave the message list unchanged.
         """
         if not self._messages:
             raise UsageError("step was called before reset(instruction) of the user simulator")
@@ -133,7 +133,7 @@ class OpenAIUser:
 
     async def _ask(self, messages: list[Message], *, shift: int = 0) -> str:
         """Return the next line. Tool calls that the user makes before this line, and their results,
-        are added to `messages`. `shift` is added to the seed.
+        are added to `messages`. `shift` is added to the seed of each request.
         """
         for _ in range(_CALLS_IN_A_ROW):
             found = await self._say(messages, shift)
@@ -160,7 +160,9 @@ class OpenAIUser:
         return [history_message(shown), *answers]
 
     async def _say(self, messages: list[Message], shift: int) -> str | ParsedReply:
-        """Return a line, or a reply with tool calls."""
+        """Return the next line, or the reply if it has tool calls. Retry an empty reply with
+        another seed.
+        """
         for attempt in range(self._config.retries + 1):
             # The same seed would result in the same empty reply.
             seed = None if self._seed is None else (self._seed + shift + attempt) % 2**31

@@ -1,4 +1,4 @@
-"""A user who sends the lines in a list, for tests, replays and demonstrations."""
+"""A user simulator that sends the lines of a list, for tests, replays and demonstrations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from toolroll.rollout.errors import UserSimulatorError
 class ScriptedUser:
     """Sends `lines` in order, the first one at `reset`. Then it sends `default` forever.
 
-    Without a `default`, a step after the last line raises `UserSimulatorError`, because the replay
-    no longer matches its recording.
+    Without a `default`, a step after the last line raises `UserSimulatorError`, because the
+    conversation no longer matches the lines.
 
         user = ScriptedUser(["Renew my loan, please.", "Thanks. ###STOP###"])
         options = EnvironmentOptions(user=lambda seed: user)
@@ -39,12 +39,13 @@ class ScriptedUser:
             return self._lines[self._next - 1]
         if self._default is None:
             raise UserSimulatorError(
-                f"the scripted user has {len(self._lines)} lines and was asked for one more"
+                f"the scripted user has only {len(self._lines)} lines, and one more is needed: "
+                "give more lines, or a default"
             )
         return self._default
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of lines that were sent, as `user_calls`."""
+        """Return the number of lines that were requested, as `user_calls`."""
         return {"user_calls": float(self._calls)}
 
     async def close(self) -> None:

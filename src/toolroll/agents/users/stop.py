@@ -37,5 +37,5 @@ def checked_line(line: Any) -> str:
     text.
     """
     if not isinstance(line, str) or not line.strip():
-        raise UserSimulatorError(f"the user simulator said nothing ({line!r})")
+        raise UserSimulatorError(f"the user simulator returned a blank line or no text: {line!r}")
     return line

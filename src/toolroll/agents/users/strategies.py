@@ -7,7 +7,7 @@
 - `reflection`: like `verify`, but the supervisor reflects on what is wrong with a refused line and
     then writes the line that replaces it.
 
-Invariant: the agent sees only the final lines, no reasoning and no verdicts.
+Invariant: the agent sees only the final lines, and neither reasoning nor verdicts.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def approves(verdict: str) -> bool:
 
 
 def _filled(template: str, messages: Sequence[Message], line: str) -> str:
-    """Fill `template`. In `messages`, the simulator is the assistant and the agent is the user."""
+    """Return `template` with its placeholders filled. In `messages`, the simulator is the assistant
+    and the agent is the user.
+    """
     names = {"user": "Agent", "assistant": "Customer"}
     said = [
         f"{names[m['role']]}: {m['content']}"

@@ -3,8 +3,8 @@
 
 The data, the tool classes and the scoring rule are the benchmark's. The code of the loop and of the
 scoring is toolroll's, because the official executor evaluates model text as Python and keeps its
-state in module globals. A reply without calls ends the user's turn. The state is then compared with
-a second state, to which the ground truth was applied.
+state in module globals. A reply without calls ends the user's turn. Then the state of the episode
+is compared with a second state, to which the calls of the ground truth were applied.
 
 Invariants: an episode is deterministic and has its own pair of states. A wrong call results in an
 observation.
@@ -89,7 +89,7 @@ class BfclEnvironment(Environment):
     def step(self, action: Action) -> StepResult:
         """Execute all calls in order. If there are no calls, end the turn."""
         if self._entry is None or self._done:
-            raise EnvironmentFailure("step was called before reset or after the end")
+            raise EnvironmentFailure("step was called before reset or after the episode ended")
         if not action.tool_calls:
             return self._end_turn()
         self._turn_steps += 1
@@ -224,7 +224,9 @@ class BfclFactory:
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return the ground truth: one call per step, and a closing line after each turn."""
+        """Return the ground truth as actions: one call per action, and a final text for each user
+        turn.
+        """
         actions: list[Action] = []
         for turn in self._data.ground_truths[task.id]:
             actions += [Action("", (self._reference_call(text),)) for text in turn]

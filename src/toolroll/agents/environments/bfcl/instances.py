@@ -85,9 +85,7 @@ class BfclInstances:
         }
 
     def differences(self, other: BfclInstances) -> list[str]:
-        """Return the names of the attributes whose values differ from those of `other`, as
-        `Class.attribute`.
-        """
+        """Return the attributes of `other` that differ from this object's, as `Class.attribute`."""
         mine, theirs = self.state(), other.state()
         return [
             f"{name}.{key}"
@@ -130,7 +128,9 @@ def _call_math(
 def _too_large(
     name: str, given: list[Any], named: Mapping[str, Any], values: Sequence[Any]
 ) -> str | None:
-    """Return the reason to refuse a call, or None. No task comes near these limits."""
+    """Return why a call of `MathAPI` would take too long, or None if it would not. No task comes
+    near these limits.
+    """
     for value in _numbers(given):
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             return f"a number has more than {_MAX_BITS} bits"

@@ -30,8 +30,8 @@ class DeskFactory:
     """The factory of the environment.
 
     The tasks of `test` are written by hand. The tasks of `train` and `held-out` are generated from
-    a seed, each with its own library. They share no member, book, loan or hold with `test`, and no
-    title and no card with each other.
+    a seed, each with its own library. No member, book, loan or hold of `test` occurs in them. No
+    title and no card occurs in both `train` and `held-out`.
 
     The setting `policy` selects the system message. `full` (the default) states the rules. `brief`
     omits them, for a model that was trained on the rules.

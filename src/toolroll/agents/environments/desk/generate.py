@@ -1,8 +1,8 @@
-"""Generated tasks. Each has its own library, and one or two requests of its member.
+"""Generated tasks. In each task, a member of a new library makes one or two requests.
 
-A task is drawn for an outcome, such as a renewal that rule R2 forbids, so that no outcome is rare.
-The drawn values keep a distance from each limit: for example, a generated loan is at most 9 or at
-least 18 days overdue.
+The outcome of a task, such as a renewal that rule R2 forbids, is drawn first, so that no outcome is
+rare. The values in a library are never close to a limit in the rules: for example, a generated loan
+is at most 9 or at least 18 days overdue.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def _task(name: str, *, held_out: bool) -> dict[str, Any]:
 def _settle(
     rng: random.Random, library: Library, goal: tuple[str, str | None]
 ) -> list[Settled] | None:
-    """Return the requests with their references. Return None if `library` does not lead to the
-    outcome `goal`.
+    """Return the requests with their reference actions. Return None if `library` does not lead to
+    the outcome `goal`.
     """
     kind, code = goal
     if kind in ("blocked", "stranger"):

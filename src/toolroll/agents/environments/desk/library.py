@@ -1,4 +1,4 @@
-"""`Library`: the rows of one generated task, while its requests are settled one after another."""
+"""`Library`: the database rows of one generated task. They change when a request is settled."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Hold:
 
 @dataclass
 class Library:
-    """All rows. The first member is the one who writes to the desk."""
+    """All rows of a database. The first member is the one who writes to the desk."""
 
     members: list[Member] = field(default_factory=list)
     books: list[Book] = field(default_factory=list)

@@ -9,8 +9,8 @@ from toolroll.agents.users.stop import STOP_MARKER
 
 
 class DeskUser:
-    """The scripted member. It sends the request, then one missing detail per turn, agrees to
-    questions, and stops.
+    """The scripted member. It sends the request, then one missing detail per turn. Then it agrees
+    to at most `PATIENCE` questions, and ends the conversation.
     """
 
     PATIENCE = 3
@@ -27,8 +27,8 @@ class DeskUser:
         return str(self._opening)
 
     async def step(self, content: str) -> str:
-        """Return the next detail. After the last detail, return "yes" to a question, or else thanks
-        and the stop marker.
+        """Return the next detail. After the last detail, agree to a question, at most `PATIENCE`
+        times. Otherwise return thanks and the stop marker.
         """
         self._calls += 1
         if self._lines:

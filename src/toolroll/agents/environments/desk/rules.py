@@ -1,7 +1,7 @@
 """The rules of `policy.POLICY` as code. The tools do not enforce them.
 
-For each kind of request, this module has the objects that the request may refer to, and a function
-that settles the request or refuses it because of a rule.
+`choices` returns the objects that a request may refer to. `SETTLE` maps each kind of request to a
+function that settles the request, or refuses it because of a rule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _HOLDS = {"standard": 3, "plus": 5}
 
 @dataclass(frozen=True)
 class Settled:
-    """A request and its reference. `told` is what the reply must contain."""
+    """A request, its reference calls, and its reference reply. The reply must contain each text in
+    `told`.
+    """
 
     kind: str
     title: str
@@ -99,7 +101,7 @@ def cancel(library: Library, held: Hold) -> Settled:
 
 
 def waive(library: Library, _: None) -> Settled:
-    """Waive the fees. The member owes something."""
+    """Waive the member's fees, which must not be 0."""
     member = library.member
     code = _the_one({"F1": member.owed > 500, "F2": member.waived_on > A_YEAR_AGO})
     if code:
@@ -123,18 +125,18 @@ def owed(library: Library, _: None) -> Settled:
 
 
 def transfer(library: Library, kind: str, title: str, topic: str) -> Settled:
-    """Hand the chat to a person."""
+    """Settle a request by handing the chat to a person."""
     arguments = {"card": library.member.card, "topic": topic}
     return Settled(kind, title, [("transfer_to_person", arguments)], "", [])
 
 
 def lost(library: Library, loan: Loan) -> Settled:
-    """Report the loss of a loan."""
+    """Hand the chat to a person, because a borrowed book is lost."""
     return transfer(library, "lost", library.book(loan.book).title, "lost_item")
 
 
 def complaint(library: Library, _: None) -> Settled:
-    """Complain about staff."""
+    """Hand the chat to a person, because the member complains about staff."""
     return transfer(library, "complaint", "", "complaint")
 
 

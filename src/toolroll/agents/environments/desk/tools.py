@@ -29,7 +29,7 @@ def _member(db: sqlite3.Connection, card: str) -> sqlite3.Row:
 
 
 def money(cents: int) -> str:
-    """Return an amount as the desk writes it."""
+    """Return an amount in cents as text: 250 as "2.50"."""
     return f"{cents // 100}.{cents % 100:02d}"
 
 
@@ -147,7 +147,7 @@ TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {
 
 
 def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
-    """Run one tool. Raise only `ToolError` for an unknown tool or wrong arguments."""
+    """Run one tool. Raise `ToolError` for an unknown tool or wrong arguments."""
     if name not in TOOLS:
         raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
     function, tool = TOOLS[name]

@@ -1,7 +1,7 @@
 """`Domain`: the data that all episodes of one tau2 domain share, and the state of one episode.
 
-Invariants: shared objects never change. The state of an episode is in its own store. A tool's error
-is its result.
+Invariants: shared objects never change. The state of an episode is in its own store. The error of a
+tool is returned as the tool's result.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Domain:
 
 
 class State:
-    """One episode's databases, and the calls so far of each side ("assistant" and "user")."""
+    """One episode's databases, and the calls that each side ("assistant" or "user") has made."""
 
     def __init__(self, domain: Domain, store: Store) -> None:
         self._domain = domain
@@ -145,7 +145,7 @@ def _finish(running: Any) -> str:
 
 
 def load_domain(name: str) -> Domain:
-    """Read a domain of the wheel. Raise `UsageError` if it is not installed."""
+    """Read a domain of the wheel. Raise `UsageError` if the wheel is not installed."""
     modules = load_modules()
     data = data_folder()
     assert data is not None

@@ -1,8 +1,9 @@
 """`Tau2Environment`: one episode of tau2, with a user simulator that may have its own tools.
 
 Invariants: the episode ends with the user's stop marker, and nothing happens after it. A tool's
-error is an observation. The agent sees the user's own calls only as far as the user talks about
-them. A failed user simulator never results in a reward. Slow work (copies, hashes) runs in threads.
+error is an observation. The agent does not see the user's own calls, but only what the user writes
+about them. A failed user simulator never results in a reward. Slow work (copies, hashes) runs in
+threads.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Tau2Environment(Environment):
         """Execute the calls in order. If there are none, send the text to the user."""
         state, user = self._state, self._user
         if state is None or user is None:
-            raise EnvironmentFailure("step was called before reset or after the end")
+            raise EnvironmentFailure("step was called before reset or after the episode ended")
         if action.tool_calls:
             return StepResult(
                 [

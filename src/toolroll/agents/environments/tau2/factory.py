@@ -56,7 +56,9 @@ class Tau2Factory:
         return [Task(str(task["id"]), index, split, task) for index, task in enumerate(found)]
 
     def make(self, options: EnvironmentOptions) -> Tau2Environment:
-        """Return a new environment. It takes no settings."""
+        """Return a new environment. Raise `UsageError` for any setting, or if there is no user
+        simulator.
+        """
         if options.settings:
             raise UsageError(
                 f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}"

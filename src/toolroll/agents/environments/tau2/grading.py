@@ -1,9 +1,9 @@
 """tau2's reward for an episode. It is 1.0 if all criteria of the task are met, else 0.0.
 
-For airline and retail, the final database must equal the one after the reference actions, and the
-agent's texts must contain every required text (`communicate_info`). For telecom, the assertions
-about the agent's side and the user's side must hold. If the task's reward basis contains ACTION,
-the reference actions must also have been called.
+For airline and retail, the final database must equal the database after the reference actions, and
+the agent's texts must contain every required text (`communicate_info`). For telecom, the assertions
+about the agent's side and the user's side must hold. If the reward basis of a telecom task contains
+ACTION, the reference actions must also have been called.
 """
 
 from __future__ import annotations

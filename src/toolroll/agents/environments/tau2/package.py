@@ -2,8 +2,8 @@
 
 The wheel (MIT license) contains the data and the tools of tau2-bench (MIT license, Sierra
 Research). The tools keep their state in inspect_ai's store. During the import, stand-in modules
-replace inspect_ai. Their store belongs to one episode. This module is written for inspect-evals
-0.26.0.
+replace inspect_ai, so that the tools use this module's store, which belongs to one episode. This
+module is written for inspect-evals 0.26.0.
 
 Invariants: nothing is imported before it is needed. `sys.modules` is restored. Two episodes never
 share a store.
@@ -73,7 +73,9 @@ def data_folder() -> Path | None:
 
 @cache
 def load_modules() -> Mapping[str, ModuleType]:
-    """Import the domains' modules once. The keys are their names below `inspect_evals.tau2`."""
+    """Import the domains' modules once. The keys of the result are the modules' names below
+    `inspect_evals.tau2`.
+    """
     data = data_folder()
     if data is None:
         raise UsageError(f"tau2 is not installed: {INSTALL}")

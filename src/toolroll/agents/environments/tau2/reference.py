@@ -50,7 +50,7 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
 
 class ReferenceUser:
     """The user of `task`. It executes the user's reference actions when the agent asks, and then
-    leaves.
+    ends the conversation.
     """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
@@ -69,7 +69,9 @@ class ReferenceUser:
         return "Hello, I need your help."
 
     async def step(self, content: str) -> str:
-        """Execute the next actions. Return their results as the user's line."""
+        """Execute the user's next group of reference actions, and return their results as the
+        user's line. If no group is left, return the stop marker.
+        """
         self._lines += 1
         if not self._left:
             return STOP_MARKER
@@ -82,7 +84,7 @@ class ReferenceUser:
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of lines that were sent, as `user_calls`."""
+        """Return the number of replies to the agent, as `user_calls`."""
         return {"user_calls": float(self._lines)}
 
     async def close(self) -> None:

@@ -2,9 +2,9 @@
 but powers and products cannot become too large.
 
 Invariants: no expression takes more than milliseconds. (`9**9**9` would hold the GIL for minutes
-and so block every other episode, and no time limit could end it.) Whenever the original returns a
-text, even for an error, this tool returns a text too. Only digits, operators, brackets and decimal
-points are evaluated.
+and so block every other episode, and no time limit could end it.) If the original returns text,
+this tool returns text too, even for an error. Only digits, operators, brackets and decimal points
+are evaluated.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _TOO_LARGE = "int too large to convert to float"
 
 
 class Calculate:
-    """Replaces tau-bench's class of the same name. The name appears in error messages for wrong
-    calls.
+    """Replaces tau-bench's class. The names are the same, because Python's error message for wrong
+    arguments contains them (`Calculate.invoke() got ...`).
     """
 
     @staticmethod

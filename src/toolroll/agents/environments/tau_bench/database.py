@@ -2,9 +2,9 @@
 
 A copy creates a record, and the lists and dicts in it, when they are first read. A full copy of
 retail would take 6 ms, and 6 MiB of small objects per live episode. For airline, it would take 14
-ms and 13 MiB. Python's garbage collector would visit these objects repeatedly, although a search
-reads only one or two fields of each record. With 64 live episodes, full records blocked the event
-loop for 100 ms at a time.
+ms and 13 MiB. Python's garbage collector would visit these objects repeatedly: with full copies for
+64 live episodes, it blocked the event loop for 100 ms at a time. Most of the objects are never
+needed, because a search reads only one or two fields of each record.
 
 Invariants:
 
@@ -47,9 +47,10 @@ class Stored(dict[str, Any]):
 class Table(dict[str, Any]):
     """A table or a record whose values are created when they are first read.
 
-    An unread value is kept as a `Stored` record or as bytes. Neither type occurs in JSON. Python
-    code and its `json` module read a `Table` like any dict. C code that bypasses the methods of a
-    subclass (`orjson`) needs `dict(table)`.
+    An unread value is kept as a `Stored` record or as bytes. JSON has neither type, so an unread
+    value cannot be confused with one that was read. Python code and its `json` module read a
+    `Table` like any dict. C code that bypasses the methods of a subclass (`orjson`) needs
+    `dict(table)`.
     """
 
     __slots__ = ()
@@ -166,7 +167,9 @@ class Database:
         base: Stored | bytes | None,
         now: Any,
     ) -> None:
-        """Add the record at `place` to `found` if it differs from `base`."""
+        """If the record or table `now` differs from `base`, add its text to `found`. `place` is its
+        key there, as in `Changes`.
+        """
         if base is not None and _is_still(now, base):
             return
         text = self._text(now)
@@ -179,10 +182,11 @@ class Database:
     # --- tau-bench's hash -------------------------------------------------------------------------
 
     def hash(self, changes: Changes) -> str:
-        """Return tau-bench's hash of the database with `changes`. It is computed from the records'
-        cached texts.
+        """Return tau-bench's hash of the database with `changes`. The hash is computed from cached
+        texts of the records.
 
-        This takes milliseconds instead of tenths of a second. The first call computes all texts.
+        This takes milliseconds instead of tenths of a second, except for the first call, which
+        computes the texts.
         """
         texts = self._all_texts()
         parts = []
@@ -217,7 +221,7 @@ class Database:
 
 
 def _tuple_text(parts: list[str]) -> str:
-    """Return the `repr` of a tuple whose elements have the `repr`s `parts`."""
+    """Return the `repr` of a tuple. `parts` are the `repr`s of its elements."""
     return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
 
 

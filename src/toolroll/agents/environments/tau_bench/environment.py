@@ -93,7 +93,7 @@ class TauBenchEnvironment(Environment):
         send the text to the user.
         """
         if self._data is None:
-            raise EnvironmentFailure("step was called before reset or after the end")
+            raise EnvironmentFailure("step was called before reset or after the episode ended")
         if not action.tool_calls:
             return await self._respond(action.content)
         for call in action.tool_calls:

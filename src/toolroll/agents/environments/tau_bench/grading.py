@@ -1,12 +1,12 @@
-"""`Bench`: the data that all episodes of one domain and split share. This is the domain, its
-database and the expected outcome of each task.
+"""`Bench`: the data that all episodes of one domain and split share (the domain, its database, and
+the expected outcome of each task).
 
 Invariants:
 
 - Rewards and reward infos are the same as tau-bench's. The reference actions are replayed once per
   task, and their changes are cached.
 - Task objects never change, because tools get copies of the arguments.
-- The event loop runs between the steps of any two episodes.
+- Between the tool calls of two episodes, the event loop can run other tasks.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Bench:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Allow one episode's work in each iteration of the event loop.
+        """Let only one episode use the database in each iteration of the event loop.
 
         Looking up a user by name reads all records, which takes milliseconds. Without this, the
         look-ups of many episodes in a row would block the loop.
@@ -84,8 +84,8 @@ class Bench:
             await asyncio.sleep(0)
 
     async def expected(self, index: int) -> Expected:
-        """Return the outcome of the reference actions. An episode with this outcome earns the
-        reward.
+        """Return the outcome of the task's reference actions. To earn the reward, an episode must
+        end with this outcome.
         """
         if index not in self._expected:
             self._expected[index] = await self._grader.run_in_thread(

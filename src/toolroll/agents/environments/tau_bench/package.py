@@ -2,7 +2,7 @@
 
 Invariants: nothing is imported before it is needed. Importing tau-bench does not require litellm,
 and does not let litellm download its price list. `sys.modules` and the environment variables are
-restored. The facts about tau-bench are from its commit 59a200c6.
+restored. This module is written for tau-bench's commit 59a200c6.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ thread.
 
 Invariants: the event loop never waits for litellm. A failed call raises `UserSimulatorError`, and
 never becomes a line of the user. A stop marker in the simulator's reasoning does not end the
-episode. A call that hangs neither delays other calls nor keeps the process alive.
+episode. Calls that hang do not keep the process from exiting, and delay other calls only if there
+are many of them (see `Threads`).
 
 For a model behind an OpenAI-compatible endpoint, use `toolroll.agents.users`, which has retries and
 a seed and needs no threads.
@@ -91,7 +92,7 @@ class TauBenchUser:
 
 
 class TauBenchUsers:
-    """Makes one `TauBenchUser` per episode. Up to `concurrency` calls of a model run at once.
+    """Makes one `TauBenchUser` per episode. Up to `concurrency` model calls run at once.
 
     async with TauBenchUsers("gpt-4o", "openai") as users:
         options = EnvironmentOptions(user=users.make)
@@ -130,7 +131,9 @@ class TauBenchUsers:
         await self.close()
 
     def make(self, seed: int | None = None) -> TauBenchUser:
-        """Return the user of one episode. tau-bench's users take no seed."""
+        """Return the user of one episode. `seed` has no effect, because tau-bench's users take
+        none.
+        """
         return TauBenchUser(self._load, self._threads)
 
     async def close(self) -> None:
@@ -138,7 +141,7 @@ class TauBenchUsers:
 
 
 def tau_bench_users(**settings: Any) -> TauBenchUsers:
-    """Return the users named `tau-bench` (from the entry points `toolroll.users`).
+    """Return the user simulators of the entry point `tau-bench` in the group `toolroll.users`.
 
     `settings`: model, provider, strategy, concurrency.
     """
