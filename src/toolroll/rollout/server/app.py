@@ -280,9 +280,9 @@ class EndpointServer:
         return await start(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """Return the session that the path, header, key or body names. If none of them names a
-        session, return one that is dropped when the request ends. If the named session does not
-        exist, return a new one, which is not yet added to the sessions.
+        """Return the session that the path, header, key or body names. If it does not exist, return
+        a new one, which other requests cannot find yet. If no session is named, return one that is
+        dropped when the request ends.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None

@@ -203,7 +203,9 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An answer and the `prompt_ids` from which it was sampled."""
+    """An answer and the `prompt_ids` from which it was sampled. `kind`: the name of its API.
+    `excluded`: the reason why it is excluded from training, or None.
+    """
 
     kind: str
     prompt_ids: IdArray

@@ -15,9 +15,7 @@ _SPARE = 54
 
 
 def too_deep(data: Any, *, around: int = 0) -> bool:
-    """Return True if `data` has more than `DEEPEST` levels when it is inside `around` other
-    objects.
-    """
+    """Return True if `data` would have more than `DEEPEST` levels inside `around` other objects."""
     for _ in range(_SPARE + around):
         data = [data]
     try:

@@ -54,7 +54,7 @@ _MESSAGES_ERROR = {
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The text about one route in the document."""
+    """What the OpenAPI document says about one route, in addition to its method and path."""
 
     summary: str
     body: type[BaseModel] | None = None

@@ -275,8 +275,9 @@ class SessionStore:
 
 
 def store_settings(served: Model, name: str | None) -> dict[str, Any]:
-    """Return the settings that determine the tokens of a session: the model's `name`, and hashes of
-    its tokenizer and chat template with their settings.
+    """Return the settings that determine the tokens of a session: the model's `name`, the hashes of
+    its tokenizer and chat template, the template's arguments, the history policy and the parser's
+    name.
     """
     template = served.template
     return {

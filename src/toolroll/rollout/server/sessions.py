@@ -316,9 +316,9 @@ class Sessions:
     def start(
         self, live: LiveSession, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
-        """Add `live` if needed, and start a request of it. The idle time of the session starts
-        again when the request ends. A session that this request added is discarded if the request
-        is refused.
+        """Add `live` if it is not added yet, and start a request in it. The idle time of the
+        session starts again when the request ends. If this call added the session and the request
+        is refused, the session is discarded.
         """
         created = not live.added
         self.add(live)

@@ -49,7 +49,7 @@ class TextStream:
         self._spans: list[Span] = []  # of the tokens that start after that text
 
     def feed(self, ids: Sequence[int]) -> Piece:
-        """Return the new text that is certain. `ids` are all ids sampled so far."""
+        """Return the new text that later ids cannot change. `ids` are all ids sampled so far."""
         held = bool(ids) and self._may_stop(ids[-1])
         self._read_ids(ids[self._read : len(ids) - held])
         return self._take(self._certain())
@@ -119,7 +119,7 @@ class ChoiceStream:
         self._calls = 0
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """Return the new deltas that are certain. `ids` are all ids sampled so far."""
+        """Return the new deltas that later ids cannot change. `ids` are all ids sampled so far."""
         text, spans = self._text.feed(ids)
         return self._deltas(self._reply.feed(text, offsets=spans)) if text else []
 
@@ -155,7 +155,9 @@ def choice_stream(served: Model, context: StreamContext, seed: str) -> ChoiceStr
 
 
 def stream_error(what: str) -> ApiError:
-    """Return the error for a stream whose deltas contradict the finished answer."""
+    """Return the error for a stream that contradicts the finished answer. `what` is the part that
+    differs.
+    """
     return ApiError(
         500,
         "stream_mismatch",

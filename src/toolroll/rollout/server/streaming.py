@@ -154,7 +154,9 @@ async def text_events(
 
 
 async def _followed(pending: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
-    """Yield the ids sampled so far each time that there are more, until the request is done."""
+    """Yield `pending.progress` (the ids sampled so far, by choice) at once, whenever it has grown,
+    and when the request is done.
+    """
     while True:
         changed = pending.changed
         yield pending.progress

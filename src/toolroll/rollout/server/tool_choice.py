@@ -57,10 +57,10 @@ def _marked_up(
     argument: tuple[str, str, str],
     tail: str,
 ) -> str:
-    """Return the EBNF of calls whose arguments are between tags.
+    """Return the EBNF grammar of calls whose arguments are between tags.
 
-    `head`: the texts around the function's name. `argument`: the texts around a key and its value.
-    `tail`: the text at the end.
+    `head`: the texts before and after the function's name. `argument`: the texts before a key,
+    between the key and its value, and after the value. `tail`: the text at the end of a call.
     """
     root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     before, between, after = (_literal(text) for text in argument)

@@ -168,11 +168,10 @@ async def managed_session(
 ) -> AsyncIterator[ManagedSession]:
     """Yield a `ManagedSession` over `engine`.
 
-    `engine` is an address, a configuration, an `Engine` or a `Model`. For an address or a
-    configuration, a connection is opened and closed. An `Engine` or a `Model` stays open.
-    `tokenizer` is an object or a name; by default, it is the tokenizer of the model that the engine
-    serves. If `engine` is a `Model`, the arguments for the tokenizer, parser and template are
-    ignored.
+    `engine` is an address, a configuration, an `Engine` or a `Model`. An `Engine` or a `Model` is
+    not closed at the end. `tokenizer` is an object or a name; by default, it is the tokenizer of
+    the model that the engine serves. If `engine` is a `Model`, the arguments for the tokenizer,
+    parser and template are ignored.
     """
     if isinstance(engine, Model):
         served, owned = engine, False
