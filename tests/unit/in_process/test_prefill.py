@@ -115,10 +115,10 @@ async def test_a_call_that_was_begun_is_read_as_a_call() -> None:
         (prefilled("\n\nHello"), {}, "becomes one token"),
         (prefilled("Hello<|im_end|>"), {}, r"special token '<\|im_end\|>'"),
         (prefilled(""), {}, "it must be text without calls"),
-        (prefilled("x")[1:], {}, "no message before it"),
+        (prefilled("x")[1:], {}, "the only message"),
         ([USER], {"continue_final_message": True}, "is not the assistant's"),
-        (prefilled("x"), {"response_format": {"type": "json_object"}}, "exclude each other"),
-        (prefilled("x"), {"stream": True}, "exclude each other"),
+        (prefilled("x"), {"response_format": {"type": "json_object"}}, "cannot be combined"),
+        (prefilled("x"), {"stream": True}, "cannot be combined"),
         (prefilled("x"), {"continue_final_message": False}, "continue_final_message: true"),
     ],
 )

@@ -78,7 +78,7 @@ def no_value(answer: dict[str, Any]) -> dict[str, Any]:
         (without("input_token_logprobs"), "returned no logprobs"),
         (without("input_top_logprobs"), "returned no logprobs"),
         (other_ids, "logprobs of other tokens"),
-        (no_value, "without its logprobs"),
+        (no_value, "no logprobs for a position"),
     ],
 )
 async def test_missing_logprobs_are_an_error_and_never_padded(garble: Any, words: str) -> None:

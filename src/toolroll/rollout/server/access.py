@@ -1,10 +1,10 @@
 """Access control for the endpoint. If the endpoint has a key, only clients with this key may use
 it. If it has none, every program on this machine may use it, but web pages may not.
 
-Invariants: keys are compared in constant time. Without a key, the endpoint listens on loopback,
-where any web page can make a browser send requests to it. So a request is refused before anything
-is read or changed if its `Origin` is another site, or if its host name merely resolves to this
-machine (DNS rebinding).
+Invariants: keys are compared in constant time. An endpoint without a key listens on loopback, but
+any web page can make a browser on this machine send requests to loopback. So without a key, a
+request is refused before its body is read if its `Origin` is another site, or if its `Host` is not
+a loopback name. The second check prevents DNS rebinding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SESSION = "session:"
 
 
 def session_key(key: str, session_id: str) -> str:
-    """Return the key that opens one session only."""
+    """Return the key that opens only the session `session_id`, if the endpoint's key is `key`."""
     return hmac.new(key.encode(), session_id.encode(), hashlib.sha256).hexdigest()
 
 
@@ -37,9 +37,9 @@ def has_key(request: web.Request, key: str) -> bool:
 
 
 def sessions_in_keys(request: web.Request, *, keyed: bool) -> set[str]:
-    """Return the session names that the keys of `request` contain. A key with a name has the form
-    `session:NAME`, or `session:NAME:KEY` if the endpoint is `keyed`. Clients that can set nothing
-    but a key use this form.
+    """Return the session names in the keys of `request`. A client that can set only an API key, but
+    no path and no header, names its session in this key: `session:NAME`, or `session:NAME:KEY` if
+    the endpoint is `keyed`.
     """
     named = [given.removeprefix(_SESSION) for given in _keys(request) if given.startswith(_SESSION)]
     return {name.rpartition(":")[0] for name in named} if keyed else set(named)

@@ -1,9 +1,9 @@
 """The HTTP server: one class whose handlers call `Endpoint`.
 
-Invariants: every refusal is an error body in the request's dialect, with a stable code. Its header
-`x-should-retry` is true if a retry can succeed. A session can be reached with the server's key or
-with the session's own key (`access`). Nothing that a client sends becomes a file name. A session id
-must be validated before it becomes a header of a request to the engine.
+Invariants: every error response has the error format of the API that the request uses, and a stable
+code. Its header `x-should-retry` is true if a retry can succeed. A session can be reached with the
+server's key or with the session's own key (`access`). Nothing that a client sends becomes a file
+name. A session id is validated before it becomes a header of a request to the engine.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EndpointServer:
-    """Serves `endpoint` on the address in the endpoint's settings while the context is open. `url`
-    contains the port that is actually used.
+    """Serves `endpoint` over HTTP while its `async with` block runs. The host and the port are in
+    `endpoint.settings`. `url` is the address of the server. If the port in the settings is 0, `url`
+    contains the port that was chosen.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -157,8 +158,9 @@ class EndpointServer:
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Log one line for each request, without keys, queries or bodies. The path stays
-        percent-encoded, and the session id is validated.
+        """Log one line for each request, without keys, queries or bodies. The path is logged
+        percent-encoded and the session id is validated, so that a client cannot add lines to the
+        log.
         """
         self._spoke.add(request.protocol)
         began = time.perf_counter()
@@ -195,7 +197,7 @@ class EndpointServer:
             return self._refusal(found, request)
 
     def _refusal(self, error: ApiError, request: web.Request) -> web.Response:
-        """Return `error` in the form of the dialect that `request` speaks."""
+        """Return the response for `error`, in the error format of the API that `request` uses."""
         self.endpoint.metrics.errors[error.code] += 1
         dialect = self.endpoint.dialect_of(request.rel_url.raw_path)
         headers = {"x-should-retry": "true" if error.retry else "false"}
@@ -218,18 +220,18 @@ class EndpointServer:
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
-        """Return the only session that the request's key opens. Return None if the request has the
-        server's own key, or if no key is needed.
+        """Return the id of the session if the request's key opens only this session. Return None if
+        the request has the server's own key, or if no key is needed.
         """
         key = self.settings.api_key
         return None if key is None or has_key(request, key) else self._named(request)
 
     def _named(self, request: web.Request) -> str | None:
-        """Return the name of the session in the path, the key or the header. Return None if there
-        is none.
+        """Return the name of the session in the path, the key or the header. Return None if none of
+        them names a session.
 
         The path and the key take precedence over the header, because some programs set the header
-        themselves.
+        for their own purposes.
         """
         in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
         named = {request.match_info.get("session"), *in_keys} - {None}
@@ -269,8 +271,8 @@ class EndpointServer:
         return await self._answer(request, *await self._start(request, self.endpoint.start_text))
 
     async def _start(self, request: web.Request, start: Starter) -> Started:
-        """Start the completion of `request`. Then free the decoded body, because it contains the
-        whole conversation and is not needed while the engine samples.
+        """Start the completion of `request`. The decoded body is freed afterwards, because it
+        contains the whole conversation and is not needed while the engine samples.
         """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
@@ -278,9 +280,9 @@ class EndpointServer:
         return await start(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """Return the session that the path, header, key or body names. If none of them names a
-        session, return one that is dropped when the request ends. If the named session does not
-        exist, return a new one, which is not yet added to the sessions.
+        """Return the session that the path, header, key or body names. If it does not exist, return
+        a new one, which other requests cannot find yet. If no session is named, return one that is
+        dropped when the request ends.
         """
         named = self._named(request)
         given = body.get("session_id") if isinstance(body, dict) else None
@@ -449,8 +451,8 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
 
 
 def _route(request: web.Request) -> str:
-    """Return the path pattern of the route of `request`. It has the names of the parameters, not
-    their values. Return "other" if no route matches.
+    """Return the path pattern of the route of `request`, such as `/sessions/{session}/reward`.
+    Return "other" if no route matches.
     """
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "other"

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's wire format, with the exact ids added: `prompt_token_ids`,
+"""Response bodies in OpenAI's format, with the exact token ids added: `prompt_token_ids`,
 `choices[i].token_ids`, and each token's id in the logprobs. The logprobs include the stop token, so
 that they align with `token_ids`.
 """
@@ -25,7 +25,10 @@ def chat_body(
     top: int,
     token_ids: bool = False,
 ) -> dict[str, Any]:
-    """Return a `chat.completion` without the field `prompt_token_ids`."""
+    """Return a `chat.completion` without the field `prompt_token_ids`, which
+    `CompletionResult.body` adds. `top`: the number of top logprobs at each position. `token_ids`:
+    add the field `token_ids` for OpenRLHF.
+    """
     choices = []
     for index, choice in enumerate(served.choices):
         entry = {
@@ -57,8 +60,9 @@ def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
 def text_body(
     served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
 ) -> dict[str, Any]:
-    """Return a `text_completion` without the field `prompt_token_ids`. If `prompt_ids` is True,
-    each choice has this field, as in vLLM.
+    """Return a `text_completion` without the field `prompt_token_ids`, which
+    `CompletionResult.body` adds. If `prompt_ids` is True, each choice also has this field, as in
+    vLLM.
     """
     repeated = prompt_token_ids(served) if prompt_ids else {}
     choices = [
@@ -83,28 +87,36 @@ def text_body(
 
 
 def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
-    """Return True if the answer takes long to write: every logprob requires decoding a token."""
+    """Return True if writing `completions` as JSON takes so long that it should run in a thread.
+    Logprobs take long, because each entry requires decoding a token.
+    """
     tokens = sum(len(completion.output_ids) for completion in completions)
     return tokens * (10 * (1 + top) if logprobs else 1) > LONG
 
 
 def head(served: CompletionResult, kind: str) -> dict[str, Any]:
-    """Return the fields at the start of every answer object."""
+    """Return the fields that every answer object has: its id, its type `kind`, the time and the
+    model.
+    """
     return {"id": served.id, "object": kind, "created": served.created, "model": served.model}
 
 
 def tokens(served: CompletionResult) -> dict[str, Any]:
-    """Return the prompt's ids, and the grammar constraint if there was one."""
+    """Return the field `prompt_token_ids`, and the field `constrained` if a grammar constrained the
+    sampling.
+    """
     return {**prompt_token_ids(served), **constraint(served)}
 
 
 def prompt_token_ids(served: CompletionResult) -> dict[str, Any]:
-    """Return the prompt's ids."""
+    """Return the field `prompt_token_ids`."""
     return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]")}
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:
-    """Return the grammar constraint if there was one."""
+    """Return the field `constrained`, which names the request field that caused a grammar
+    constraint. Return an empty dict if there was no constraint.
+    """
     return {"constrained": served.constrained} if served.constrained else {}
 
 
@@ -119,14 +131,14 @@ def exact(choice: Choice) -> dict[str, Any]:
 
 
 def wire_message(choice: Choice) -> dict[str, Any]:
-    """Return the message for the client."""
+    """Return the assistant message for the client. It leaves out the prefill, if there is one."""
     assert choice.reading is not None
     return {**(choice.shown or choice.reading.message), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str:
-    """Return OpenAI's finish reason. For a reply with a call, it is `tool_calls` if the reply ended
-    by itself, and `length` if it was truncated.
+    """Return OpenAI's finish reason. A reply with tool calls has the reason `tool_calls` if it is
+    complete, and `length` if it was truncated.
     """
     if (
         choice.completion.finish_reason == "stop"
@@ -191,7 +203,9 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """An answer and the `prompt_ids` from which it was sampled."""
+    """An answer and the `prompt_ids` from which it was sampled. `kind`: the name of its API.
+    `excluded`: the reason why it is excluded from training, or None.
+    """
 
     kind: str
     prompt_ids: IdArray

@@ -1,4 +1,5 @@
-"""Commit an answer to its session: to the tree, and to the journal if the session has one.
+"""Commit an answer to its session: add it to the session's tree and, if sessions are kept on disk,
+write it to the journal.
 
 Invariants: the tree and the journal contain the answers in the same order. An answer that cannot be
 saved is never trained.
@@ -28,7 +29,9 @@ def commit_chat(
     pending: PendingRequest[CompletionResult],
     switches: Mapping[str, Any],
 ) -> None:
-    """Commit a reply of any dialect. `switches`: the template switches of `prompt`."""
+    """Commit a reply of any dialect. `switches`: the `chat_template_kwargs` of `prompt`, without
+    those of the served template.
+    """
     dialect, asked = parsed.dialect, parsed.asked
     assert dialect is not None and asked is not None
     live.check()
@@ -80,7 +83,9 @@ def _wait_for(
     result: CompletionResult,
     nodes: Sequence[Node],
 ) -> None:
-    """Make `result` wait for `saved`. If saving fails, exclude `nodes` from training."""
+    """Store `saved` in `result`, so that the answer is returned only once it is on disk. If saving
+    fails, exclude `nodes` from training.
+    """
 
     def exclude(done: asyncio.Future[None]) -> None:
         if not done.cancelled() and done.exception() is not None:

@@ -28,8 +28,8 @@ class CompletionIndex:
         self._nodes.append(node)
 
     def before_ids(self, ids: IdArray) -> Node | None:
-        """Return the longest node whose ids are a prefix of `ids`. If several have this length,
-        return the first.
+        """Return the node whose sequence (the ids from the root to the node) is the longest prefix
+        of `ids`. If several sequences have this length, return the node that was added first.
         """
         fitting = [
             node

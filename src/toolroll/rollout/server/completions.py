@@ -1,9 +1,9 @@
 """Find the sampled node that the prompt of a text completion continues. The prompt is text or ids.
 
-Invariants: the longest node wins. A prompt of ids extends a node if the node's ids are a prefix of
-it. A prompt of text extends a node only if it starts with the node's whole text, and if encoding
-the rest separately gives the same ids at the seam as encoding the whole text. For example, "42"
-does not extend "4" if the tokenizer has one token for "42".
+Invariants: the node with the longest sequence (the ids from the root to the node) wins. A prompt of
+ids extends a node if it starts with the node's sequence. A prompt of text extends a node only if it
+starts with the node's whole text, and if the tokenizer does not merge tokens across the end of this
+text. For example, "42" does not extend "4" if the tokenizer has one token for "42".
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 
 _SEAM = 8
-"""The number of tokens before a seam that are encoded again to check the seam."""
+"""The number of a node's last tokens that are encoded again, together with the rest of the prompt,
+to check that the tokenizer does not merge tokens across the end of the node.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """A planned prompt.
+    """The prompt of a text completion, with its place in the session's tree.
 
     `input_ids` is the whole prompt, `parent` is the node that it extends (None: a new root), and
     `delta` is the ids after that node. `reason` is the reason for a new root, or None if the prompt
@@ -43,13 +45,13 @@ def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
         raise refused("prompt", "the prompt is empty", code="invalid_value")
     limit = vocab_size if vocab_size is not None else 2**31
     if not isinstance(prompt, str) and not all(0 <= index < limit for index in prompt):
-        words = f"the prompt holds an id outside the vocabulary of {limit}"
+        words = f"the prompt contains an id outside the vocabulary of {limit} tokens"
         raise refused("prompt", words, code="invalid_value")
 
 
 def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
-    """Find the node of the session `live` that `prompt` extends, and return the exact ids. The
-    session does not change. `check_prompt` must have accepted `prompt`.
+    """Find the node of the session `live` that `prompt` extends, and return the prompt with its
+    exact ids. The session does not change. `check_prompt` must have accepted `prompt`.
     """
     reason = "another text of the same session" if live.session.nodes else None
     if isinstance(prompt, str):

@@ -33,17 +33,17 @@ class EndpointSettings(BaseModel):
     )
     sampling_params: dict[str, Any] = Field(
         default_factory=dict,
-        description="defaults for parameters that a request does not set, by SGLang's names",
+        description="default sampling parameters (SGLang's names), if a request does not set them",
     )
     default_max_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="max_tokens of requests that set none; default: the rest of the context",
+        description="max_tokens for requests that do not set it; default: the rest of the context",
     )
     cut_first_prompt: bool = Field(
         default=False,
-        description="if a conversation's first prompt leaves no room for default_max_tokens, drop "
-        "its first tokens, as OpenRLHF does, instead of refusing it",
+        description="if the first prompt of a conversation leaves no room for default_max_tokens, "
+        "drop the prompt's first tokens, as OpenRLHF does, instead of refusing the request",
     )
     openrlhf_token_ids: bool = Field(
         default=False,
@@ -92,7 +92,7 @@ class EndpointSettings(BaseModel):
     receive: float = Field(
         default=60.0,
         gt=0,
-        description="time for a request to arrive; idle connections are closed after it",
+        description="time limit for receiving a request, and for keeping an idle connection open",
     )
 
     @field_validator("sampling_params")

@@ -1,11 +1,17 @@
-"""`ConversationTree`: finds the served turn that a request continues, and builds the exact prompt.
+"""`ConversationTree`: finds the earlier turn that a request continues, and builds the exact prompt.
+A turn is a sampled reply with the messages that its request added to the conversation.
 
-Invariants: a request extends the longest turn whose messages it repeats (`messages.Echo`) and whose
-tokens the chat template keeps. Changes that the client made after that turn do not matter. If the
-template does not keep the tokens, the path forks, with a reason, and both paths share the nodes
-whose tokens all match. A request that repeats no turn starts a new root, whose reason tells whether
-the client changed messages before a served reply. Only `Session` writes tokens. A turn holds only
-the messages that it added. Planning changes nothing: a turn does not exist until it is committed.
+Invariants:
+
+- A request continues the longest conversation whose messages it repeats (`messages.Echo`), even if
+  the client changed later messages.
+- If the chat template would rewrite tokens of this conversation, or if the request sets other
+  switches of the template, a new path starts, with a reason. Both paths share the nodes whose
+  tokens all match.
+- A request that repeats no turn starts a new root. The root's reason says whether the client
+  changed messages before a reply that it repeats.
+- Only `Session` writes tokens.
+- Planning changes nothing: a turn does not exist until it is committed.
 """
 
 from __future__ import annotations
@@ -34,9 +40,10 @@ NEW_ROOT = "another conversation of the same session"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A planned prompt.
+    """The exact prompt of a request, with its place in the session's tree.
 
-    `input_ids` is the whole prompt: the tokens from the root to the node `parent`, then `delta`.
+    `input_ids` is the whole prompt: the tokens from the root to the node `parent`, then `delta`. If
+    `parent` is None, `delta` is the whole prompt.
     `turn` is the turn that the prompt continues, or from which it forks. `added` are the messages
     after this turn. `digest` is the digest of the whole conversation. If the model continues an
     assistant message, `prefill` is that message's text, and `prefill_ids` are its ids, which are at
@@ -72,8 +79,8 @@ class Prompt:
         return replace(self, input_ids=ids, delta=ids, dropped=self.input_ids[:drop])
 
     def ids_json(self, before: bytes | None) -> bytes:
-        """Return the ids as JSON text. `before` is the stored JSON text of the ids of `turn`'s
-        prompt. It is reused. None means that it is no longer stored.
+        """Return `input_ids` as JSON text without brackets. `before`: the same text for the prompt
+        of `turn`, which is reused if possible. It is None if it is no longer stored.
         """
         if before is None or self.turn is None or self.parent != self.turn.node:
             return joined_ids(self.input_ids)
@@ -81,7 +88,7 @@ class Prompt:
 
 
 class ConversationTree:
-    """The turns that were served in one session. Their tokens are in the session's tree."""
+    """The turns of one session. Their tokens are in `session`."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -121,9 +128,9 @@ class ConversationTree:
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
     ) -> tuple[TurnNode | None, int]:
-        """Return the turn with the longest conversation that the request repeats, and the number of
-        the conversation's messages. Return None and 0 if the request repeats no turn. `digests[i]`
-        is the digest of `messages[: i + 1]`.
+        """Return the turn that ends the longest conversation that the request repeats, and the
+        number of messages in this conversation. Return None and 0 if the request repeats no turn.
+        `digests[i]` is the digest of `messages[: i + 1]`.
         """
         for length in range(len(messages), 0, -1):
             turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
@@ -134,9 +141,9 @@ class ConversationTree:
     def _choose(
         self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
     ) -> TurnNode | None:
-        """Choose among `turns`, which are siblings with identical messages: return the turn whose
-        call ids the client repeats, or else the first. Return None if the client changed the
-        reasoning.
+        """Choose among `turns`, whose conversations have the same digest. Return the turn whose
+        reply the client repeats exactly, or else the first one with the client's call ids, or else
+        the first. Ignore turns whose reasoning the client changed. Return None if no turn is left.
         """
         kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
         if len(kept) <= 1:
@@ -172,8 +179,8 @@ class ConversationTree:
         template: ChatTemplate,
         edited: str | None,
     ) -> Prompt:
-        """Return the prompt that follows the turn and keeps its tokens. `edited`: the fork reason
-        if the client changed what was served after the turn, else None.
+        """Return the prompt that follows `turn` and keeps its tokens. `edited`: the fork reason if
+        the client changed messages after `turn`, else None.
         """
         changed = tools_key != turn.tools_key
         cursor = template.start(served[:-1], orjson.loads(turn.tools_key) if changed else tools)
@@ -205,7 +212,7 @@ class ConversationTree:
     # --- verifying --------------------------------------------------------------------------------
 
     def unchecked(self) -> list[TurnNode]:
-        """Return the last turn of each sequence, except turns that are already checked."""
+        """Return the last turn of each sequence that is not verified yet."""
         turns = [turn for same in self._turns.values() for turn in same]
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]

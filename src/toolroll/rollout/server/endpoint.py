@@ -1,11 +1,14 @@
 """`Endpoint`: chat and text completions with exact tokens, over HTTP or in process.
 
-Invariants: planning a request (finding its exact prompt) changes nothing, and the plan stays valid
-if other requests are committed before this one. So a large request can be planned in a thread
-without blocking others. All answers to a request are committed to the session together, before they
-are returned. If there is a store, they are also saved to disk before they are returned. An answer
-that is never returned is never trained. A failure is an `ApiError` and does not affect other
-requests.
+Invariants:
+
+- Planning a request (finding its exact prompt) changes nothing, and the plan stays valid if other
+  requests are committed before this one. So a large request can be planned in a thread without
+  blocking others.
+- All answers to a request are committed to the session together, before they are returned. If
+  sessions are kept on disk, the answers are also saved before they are returned.
+- An answer that is never returned is never trained.
+- A failure is an `ApiError` and does not affect other requests.
 """
 
 from __future__ import annotations
@@ -112,14 +115,14 @@ class Endpoint:
         return self.served.name or "toolroll"
 
     def dialect_of(self, path: str) -> Dialect:
-        """Return the dialect for errors of requests to `path`, which is percent-encoded."""
+        """Return the dialect in which an error for `path` is written. `path` is percent-encoded."""
         api = api_of(path)
         if api == "responses":
             return self.responses
         return self.messages if api == "messages" else self.chat
 
     async def start(self) -> None:
-        """Ask the engine for its capabilities, and restore the sessions of the store. Raises
+        """Ask the engine for its capabilities, and restore the unfinished sessions from disk. Raise
         `ApiError` after `aclose`.
         """
         self.sessions.check_open()
@@ -134,7 +137,9 @@ class Endpoint:
             await self.store.open(self.sessions, self.templates, self.settle)
 
     async def refresh(self) -> None:
-        """Ask the engine again if it gave no context length at the start: it was not ready."""
+        """Call `start` again if the engine reported no context length yet, because it was not
+        ready.
+        """
         if self.capabilities.context_length is None:
             await self.start()
 
@@ -223,7 +228,7 @@ class Endpoint:
         return await call_of_size(count, large=body.large)
 
     def _translated(self, dialect: Dialect, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request in `data`, with validated messages."""
+        """Translate the body `data`, and return the request with validated messages."""
         asked = dialect.translate(live, data)
         continued = bool(asked.request.continue_final_message)
         messages = read_messages(
@@ -263,8 +268,8 @@ class Endpoint:
         return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
 
     async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
-        """Start the text completion of `body`, or join the request that `body` retries. Return the
-        session, the parsed request and the pending request.
+        """Start the text completion of `body`. If `body` is a retry, join the earlier request
+        instead. Return the session, the parsed request and the pending request.
 
         If `body` is valid, `live` is added to the sessions.
         """
@@ -332,7 +337,7 @@ class Endpoint:
     async def commit(self, pending: PendingRequest[CompletionResult]) -> CompletionResult:
         """Commit the result of a finished request to its session, and return the result. If the
         session is kept on disk, return only once the result is saved. If committing or saving
-        fails, all receivers of the result get the error.
+        fails, every caller that waits for this result gets the error.
         """
         result = self.result(pending)
         commit, result.commit = result.commit, None
@@ -376,8 +381,8 @@ class Endpoint:
         top: int,
     ) -> tuple[list[Completion], dict[str, Any]]:
         """Return all answers and the sampling parameters that were sent. Each answer is a separate
-        request to the engine, whose prefix cache holds the prompt. If an earlier process
-        gave the answers, they are returned unchanged.
+        request to the engine, whose prefix cache holds the prompt. If the answers were restored
+        from disk, return them unchanged.
         """
         if pending.stored is not None:
             return pending.stored.completions, dict(pending.stored.sampling_params)
@@ -477,8 +482,8 @@ class Endpoint:
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Verify the sequences of `live` as `settle` does, but in this thread. The event loop is
-        blocked meanwhile.
+        """Verify the sequences of `live` as `settle` does, but in this thread, which blocks the
+        event loop.
         """
         if self.settings.verify != "off":
             check_all_now(live)
@@ -497,8 +502,8 @@ def model_card(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _name(prefix: str, pending: PendingRequest[CompletionResult]) -> tuple[str, int]:
-    """Return the id and the creation time of an answer. If an earlier process gave the answer,
-    return the values from that process.
+    """Return the id and the creation time of an answer. If the answer was restored from disk,
+    return its stored values.
     """
     if pending.stored is not None:
         return pending.stored.id, pending.stored.created

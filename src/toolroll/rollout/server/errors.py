@@ -1,8 +1,8 @@
-"""Every refusal of the endpoint: OpenAI's error bodies with stable codes. All errors are classified
-here.
+"""The errors that the endpoint returns to clients, with stable codes. `api_error` converts all
+other exceptions.
 
-`retry` becomes the header `x-should-retry`, which the OpenAI SDKs follow. So clients retry only
-requests that can succeed.
+`ApiError.retry` becomes the header `x-should-retry`, which the OpenAI SDKs follow. So clients retry
+only requests that can succeed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from toolroll.rollout.errors import (
 
 
 class ApiError(ToolrollError):
-    """A refusal: the HTTP `status`, a stable `code`, and the `param` at fault. `retry` is True if
-    the same request may succeed later.
+    """An error response: the HTTP `status`, a stable `code`, and the `param` at fault. `retry` is
+    True if the same request may succeed later.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ _TYPES = {
 
 
 class UnknownFieldError(ApiError):
-    """The body has a field that its dialect does not have, or that cannot be honored."""
+    """The body has a field that its API does not have, or that the endpoint cannot honor."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(400, "unsupported_parameter", message, param=param)
@@ -73,12 +73,16 @@ def refused(param: str, message: str, *, code: str = "unsupported_parameter") ->
 
 
 def not_rendered(place: str) -> ApiError:
-    """Return the error for the message field `place`, which no chat template renders."""
+    """Return the error for a message field that no chat template renders. `place` is the field's
+    path in the body, such as `messages[0].name`.
+    """
     return refused(place, f"{place} cannot be honored: no chat template shows it")
 
 
 def server_stopping() -> ApiError:
-    """Return the error of a server that is being stopped. The next server answers a retry."""
+    """Return the error of a server that is stopping. A retry can succeed once the server runs
+    again.
+    """
     words = "the server is stopping: send the request again"
     return ApiError(503, "server_stopping", words, retry=True)
 

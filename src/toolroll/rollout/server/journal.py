@@ -32,7 +32,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stopping = False
-        """True once the server stops. A session that ends after that was not deleted."""
+        """True once the server stops. Sessions that end later end for this reason: no client has
+        deleted them.
+        """
         self.writes = 0
         """The number of synced writes: at most one for each `append`."""
         self._closed = False
@@ -59,11 +61,11 @@ class Journal:
             raise ApiError(503, "storage_failed", self._failure)
 
     def append(self, *lines: bytes) -> asyncio.Future[None]:
-        """Append `lines`, each of which ends with a newline. The future is done once they are on
-        the disk. If they cannot be written, the future raises `ApiError` (503), and so does every
-        later call of this method.
+        """Append `lines`, each of which ends with a newline. The returned future is done once the
+        lines are on disk. If they cannot be written, the future raises `ApiError` (503). Every
+        later call of this method then raises the same error.
 
-        The future is the caller's own. Cancelling it affects no other caller, and the lines are
+        Each caller gets its own future. Cancelling it affects no other caller, and the lines are
         still written.
         """
         self.check()
@@ -75,8 +77,8 @@ class Journal:
         return saved
 
     def compact(self, keep: Callable[[], Keep]) -> None:
-        """Remove lines from the file, after the lines that wait are written. `keep` is called then.
-        It returns a function that returns True for each line to keep.
+        """Rewrite the file without some of its lines, once the waiting lines are written. `keep` is
+        called at that time. It must return a function that returns True for each line to keep.
         """
         self._keep = keep
         self._start()
@@ -153,8 +155,8 @@ class Journal:
         self._open()
 
     def _is_open(self) -> bool:
-        """Return True if the open file is still the one with the name `path`. If only the sync of
-        the folder failed, `path` is the new file already.
+        """Return True if `path` still names the open file. It names the new file if writing
+        succeeded and only the sync of the folder failed.
         """
         with writing(self.path):
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())

@@ -1,4 +1,5 @@
-"""Validate the messages of a request, and compare them with the served messages.
+"""Validate the messages of a request, and compare them with the messages of earlier requests and
+replies in the same session.
 
 Invariants: differences that client libraries introduce on their own are ignored (the order of JSON
 keys in arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in
@@ -45,8 +46,8 @@ def read_messages(
     """Return `given` as plain messages. Text parts are joined, and empty fields are left out.
 
     `developer`: the template supports the role `developer`. Otherwise messages with this role
-    become system messages. `answer`: the request asks for a reply to the messages. Raises
-    `ApiError` if a message is not valid.
+    become system messages. `answer`: the request asks for a new reply, so the last message must not
+    be the assistant's. Raise `ApiError` if a message is not valid.
     """
     if not given:
         raise refused("messages", "messages is empty", code="invalid_messages")
@@ -139,7 +140,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 def _only(given: Mapping[str, Any], known: frozenset[str], place: str) -> None:
-    """Refuse a field of `given` that has a value and is not `known`."""
+    """Raise `ApiError` if a field of `given` has a value, but is not in `known` or `_INERT`."""
     for name, value in given.items():
         if value and name not in known and name not in _INERT:
             raise not_rendered(f"{place}.{name}")
@@ -147,7 +148,8 @@ def _only(given: Mapping[str, Any], known: frozenset[str], place: str) -> None:
 
 def check_arguments(messages: Sequence[Message]) -> None:
     """Raise `ApiError` if the arguments of a call in `messages` are a text that is nested too deep.
-    Most chat templates could not render it. `messages` are those that were not served.
+    Most chat templates could not render it. `messages` are the new messages of the request:
+    messages of earlier turns need no second check.
     """
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         arguments = call["function"]["arguments"]
@@ -198,7 +200,8 @@ class Echo:
 
 def canonical(arguments: Any) -> Any:
     """Return `arguments` as data for a comparison that ignores spacing, the order of keys and the
-    notation of numbers. If a text is not JSON, or is nested too deep, return the text itself.
+    notation of numbers. If `arguments` is a text that is not JSON or is nested too deep, return it
+    unchanged.
     """
     found = arguments
     if isinstance(arguments, str):
@@ -227,7 +230,9 @@ def _same_numbers(value: Any) -> Any:
 
 
 def same_reasoning(given: Message, served: Message) -> bool:
-    """Return True if the client repeats the reasoning unchanged, or omits it."""
+    """Return True if the message `given` by the client repeats the reasoning of `served`, or has
+    none.
+    """
     echo = given.get("reasoning_content")
     return not echo or str(echo).strip() == str(served.get("reasoning_content") or "").strip()
 
@@ -235,10 +240,11 @@ def same_reasoning(given: Message, served: Message) -> bool:
 def with_served_ids(
     new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]
 ) -> list[Message]:
-    """Return the `new` messages with the served call ids in place of the client's own.
+    """Return the `new` messages. If a tool result has a call id that the client made up, replace
+    this id with the id that the endpoint gave to the call.
 
-    `given` is the start of the conversation as the client repeats it. `served` is the same start as
-    it was served.
+    `given` is the start of the conversation as the client repeats it. `served` is the same start
+    with the endpoint's own ids.
     """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """`Metrics`: the counters of an endpoint, in Prometheus' text format.
 
-Invariant: labels come from fixed sets (methods, routes, statuses, error codes), never from a
-client's input. So the number of labels is bounded.
+Invariant: the values of labels come from fixed sets (methods, routes, statuses, error codes), never
+from a client's input. So the number of time series is bounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Metrics:
         counts[next((at for at, top in enumerate(BUCKETS) if seconds <= top), len(BUCKETS))] += 1
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all counters and `gauges`, which maps a name to its help text and value."""
+        """Return all counters and `gauges` as text. `gauges` maps a name to its help text and
+        value.
+        """
         lines: list[str] = []
         for name, (words, value) in gauges.items():
             lines += _metric(name, "gauge", words, [("", value)])

@@ -1,5 +1,5 @@
-"""A limit on the nesting of JSON. orjson reads 1024 levels but writes only 254, so the limit makes
-sure that accepted data can also be written inside other objects.
+"""A limit on the nesting of JSON. orjson reads 1024 levels but writes only 254. The limit is lower,
+so that data that was accepted can also be written inside other objects.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ _SPARE = 54
 
 
 def too_deep(data: Any, *, around: int = 0) -> bool:
-    """Return True if `data` has more than `DEEPEST` levels when it is inside `around` other
-    objects.
-    """
+    """Return True if `data` would have more than `DEEPEST` levels inside `around` other objects."""
     for _ in range(_SPARE + around):
         data = [data]
     try:
@@ -28,8 +26,8 @@ def too_deep(data: Any, *, around: int = 0) -> bool:
 
 
 def too_deep_text(text: str) -> bool:
-    """Return True if `text` may be JSON but is nested too deep for Python's reader, which reads the
-    arguments of calls for chat templates.
+    """Return True if `text` is nested too deep for Python's `json` module, with which chat
+    templates read the arguments of calls. Return False if `text` is not JSON.
     """
     try:
         # spare levels, because the stack may be deeper when a template is rendered

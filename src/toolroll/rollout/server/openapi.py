@@ -54,14 +54,14 @@ _MESSAGES_ERROR = {
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The text about one route in the document."""
+    """What the OpenAPI document says about one route, in addition to its method and path."""
 
     summary: str
     body: type[BaseModel] | None = None
     success: int = 200
     media: str = "application/json"
     refusal: str = "Error"
-    """The schema of an error."""
+    """The name of the schema of an error response."""
 
 
 DETAILS: Mapping[tuple[str, str], Details] = {
@@ -95,8 +95,8 @@ DETAILS: Mapping[tuple[str, str], Details] = {
     ),
     ("POST", "/v1/tokenize"): Details("The same as /tokenize.", TokenizeRequest),
 }
-"""The details by method and path. A route that is served with and without the prefix that names a
-session is listed without it.
+"""The details by method and path. A route that is served both with and without the prefix
+`/sessions/{session}` is listed without it.
 """
 
 
@@ -149,8 +149,8 @@ def _operation(method: str, path: str, schemas: dict[str, Any], *, keyed: bool) 
 
 
 def _schema(body: type[BaseModel], schemas: dict[str, Any]) -> str:
-    """Add the schema of `body` and the schemas of its parts to `schemas`. Return a reference to
-    `body`.
+    """Add to `schemas` the schema of `body` and all schemas that it refers to. Return a reference
+    to the schema of `body`.
     """
     made = body.model_json_schema(ref_template=_REF)
     schemas |= made.pop("$defs", {})
@@ -159,7 +159,7 @@ def _schema(body: type[BaseModel], schemas: dict[str, Any]) -> str:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Return the document `found` as an HTML page that loads nothing else."""
+    """Return the OpenAPI document `found` as an HTML page that loads no other files."""
     rows = "\n".join(
         f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
         f"<td>{escape(operation['summary'])}{_body_link(operation)}</td></tr>"

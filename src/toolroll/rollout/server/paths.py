@@ -1,4 +1,4 @@
-"""The paths of requests: the API that a path names, and hints for paths that are not served.
+"""The paths of requests: the API that a path names, and hints for paths that do not exist.
 
 Invariant: a session name in a path never affects the result. Paths are percent-encoded here, so a
 session name contains no `/`.
@@ -13,13 +13,15 @@ _SESSION = re.compile(r"/sessions/[^/]*")
 
 
 def api_of(path: str) -> str | None:
-    """Return the first API that `path` names. Return None if it names none."""
+    """Return the first API name in `path`, such as "chat" or "messages". Return None if there is
+    none.
+    """
     _, rest = _split_session(path)
     return next((name for name in rest.split("/") if name in _APIS), None)
 
 
 def instead_of(path: str) -> str:
-    """Return the error message for `path`, which is not served. The message says what to use
+    """Return the error message for `path`, which does not exist. The message says what to use
     instead.
     """
     session, rest = _split_session(path)
@@ -47,7 +49,7 @@ _CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's S
 _INSTEAD = {
     "/assistants": _CHAT_INSTEAD,
     "/threads": _CHAT_INSTEAD,
-    "/embeddings": "this endpoint only generates",
+    "/embeddings": "this endpoint only generates text",
     "/generate": "only the engine has SGLang's own routes: use /v1/completions, which takes token "
     "ids as prompt",
     "/detokenize": "only the engine has SGLang's own routes; here, each reply has its token ids "

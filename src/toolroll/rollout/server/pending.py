@@ -1,12 +1,15 @@
 """Requests in flight and recent answers, for retries and closed connections.
 
-Invariants: a retry (the SDKs mark it with a header) joins the request that its client gave up on,
-whether that request is in flight or finished. So nothing is sampled twice. A retry after an error
-is a new request. It does not join an equal request of another client, so no answer has two
-receivers. A request without waiting clients is kept for the grace time, then aborted. Answers that
-are never returned are never committed, so they are not trained. There is one exception: if the
-client disconnects while its answer is being saved (`--out`), the answer is committed. An answer
-that cannot be committed is an error for all its receivers.
+Invariants:
+
+- A retry (the SDKs mark it with a header) joins the request that its client abandoned, whether this
+  request is still in flight or already answered. So nothing is sampled twice.
+- A retry after an error is a new request. It does not join an equal request of another client.
+- If no client waits for a request any more, the request is kept for the grace time, then aborted.
+- Answers that are never returned are never committed, so they are not trained. There is one
+  exception: if the client disconnects while its answer is being saved (`--out`), the answer is
+  committed.
+- If an answer cannot be committed, every client that waits for it gets an error.
 """
 
 from __future__ import annotations
@@ -34,15 +37,15 @@ class PendingRequest(Generic[T]):
 
     Attributes:
         key: The key that the request and its retries share (`request_key`).
-        task: Returns the result.
+        task: The task that runs the request and returns its result.
         waiting: The number of connections that wait for the result.
         delivered: True once the result was returned to a client.
-        joined: The highest number of a retry that joined the request.
+        joined: The highest retry number of the retries that joined the request.
         expiry: The timer that drops the request after the grace time.
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
-        stream_context: The data that a stream needs before the result exists.
-        stored: The answer that an earlier process gave to this request.
+        stream_context: The data (`StreamContext`) that a stream needs before the result exists.
+        stored: The answer to this request, if it was restored from disk.
         failure: The error, if the result could not be committed.
     """
 
@@ -96,7 +99,7 @@ class PendingRequests(Generic[T]):
         self._ended = False
         self._by_key: dict[bytes, list[PendingRequest[T]]] = {}
         self._errors: dict[bytes, list[float]] = {}
-        """For each request that got an error: the time after which its retry is no longer
+        """For each request that got errors: the times after which a retry of it is no longer
         expected.
         """
 
@@ -140,13 +143,14 @@ class PendingRequests(Generic[T]):
         return request
 
     def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
-        """Return the request that a retry joins. `key` is the key of the request that is retried,
-        and `retry` is the number of the retry.
+        """Return the request that a retry joins. `key` is the key of the retried request, and
+        `retry` is the number of the retry.
 
-        A retry joins the request that the client abandoned. If there is none, it joins a request
-        whose closed connection has not been noticed yet. A retry that arrives out of order joins
-        too: if there is an answer, a retry never samples a second one. Return None if there is no
-        request to join, if it failed, or if the retry follows an error.
+        A retry joins a request that its client abandoned. If there is none, it joins another
+        request with the same key, because the server may not have noticed yet that the client
+        closed the connection. The last choice is a request that this retry or a later one has
+        joined. Return None if every such request failed, or if there is none. Also return None if
+        the client retries because of an error and there is no abandoned request.
         """
         # The last of equal requests: its client sent it again, so it has the earlier answers.
         alive = [request for request in reversed(self._by_key.get(key, ())) if not request.failed]
@@ -170,8 +174,8 @@ class PendingRequests(Generic[T]):
             request.expiry = None
 
     def leave(self, request: PendingRequest[T]) -> None:
-        """Count one connection fewer, because it got its answer or was closed. When no connection
-        is left, the grace time starts.
+        """Count one connection fewer, because it got its answer or was closed. If no connection is
+        left, the grace time starts.
         """
         request.waiting -= 1
         if request.failed and not request.task.cancelled():
@@ -195,7 +199,9 @@ class PendingRequests(Generic[T]):
         self._errors.setdefault(key, []).append(now + _RETRY_WITHIN)
 
     def _follows_error(self, key: bytes) -> bool:
-        """Return True if a retry of `key` is expected after an error. Then stop expecting it."""
+        """Return True if a client is expected to retry the request `key` after an error. Each error
+        counts for one retry only.
+        """
         now = asyncio.get_running_loop().time()
         ends = [end for end in self._errors.pop(key, ()) if end >= now]
         if len(ends) > 1:
@@ -203,8 +209,8 @@ class PendingRequests(Generic[T]):
         return bool(ends)
 
     def forget(self, request: PendingRequest[T]) -> None:
-        """Drop the answered `request` before its grace time ends, because a later request of the
-        client continues its answer. Do nothing if a client still waits for the answer.
+        """Drop the answered `request` before its grace time ends, because a later request shows
+        that its client has the answer. Do nothing if a client still waits for the answer.
         """
         if request.waiting == 0 and request.delivered:
             if request.expiry is not None:
@@ -240,13 +246,15 @@ class PendingRequests(Generic[T]):
 
 
 def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
-    """Return the key that a request and its retries share. It ignores the order of JSON keys."""
+    """Return the key that a request and its retries share. `kind` names the API. The order of JSON
+    keys in `body` does not matter.
+    """
     text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
     return blake2b(text, key=kind.encode(), digest_size=16).digest()
 
 
 def retry_number(header: str | None) -> int:
-    """Return the number of the retry from the SDK's header. It is 0 for the first attempt."""
+    """Return the number of the retry in the SDK's header. Return 0 for a first attempt."""
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )

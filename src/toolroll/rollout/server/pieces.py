@@ -1,7 +1,7 @@
 """The pieces of a finished reply: its reasoning, text and calls, in the order in which the model
 wrote them.
 
-Invariant: the pieces are those that a stream of the reply sends.
+Invariant: if the same reply is streamed, the joined deltas of the stream are these pieces.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 def pieces_of(choice: Choice) -> list[Delta]:
     """Return the pieces of a reply.
 
-    In two cases, their order is not known, and the calls come last: the reply continues a message
-    (such a reply is never streamed), or a stream could not send the reply.
+    In two cases, the order of the pieces is not known. Then the calls come last. The first case is
+    a reply that continues an assistant message. The second is a reply that a stream could not send,
+    because the stream would contradict the finished reply.
     """
     if choice.shown is None and choice.stream is not None:
         try:
@@ -33,7 +34,9 @@ def pieces_of(choice: Choice) -> list[Delta]:
 
 
 def joined(steps: Iterable[Delta]) -> list[Delta]:
-    """Return `steps` with neighbors of one kind joined, except calls."""
+    """Return the deltas `steps`. Adjacent deltas of the same kind are joined into one, except
+    calls.
+    """
     found: list[Delta] = []
     for _, same in groupby(steps, lambda step: step.kind):
         first, *rest = same

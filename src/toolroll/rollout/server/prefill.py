@@ -1,9 +1,9 @@
 """A last assistant message that the model continues (`continue_final_message`).
 
 Invariants: the prompt is the prompt of the earlier messages, followed by the ids of the last
-message's text. So the served prompt is a prefix of the trained sequence. The ids of that text are
-never trained. A text that cannot be encoded separately is refused: a text that starts in the middle
-of the template's last token, or that contains a special token.
+message's text. So the prompt is a prefix of the trained sequence. The ids of the last message's
+text are never trained. The text is refused if it contains a special token, or if the tokenizer
+merges its beginning with the end of the template's generation prompt.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.types import Message, Tool
 
 _SEAM = 8
-"""The number of tokens before a seam that are encoded again to check the seam."""
+"""The number of the prompt's last tokens that are encoded again, together with the text, to check
+that the tokenizer does not merge tokens across the start of the text.
+"""
 
 
 def split_prefill(messages: Sequence[Message], place: str = "") -> tuple[list[Message], str]:
     """Return the messages before the last one, and the text of the last one. Raise `ApiError` if
     the last message is not text from the assistant. `place` is the location of the last message in
-    the body, if it is not its index in `messages`.
+    the request's body. The default is its index in `messages`.
     """
     place, last = place or f"messages[{len(messages) - 1}]", messages[-1]
     text = last.get("content")
@@ -41,13 +43,15 @@ def split_prefill(messages: Sequence[Message], place: str = "") -> tuple[list[Me
         words = f"{place} cannot be continued: it must be text without calls or reasoning"
         raise refused(place, words, code="invalid_messages")
     if len(messages) == 1:
-        raise refused(place, f"{place} has no message before it", code="invalid_messages")
+        raise refused(
+            place, f"{place} cannot be continued: it is the only message", code="invalid_messages"
+        )
     return list(messages[:-1]), str(text)
 
 
 def with_prefill(prompt: Prompt, text: str) -> Prompt:
     """Return `prompt` with `text` after its generation prompt. Raise `ApiError` if `text` contains
-    a special token, or if its tokens depend on the text before it.
+    a special token, or if the tokenizer merges its beginning with the end of the generation prompt.
     """
     encoder = prompt.template.encoder
     if held := _special(prompt.template, text):
@@ -83,7 +87,7 @@ def check_continued(request: ChatRequest, use: ToolUse) -> None:
         what = "tool_choice" if use.forced else "response_format"
     else:
         return
-    words = f"continue_final_message and {what} exclude each other"
+    words = f"continue_final_message cannot be combined with {what}"
     raise refused(what, words, code="invalid_value")
 
 
@@ -101,8 +105,8 @@ def _refused(why: str) -> ApiError:
 def sampled_part(
     served: Model, prompt: Prompt, reading: ParsedTurn, tools: Sequence[Tool] | None
 ) -> Message:
-    """Return the part of the turn `reading` that was sampled. The turn continues the prefill of
-    `prompt`.
+    """Return the assistant message of `reading` without the prefill of `prompt`, which was not
+    sampled.
     """
     message, prefill = reading.message, prompt.prefill
     content, reasoning = message.get("content") or "", message.get("reasoning_content")

@@ -68,8 +68,8 @@ class Sampling(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """The options of a stream. `include_obfuscation` pads events against traffic analysis. It must
-    be false.
+    """The options of a stream. `include_obfuscation`, which pads events against traffic analysis,
+    is not supported: it must be false.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -155,13 +155,13 @@ class ChatRequest(Sampling):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
-    """Passed as a switch of the chat template (`TemplateCache.with_effort`)."""
+    """Passed to the chat template as a variable (`TemplateCache.with_effort`)."""
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
 
     @property
     def token_limit(self) -> int | None:
-        """Return `max_completion_tokens`, or else `max_tokens`. 0 is refused, not ignored."""
+        """Return `max_completion_tokens`, or `max_tokens` if it is not set."""
         return (
             self.max_completion_tokens
             if self.max_completion_tokens is not None
@@ -185,8 +185,8 @@ class CompletionRequest(Sampling):
 
 
 class TokenizeRequest(BaseModel):
-    """`POST /tokenize`. The input is plain text, or messages that are encoded as they would be
-    served.
+    """`POST /tokenize`. The input is a plain text (`prompt`), or `messages`, which are rendered as
+    for a chat completion.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -237,8 +237,8 @@ def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
 
 
 def refusal_of(error: ValidationError, *within: str) -> ApiError:
-    """Return the refusal for `error`, which was found in a body. `within`: the location in the body
-    of the part that was checked.
+    """Return the `ApiError` (400) for `error`, pydantic's error for a request's body. `within`: the
+    path to the validated object, if it is only a part of the body.
     """
     errors = error.errors()
     first = next((one for one in errors if _is_unknown(one, errors[0])), errors[0])
@@ -254,8 +254,9 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
 
 
 def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:
-    """Return True if `one` reports an unknown field inside the same field of the body as `first`.
-    For a union, the `first` error is only about the union's first branch.
+    """Return True if `one` reports an unknown field, and lies in the same top-level field as
+    `first`. For a union, `first` is only about the union's first branch, so `one` may be the actual
+    cause.
     """
     return one["type"] == "extra_forbidden" and one["loc"][:1] == first["loc"][:1]
 

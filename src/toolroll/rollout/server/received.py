@@ -1,8 +1,8 @@
 """`Received`: the JSON body of a request, within the size limits.
 
-Invariants: at most `max_body` bytes are kept, compressed or not. Decompression stops at that size.
-Bodies larger than `LARGE` and all compressed bodies are decoded in a thread, so that they do not
-block other requests.
+Invariants: at most `max_body` bytes of a body are kept, both before and after decompression.
+Decompression stops at that size. Bodies larger than `LARGE` and all compressed bodies are decoded
+in a thread, so that they do not block other requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A body, which is a JSON object. `large`: its text is larger than `LARGE`."""
+    """The JSON object in a request's body. `large`: its text is larger than `LARGE`."""
 
     data: dict[str, Any]
     large: bool = False
@@ -112,7 +112,7 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
         raise _too_large(limit)
     if not made.eof or made.unused_data:
         raise ApiError(
-            400, "invalid_body", "the compressed body is cut off, or continues after its end"
+            400, "invalid_body", "the compressed body is incomplete, or has data after its end"
         )
     return text
 
@@ -146,7 +146,9 @@ def _check_texts(data: Any, limit: int) -> None:
 
 
 def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield each item of `data` and each name in an object, with the step that leads to it."""
+    """Yield each value in `data`, with its path step (`.name` or `[index]`). If `data` is an
+    object, also yield each name.
+    """
     if isinstance(data, dict):
         for name, value in data.items():
             yield f".{name[:200]}", name

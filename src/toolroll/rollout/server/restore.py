@@ -1,8 +1,8 @@
 """`restore`: rebuild the unfinished sessions from a journal.
 
-Invariants: a session gets the same nodes with the same ids and logprobs, or the journal is refused.
-Lines of finished sessions have no effect, wherever they are. A client can still retry the request
-of an answer, unless a later request continued this answer.
+Invariants: a session gets the same nodes with the same ids and logprobs, or an error is raised.
+Lines of finished sessions have no effect, wherever they are. The answer to a request is kept for a
+retry of this request, unless a later request continued the answer.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class _Builder:
         return nodes
 
     def _text_of(self, value: str | int) -> bytes:
-        """Return the text of `value`. `SessionLog` writes a text once, and later only its
-        number.
+        """Return the text that `value` stands for. `value` is the text itself, or its number if
+        `SessionLog` wrote the text in an earlier line.
         """
         if isinstance(value, int):
             return self._texts[value]
@@ -178,7 +178,9 @@ class _Builder:
         return nodes
 
     def _answered(self, data: dict[str, Any], nodes: list[Node]) -> None:
-        """Check the nodes, and keep the answer for a retry."""
+        """Raise `ValueError` unless `nodes` are the nodes of the line `data`. Keep the answer for a
+        retry.
+        """
         if [node.index for node in nodes] != data["nodes"]:
             raise ValueError(f"the restored nodes are {[node.index for node in nodes]}")
         stored = StoredAnswer(
@@ -194,7 +196,7 @@ class _Builder:
         self._requests |= {node.index: key for node in nodes}
 
     def _forget(self, node: Node) -> None:
-        """Drop the answer that contains `node` as a choice."""
+        """Drop the stored answer that contains `node` as a choice."""
         key = self._requests.get(node.index)
         if key is not None:
             stored = self.log.answers.get(key, [])

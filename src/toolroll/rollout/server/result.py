@@ -17,8 +17,8 @@ from toolroll.rollout.types import Completion, IdArray, Message
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. `text` is the text for the client. `reading` is the parsed turn, always the whole
-    turn. `shown` is the message for the client, if it differs from the message of `reading`.
+    """One answer to a request. `text` is the text for the client. `reading` is the whole parsed
+    turn. `shown` is the message for the client, if it is only a part of the message of `reading`.
     `stream` returns the deltas that a stream would send.
 
     For a text completion, `reading`, `shown` and `stream` are None.
@@ -35,10 +35,11 @@ class Choice:
 class CompletionResult:
     """The answers to a request.
 
-    `prompt_json`: `prompt_ids` as JSON (`ids_json`). `constrained`: the grammar constraint, if
-    there was one. `first`: the number of earlier answers to the same prompt. `exact`: True if the
-    body ends with the prompt's ids. `commit` is called once, when the answers are returned. `saved`
-    is done once they are on disk. `render` returns the body without the prompt's ids.
+    `prompt_json`: `prompt_ids` as JSON text without brackets (`joined_ids`). `constrained`: the
+    request field that caused a grammar constraint, if there was one. `first`: the number of earlier
+    answers to the same prompt. `exact`: True if the body ends with the prompt's ids. `commit` is
+    called once, when the answers are returned. `saved` is done once they are on disk. `render`
+    returns the body without the prompt's ids.
     """
 
     id: str
@@ -70,7 +71,7 @@ class CompletionResult:
         )
 
     def write(self) -> None:
-        """Write the body if it is not written yet."""
+        """Convert the answer to JSON text, unless this was already done."""
         if self._rest is None:
             assert self.render is not None
             self._rest = orjson.dumps(self.render())

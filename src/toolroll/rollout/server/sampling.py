@@ -1,7 +1,8 @@
 """Map the sampling parameters of a request from OpenAI's names to SGLang's, or refuse them.
 
-Invariants: defaults come from the session, then from the endpoint. Requests share no objects. A
-constrained turn is marked as such, because its logprobs are from the constrained distribution.
+Invariants: a parameter that the request does not set has the session's default, or else the
+endpoint's. Requests share no objects. A turn whose sampling was constrained by a grammar is marked,
+because its logprobs are from the constrained distribution.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from toolroll.rollout.server.sampling_defaults import sampling_defaults
 from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag
 
 NO_LIMIT = 1 << 30
-"""The limit for a request that sets none. It is reduced to the room that is left in the context."""
+"""The token limit of a request that sets none. It is reduced to the room that is left in the
+context.
+"""
 
 _UNKNOWN_CONTEXT_LIMIT = 8192
 
@@ -118,7 +121,7 @@ def _check(
     ):
         raise refused(
             "stop_token_ids",
-            f"stop_token_ids holds an id outside the vocabulary of {vocab}",
+            f"stop_token_ids has an id outside the vocabulary of {vocab} tokens",
             code="invalid_value",
         )
     if vocab is not None and any(
@@ -126,7 +129,7 @@ def _check(
     ):
         raise refused(
             "logit_bias",
-            f"logit_bias holds an id outside the vocabulary of {vocab}",
+            f"logit_bias has an id outside the vocabulary of {vocab} tokens",
             code="invalid_value",
         )
     if capabilities.behind_router:
@@ -135,8 +138,8 @@ def _check(
 
 
 def session_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters of a session. Refuse those that SGLang does not know, and
-    wrong values.
+    """Return the validated default sampling parameters of a session. Raise `ApiError` if SGLang
+    does not know a parameter, or if a value is not valid.
     """
     for name in params:
         if name not in KNOWN or name == "n":
@@ -160,7 +163,8 @@ class ToolUse:
     Attributes:
         tools: The tools in the prompt.
         offered: True if replies are parsed for calls.
-        constrained: The grammar constraint, if any.
+        constrained: What caused the grammar constraint, if there is one: "tool_choice", "strict"
+            or "response_format".
         forced: Names of tools. If there are any, the reply must call one of them.
         strict: Names of tools whose arguments must follow their schema.
     """
@@ -210,7 +214,7 @@ def apply_tool_choice(
     if forced and constrained:
         raise refused(
             "response_format",
-            "response_format and a forced tool call exclude each other",
+            "response_format cannot be combined with a forced tool call",
             code="invalid_value",
         )
     one = request.parallel_tool_calls is False or isinstance(choice, NamedChoice)
@@ -223,7 +227,7 @@ def apply_tool_choice(
         place = f"tools[{names.index(strict[0])}].function.strict"
         if constrained:
             raise refused(
-                place, f"{place} and response_format exclude each other", code="invalid_value"
+                place, f"{place} cannot be combined with response_format", code="invalid_value"
             )
         if routed:
             raise refused(
@@ -261,7 +265,7 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
 
 
 def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
-    """Return how many of the most likely tokens the request asks for at each position."""
+    """Return how many top logprobs at each position `request` asks for."""
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
     if request.top_logprobs and not request.logprobs:

@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class SamplingDefaults(BaseModel):
-    """SGLang's names and types. `n` is missing, because each request sets it."""
+    """The defaults, with SGLang's names and types. `n` is missing, because each request sets it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,8 +52,8 @@ class SamplingDefaults(BaseModel):
 
 
 def sampling_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `params` with checked values, without those that are None. Raises pydantic's
-    `ValidationError`.
+    """Return the validated `params`. Leave out values that are None. Raise pydantic's
+    `ValidationError` if a value is not valid.
     """
     found = SamplingDefaults.model_validate(dict(params)).model_dump(exclude_none=True)
     if "logit_bias" in found:

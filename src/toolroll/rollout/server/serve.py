@@ -26,9 +26,9 @@ async def serve(
     ready: Callable[[str], None],
     out: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called with the address. `out`: the folder for the
-    sessions. SIGINT finishes the sessions. After SIGTERM, the next server with the same folder
-    continues them.
+    """Serve until SIGINT or SIGTERM. `ready` is called with the server's address. `out`: the folder
+    in which sessions are kept. After SIGINT, all sessions in it are finished: they are written as
+    episodes. After SIGTERM, the next server with the same folder continues them.
     """
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     for one in (signal.SIGINT, signal.SIGTERM):

@@ -11,8 +11,8 @@ from toolroll.rollout.types import Episode, InteractionResult, StopReason
 
 
 def session_episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:
-    """Return the session as an episode: all its sequences, and the conversation of its last chat
-    completion. Return None if the session has no answer.
+    """Return the session `live` as an episode: all its sequences, and the conversation of its last
+    chat completion. Return None if the session has no answer.
 
     The reward is None unless the client gave one. The stop reason is `done`.
     """

@@ -1,8 +1,8 @@
 """`SessionLog`: writes a session to the journal, one line per answer.
 
-Invariants: from the lines alone, `restore` rebuilds the same tree with the same nodes. Ids and
-logprobs are written as the bytes of their arrays. Tools and other repeated texts are written once
-per session. Sampling parameters are written whenever they change.
+Invariants: `restore` rebuilds the same tree with the same nodes from the lines alone. Ids and
+logprobs are written as the bytes of their arrays. Tools and other texts that repeat are written
+once per session. Sampling parameters are written only if they differ from the previous answer's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SessionLog:
         """The number of bytes of the session in the journal."""
         self.ended = False
         self.answers: dict[bytes, list[StoredAnswer]] = {}
-        """The answers of an earlier process, by the key of their request."""
+        """The answers that were restored from disk, by the key of their request."""
         self.texts: dict[bytes, int] = {}
         self.params: Mapping[str, Any] | None = None
         self._journal = journal
@@ -61,7 +61,7 @@ class SessionLog:
         self._journal.check()
 
     def begin(self, sampling_params: Mapping[str, Any], created: float) -> asyncio.Future[None]:
-        """Write that the session exists."""
+        """Write that the session exists, with its default sampling parameters."""
         return self._append("session", sampling_params=dict(sampling_params), created=created)
 
     async def saved(self) -> None:
@@ -87,8 +87,9 @@ class SessionLog:
         lineage: Mapping[str, str],
         kept: KeptResponse | None,
     ) -> asyncio.Future[None]:
-        """Write a reply that was committed as `nodes`. `kind`: the reply's kind in the trace.
-        `lineage`: the client's labels. `kept`: the response that later requests can refer to by id.
+        """Write the answers to a chat request, which were committed as `nodes`. `kind`: the name of
+        the reply's API in the trace. `lineage`: the client's labels. `kept`: the stored response of
+        the Responses API, if any.
         """
         turn = prompt.turn
         return self._append(
@@ -124,8 +125,8 @@ class SessionLog:
         request_key: bytes,
         nodes: Sequence[Node],
     ) -> asyncio.Future[None]:
-        """Write the answer to a text completion request, which was committed as `nodes`. The prompt
-        is the tokens from the root to `parent`, then `delta`.
+        """Write the answers to a text completion request, which were committed as `nodes`. The
+        prompt is the tokens from the root to `parent`, then `delta`.
         """
         return self._append(
             "text",
@@ -151,8 +152,9 @@ class SessionLog:
         }
 
     def _once(self, text: bytes) -> str | int:
-        """Return `text` if it is new, else its number. This is for texts that many answers share:
-        the tools, and the part of a response that repeats its request.
+        """Return `text` if this session has not written it yet. Otherwise return its number. Use
+        this for texts that many answers share: the tools, and the part of a response that repeats
+        its request.
         """
         known = self.texts.get(text)
         if known is not None:
@@ -170,13 +172,13 @@ class SessionLog:
 
 
 def session_of(line: bytes) -> tuple[str, int]:
-    """Return the key of the session that wrote `line`."""
+    """Return the key of the session to which the journal's `line` belongs."""
     data = orjson.loads(line)
     return data["s"], data["k"]
 
 
 def packed(values: npt.NDArray[Any], kind: np.dtype[Any]) -> str:
-    """Return the bytes of an array in base64."""
+    """Return `values`, converted to the type `kind`, as base64 text."""
     return b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode()
 
 
@@ -220,7 +222,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
 
 
 def completion_of(data: Mapping[str, Any]) -> Completion:
-    """Return the completion of a choice. `data`: the choice, as `SessionLog` wrote it."""
+    """Return the completion in `data`, a choice of an answer as `SessionLog` wrote it."""
     logprobs, experts = data["logprobs"], data["experts"]
     return Completion(
         output_ids=unpacked(data["ids"], IDS),
@@ -239,7 +241,9 @@ def completion_of(data: Mapping[str, Any]) -> Completion:
 
 
 def top_of(data: Mapping[str, Any]) -> list[list[tuple[float, int]]] | None:
-    """Return the most likely tokens at each position of the choice `data`, if it has them."""
+    """Return the most likely tokens at each position of the choice `data`. Return None if the
+    request did not ask for them.
+    """
     top = data["top"]
     if top is None:
         return None

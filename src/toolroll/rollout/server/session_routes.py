@@ -1,4 +1,4 @@
-"""The routes for a whole server: sessions, their export, metrics and documentation.
+"""The routes of the endpoint for the list of sessions, their export, metrics and documentation.
 
 Invariant: a route that concerns all sessions requires the server's own key, not one session's key.
 """
@@ -39,7 +39,7 @@ class SessionRoutes:
         ]
 
     def _all(self, request: web.Request) -> None:
-        """Refuse `request` if its key opens only one session."""
+        """Raise `ApiError` if the key of `request` opens only one session."""
         if self._only(request) is not None:
             raise ApiError(401, "invalid_api_key", f"{request.path} needs the server's own key")
 

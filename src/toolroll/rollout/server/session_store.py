@@ -1,11 +1,14 @@
 """`SessionStore`: keeps the sessions of `toolroll serve --out FOLDER` on disk.
 
 Finished sessions are episodes in `episodes.jsonl`, like those of `toolroll run`. Unfinished ones
-are in `sessions.jsonl`, the journal. Invariants: an answer is in the journal before it is returned.
-Whenever the process is killed, a session is in one of the two files. Only one process at a time
-uses the folder. A folder of another model, tokenizer or chat template is refused. Once the store
-begins to finish a session, its client cannot stop it. If finishing fails, the session stays in the
-journal, and can be finished again, also by the next process.
+are in `sessions.jsonl`, the journal. Invariants:
+
+- An answer is in the journal before it is returned.
+- Whenever the process is killed, each session is in one of the two files.
+- Only one process at a time uses the folder.
+- A folder of another model, tokenizer or chat template is refused.
+- Once the store begins to finish a session, its client cannot stop it. If finishing fails, the
+  session stays in the journal. This process or the next one can finish it again.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ class SessionStore:
         self.folder = folder
         self.settings = settings
         self.finish_at_end = False
-        """If True, `aclose` finishes the sessions. If False, the next process continues them."""
+        """If True, `aclose` finishes all sessions. If False, the next process continues them."""
         self.finished: dict[Key, int] = {}
         """The number of answers of each finished session."""
         self._directory = RunDirectory(
@@ -159,12 +162,12 @@ class SessionStore:
         self._logs[live.log.key] = live.log
 
     async def finish(self, live: LiveSession) -> dict[str, Any]:
-        """Abort the requests of `live`, which gets no new ones, and append it to the episode file.
+        """Abort the requests of `live`, accept no new ones, and append `live` to the episode file.
         A session without an answer is only dropped. Return the data about the session that clients
-        get (see `written`). Cancelling the caller does not stop this.
+        get (`written`). If the caller is cancelled, the session is finished anyway.
 
-        Raise `ApiError` (503) if the episode cannot be written. The session then stays in the
-        journal, and is added to the sessions again. It gets no more answers.
+        Raise `ApiError` (503) if the episode cannot be written. Then the session stays in the
+        journal, and is added to the sessions again, but gets no more answers.
         """
         return await asyncio.shield(self._start(live))
 
@@ -175,7 +178,9 @@ class SessionStore:
         self._start(live)
 
     def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
-        """Start to finish `live`. The store owns the task, because the client may disconnect."""
+        """Start to finish `live`, and return the task. The store keeps the task, because the client
+        that requested it may disconnect.
+        """
         task = asyncio.get_running_loop().create_task(self._finish(live))
         self._finishing.add(task)
         task.add_done_callback(partial(self._done, live))
@@ -213,8 +218,8 @@ class SessionStore:
         return self.written(*log.key)
 
     def written(self, name: str, sample: int) -> dict[str, Any]:
-        """Return the data about a finished session that clients get. `file` is None if the session
-        had no answer.
+        """Return the data about a finished session that clients get. `file` is the path of the
+        episode file. It is None if the session had no answer.
         """
         turns = self.finished.get((name, sample))
         return {
@@ -238,8 +243,8 @@ class SessionStore:
         return lambda line: session_of(line) in unfinished
 
     async def aclose(self, lives: Iterable[LiveSession]) -> None:
-        """Close the files. `lives`: the sessions, which get no more requests. If `finish_at_end` is
-        True, finish them first.
+        """Close the files. If `finish_at_end` is True, first finish `lives`, all sessions of the
+        endpoint. They get no more requests.
         """
         if self._journal is None or self._closed:
             return
@@ -270,8 +275,9 @@ class SessionStore:
 
 
 def store_settings(served: Model, name: str | None) -> dict[str, Any]:
-    """Return the settings that determine the tokens of a session: the model's `name`, and hashes of
-    its tokenizer and chat template with their settings.
+    """Return the settings that determine the tokens of a session: the model's `name`, the hashes of
+    its tokenizer and chat template, the template's arguments, the history policy and the parser's
+    name.
     """
     template = served.template
     return {
@@ -289,7 +295,7 @@ def _sample(live: LiveSession) -> int:
 
 
 def _finished(path: Path) -> dict[Key, int]:
-    """Return the number of turns of each session in the episode file."""
+    """Return the number of answers of each session in the episode file `path`."""
     found: dict[Key, int] = {}
     if path.is_file():
         for _, line in read_lines(path):

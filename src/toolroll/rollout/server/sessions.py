@@ -1,9 +1,9 @@
 """`Sessions`: creates, finds, limits and drops the sessions of an endpoint.
 
 Invariants: an id is validated before it is used. The key of one session does not open others. A
-session that was not used for the idle time is dropped with its requests. A request without a
-session leaves no data. Once the server stops, no session is found, created or dropped: all of them
-belong to the next server.
+session is dropped if it has no request in flight and was not used for the idle time. A request
+without a session leaves no data. Once the server stops, no session is found, created or dropped.
+The sessions that are kept on disk then belong to the next server.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ def check_id(session_id: str) -> str:
 class LiveSession:
     """One session: its tree, its requests in flight and its reward.
 
-    `trace`: the sampled nodes in the order in which they were returned, each with the kind of its
-    request. `texts`: the nodes of text completions. `answers`: the number of answers to each
-    prompt.
+    `trace`: the sampled nodes in the order in which they were returned, each with the name of its
+    API. `texts`: the nodes of text completions. `answers`: the number of answers to each prompt,
+    by the digest of the conversation. `mismatches`: the number of verification failures of each
+    kind, and under "preserved", the number of prompts with tokens that the chat template would
+    have rewritten.
     """
 
     session: Session
@@ -85,7 +87,7 @@ class LiveSession:
     ) -> PendingRequest[CompletionResult]:
         """Start the request with the key `key` (`request_key`) and return it. `choices`: its number
         of answers. `run` returns its result. `retry`: the number of the retry, 0 for a first
-        attempt. If an earlier process answered the request, a retry gets that answer.
+        attempt. If the answer to the request was restored from disk, a retry gets this answer.
         """
         pending = self.pending.start(key, choices, run)
         stored = self.log.answers.get(key) if self.log is not None and retry else None
@@ -94,8 +96,9 @@ class LiveSession:
         return pending
 
     def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
-        """Return the number of earlier answers to `prompt`, and add `choices` to the count. For a
-        `stored` answer, return the number of answers before it, and do not count it again.
+        """Return the number of earlier answers to `prompt`, and add `choices` to this number. If
+        the answer was restored from disk (`stored`), return the number of answers before it, and
+        add nothing.
         """
         if stored is not None:
             return stored.first
@@ -104,8 +107,8 @@ class LiveSession:
         return first
 
     def as_served(self, prompt: Prompt, stored: StoredAnswer | None) -> Prompt:
-        """Return `prompt`. If an earlier process gave the answer `stored`, replace the ids of the
-        prompt with the ids from which `stored` was sampled.
+        """Return `prompt`. If the answer was restored from disk (`stored`), replace the ids of the
+        prompt with the ids from which the answer was sampled.
         """
         if stored is None:
             return prompt
@@ -116,9 +119,9 @@ class LiveSession:
         return self.session.path_ids(stored.nodes[0].parent)
 
     def call_id_seeds(self, prompt_length: int, first: int, choices: int) -> list[str]:
-        """Return the seed of the call ids for each of the new answers to a prompt. `prompt_length`:
-        the prompt's number of tokens. `first`: the number of earlier answers. `choices`: the number
-        of new answers.
+        """Return one seed for each new answer to a prompt. The ids of an answer's tool calls are
+        derived from its seed. `prompt_length`: the prompt's number of tokens. `first`: the number
+        of earlier answers. `choices`: the number of new answers.
         """
         return [
             f"{self.id}/{prompt_length}" + (f"/{nth}" if nth else "")
@@ -136,7 +139,9 @@ class LiveSession:
             self.log.check()
 
     async def checked(self) -> None:
-        """Wait for the running verifications. Cancelling the caller does not cancel them."""
+        """Wait for the running verifications, and raise their errors. Cancelling the caller does
+        not cancel them.
+        """
         if self.checks:
             finished, _ = await asyncio.wait(self.checks.values())
             for task in finished:
@@ -148,7 +153,7 @@ class LiveSession:
 
     def check_done(self, turn: TurnNode, kind: str | None) -> None:
         """Record the result of verifying the sequence that ends with `turn`. `kind` is the kind of
-        mismatch, or None if the sequence is right. A mismatch is counted once per turn.
+        mismatch, or None if there is none. A mismatch is counted once per turn.
         """
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
@@ -171,9 +176,9 @@ class Store(Protocol):
         ...
 
     async def finish(self, live: LiveSession) -> Any:
-        """Abort the requests of `live`, write it as a finished session, and return the data about
-        it that clients get. New requests cannot find `live` any more. Cancelling the caller does
-        not stop this.
+        """Abort the requests of `live`, write `live` as a finished session, and return the data
+        about it that clients get. New requests must not find `live` any more. If the caller is
+        cancelled, `live` is finished anyway.
         """
         ...
 
@@ -244,7 +249,7 @@ class Sessions:
             raise ApiError(
                 429,
                 "too_many_sessions",
-                f"this endpoint holds {len(self)} sessions, its limit: delete some",
+                f"this endpoint has {len(self)} sessions, which is its limit: delete some",
                 retry=True,
             )
         if self._store is not None:
@@ -264,27 +269,29 @@ class Sessions:
         )
 
     def restore(self, lives: Iterable[LiveSession]) -> None:
-        """Add the sessions of an earlier process."""
+        """Add sessions that were restored from disk."""
         for live in lives:
             self._sessions[live.id] = live
             live.added = True
 
     def of(self, session_id: str) -> LiveSession:
-        """Return the session. If it does not exist, return a new one, which is not added yet.
-        Raises `ApiError` if the server stops.
+        """Return the session `session_id`. If it does not exist, return a new session, which other
+        requests cannot find yet. Raise `ApiError` if the server stops.
         """
         self.check_open()
         live = self._sessions.get(check_id(session_id))
         return self._touched(live) if live is not None else self.empty(session_id)
 
     def current(self, live: LiveSession) -> LiveSession:
-        """Return `live` if it is added. Otherwise return the session that another request added
-        with the same id, or a new session.
+        """Return `live` if other requests can find it. Otherwise return the session that another
+        request added with the same id in the meantime, or else a new session.
         """
         return live if live.added else self._sessions.get(live.id) or self.empty(live.id)
 
     def get(self, session_id: str) -> LiveSession | None:
-        """Return the session, or None if it does not exist. This does not restart its idle time."""
+        """Return the session, or None if it does not exist. This call does not restart its idle
+        time.
+        """
         return self._sessions.get(session_id)
 
     def find(self, session_id: str) -> LiveSession:
@@ -309,9 +316,9 @@ class Sessions:
     def start(
         self, live: LiveSession, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
-        """Add `live` if needed, and start a request of it. The idle time of the session starts
-        again when the request ends. A session that this request added is discarded if the request
-        is refused.
+        """Add `live` if it is not added yet, and start a request in it. The idle time of the
+        session starts again when the request ends. If this call added the session and the request
+        is refused, the session is discarded.
         """
         created = not live.added
         self.add(live)
@@ -329,8 +336,8 @@ class Sessions:
 
     def discard(self, session_id: str) -> None:
         """Drop a session if it exists, and cancel its requests in flight. If there is a store,
-        finish the session in the background. Do nothing once the server stops: its sessions are
-        already ended, and the next server has them.
+        finish the session in the background. Do nothing once the server stops, because `aclose` has
+        already ended the sessions.
         """
         if self.closed:
             return
@@ -352,9 +359,9 @@ class Sessions:
         return None
 
     def put_back(self, live: LiveSession) -> None:
-        """Add a session again that could not be finished, and restart its idle time. Do nothing if
-        another session uses its name already. The session gets no more answers, but its tokens can
-        be read, and it can be dropped again.
+        """Add the session `live` again, because it could not be finished, and restart its idle
+        time. Do nothing if another session uses its name already. `live` gets no more answers, but
+        its tokens can be read, and it can be dropped again.
         """
         if not self.closed:
             self._sessions.setdefault(live.id, live)
@@ -362,7 +369,9 @@ class Sessions:
             self._touched(live)
 
     def drop_idle(self) -> None:
-        """Drop the sessions that have not been used for the idle time."""
+        """Drop the sessions that have not been used for the idle time and have no request in
+        flight.
+        """
         limit = time.monotonic() - self._settings.idle
         for session_id, live in list(self._sessions.items()):
             if live.used > limit:

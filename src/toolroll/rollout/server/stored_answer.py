@@ -1,4 +1,4 @@
-"""`StoredAnswer`: an answer from an earlier process, for a retry of its request."""
+"""`StoredAnswer`: an answer that was restored from disk. A retry of its request gets it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One choice of a streamed answer. Sampled ids are decoded to text, and the parser's stream
-converts the text to the deltas of the reply.
+"""The stream of one choice of an answer. Sampled ids are decoded to text, and the parser converts
+the text to the deltas of the reply.
 
 Invariants: sent text is never taken back. Incomplete characters, possible stop strings and possible
-stop tokens are held back until they are certain, and the parser holds back possible markers. The
-joined deltas are the message of the finished answer.
+stop tokens are held back until they are certain. The parser holds back text that may begin a marker
+of its format. The joined deltas are the message of the finished answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from toolroll.rollout.server.result import Choice
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
 
 Piece = tuple[str, list[Span]]
-"""New text, and the spans of the tokens that start in it. Spans are positions in the text."""
+"""New text, and the spans of the tokens that start in it. A span is a start and a stop position in
+the text.
+"""
 
 
 class TextStream:
@@ -47,15 +49,16 @@ class TextStream:
         self._spans: list[Span] = []  # of the tokens that start after that text
 
     def feed(self, ids: Sequence[int]) -> Piece:
-        """Return the new text that is certain. `ids` are all ids sampled so far."""
+        """Return the new text that later ids cannot change. `ids` are all ids sampled so far."""
         held = bool(ids) and self._may_stop(ids[-1])
         self._read_ids(ids[self._read : len(ids) - held])
         return self._take(self._certain())
 
     def finish(self, ids: Sequence[int], text: str) -> Piece:
-        """Return the rest of `text`, the finished text. `ids` are all ids except the stop token.
+        """Return the part of the finished `text` that was not returned yet. `ids` are all sampled
+        ids. If the spans are used, they must not include the stop token.
 
-        Raises `ApiError` if `text` does not start with the text that was returned before.
+        Raise `ApiError` if `text` does not start with the text that was returned before.
         """
         self._read_ids(ids[self._read :], last=True)
         sent = "".join(self._sent)
@@ -77,8 +80,8 @@ class TextStream:
         )
 
     def _certain(self) -> int:
-        """Return the number of held characters that are certain. A stop string ends them, and so
-        does text that may be the start of one.
+        """Return how many characters of the held text can be returned: those before the first stop
+        string, or before a last part that may be the start of a stop string.
         """
         found = [at for stop in self._stop_strings if (at := self._held.find(stop)) >= 0]
         if found:
@@ -103,7 +106,8 @@ class TextStream:
 
 
 class ChoiceStream:
-    """The deltas of one choice. `seed` is the seed of its call ids, as in the finished answer.
+    """The deltas of one choice. `seed` determines the ids of its calls (`call_id`), as in the
+    finished answer.
 
     A call is one delta, with its id. It is returned as soon as the parser is certain of it.
     """
@@ -115,13 +119,13 @@ class ChoiceStream:
         self._calls = 0
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """Return the new deltas that are certain. `ids` are all ids sampled so far."""
+        """Return the new deltas that later ids cannot change. `ids` are all ids sampled so far."""
         text, spans = self._text.feed(ids)
         return self._deltas(self._reply.feed(text, offsets=spans)) if text else []
 
     def finish(self, answer: Choice) -> list[Delta]:
-        """Return the remaining deltas of the finished answer. Raises `ApiError` if the answer
-        contradicts the deltas that were sent.
+        """Return the remaining deltas of the finished `answer`. Raise `ApiError` if `answer`
+        contradicts the deltas that were returned before.
         """
         turn, ids = answer.reading, answer.completion.output_ids.tolist()
         assert turn is not None
@@ -144,14 +148,16 @@ class ChoiceStream:
 
 
 def choice_stream(served: Model, context: StreamContext, seed: str) -> ChoiceStream:
-    """Return a new stream for a choice. `seed` is the seed of its call ids."""
+    """Return a new stream for one choice. `seed` determines the ids of its calls."""
     options = parse_options(served, context.template, context.tools, streamed=True)
     text = TextStream(served.template.encoder, context.stop_token_ids, context.stop_strings)
     return ChoiceStream(text, served.parser.stream(**options), seed)
 
 
 def stream_error(what: str) -> ApiError:
-    """Return the error for a stream whose deltas contradict the finished answer."""
+    """Return the error for a stream that contradicts the finished answer. `what` is the part that
+    differs.
+    """
     return ApiError(
         500,
         "stream_mismatch",

@@ -1,4 +1,5 @@
-"""Write the answers to a pending request as events of its dialect.
+"""Stream the answers to a request as server-sent events, in the format of the API that the request
+uses.
 
 Invariants: before the last event of an answer is sent, the answer is committed and, if there is a
 store, saved. A failure after the first event is sent as an event.
@@ -72,7 +73,7 @@ async def reply_events(
     pending: PendingRequest[CompletionResult],
     writer: ReplyWriter,
 ) -> AsyncIterator[Event]:
-    """Yield the events of a reply. Raises the request's error."""
+    """Yield the events of a reply. If the request fails, raise its error."""
     context = pending.stream_context
     assert isinstance(context, StreamContext)
     choices = [choice_stream(endpoint.served, context, seed) for seed in context.seeds]
@@ -153,7 +154,9 @@ async def text_events(
 
 
 async def _followed(pending: PendingRequest[CompletionResult]) -> AsyncIterator[list[list[int]]]:
-    """Yield the ids sampled so far each time that there are more, until the request is done."""
+    """Yield `pending.progress` (the ids sampled so far, by choice) at once, whenever it has grown,
+    and when the request is done.
+    """
     while True:
         changed = pending.changed
         yield pending.progress

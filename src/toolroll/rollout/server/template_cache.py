@@ -1,5 +1,5 @@
-"""`TemplateCache`: the served chat template with the switches of a request (`chat_template_kwargs`,
-`reasoning_effort`).
+"""`TemplateCache`: the served chat template with the switches of a request. A switch is a variable
+of the template, which the request sets with `chat_template_kwargs` or `reasoning_effort`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
 
 
 class TemplateCache:
-    """The most recently used chat templates, by their switches."""
+    """Keeps the most recently used combinations of the served template and switches."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -45,7 +45,9 @@ class TemplateCache:
         """`get` is also called in threads."""
 
     def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
-        """Return `switches` with the switch for `effort` (OpenAI's `reasoning_effort`) added."""
+        """Return `switches` with the switch for `effort` (OpenAI's `reasoning_effort`) added. Raise
+        `ApiError` if the template has no such switch, or if `switches` already sets it.
+        """
         if effort is None:
             return switches
         name = self.effort_switch
@@ -64,19 +66,21 @@ class TemplateCache:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The names that the template reads but does not set. They include its switches."""
+        """The names of the variables that the template reads but does not set, among them its
+        switches.
+        """
         renderer = self._template.renderer
         environment = compile_template(renderer.source, renderer.now).environment
         return frozenset(meta.find_undeclared_variables(environment.parse(renderer.source)))
 
     @cached_property
     def effort_switch(self) -> str | None:
-        """The template's switch for the effort, or None."""
+        """The name of the template's switch for the reasoning effort, or None if it has none."""
         return next((name for name in _EFFORTS if name in self.variables), None)
 
     @property
     def developer(self) -> bool:
-        """True if the template has a role `developer`."""
+        """True if the template mentions the role `developer`."""
         return "developer" in self._template.renderer.source
 
     @cached_property
@@ -97,7 +101,9 @@ class TemplateCache:
         return min(places) >= 0 and places == sorted(places)
 
     def get(self, switches: Mapping[str, Any]) -> ChatTemplate:
-        """Return the template with `switches` added to its own. Refuse reserved names."""
+        """Return the served template with `switches` added to its own. Raise `ApiError` if a name
+        in `switches` is reserved.
+        """
         taken = _RESERVED.intersection(switches)
         if taken:
             name = f"chat_template_kwargs.{min(taken)}"
@@ -120,7 +126,7 @@ class TemplateCache:
         return self._own(template.renderer.kwargs)
 
     def _own(self, switches: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `switches` that differ from the served template's."""
+        """Return the `switches` whose values differ from those of the served template."""
         given = self._template.renderer.kwargs
         return {
             name: value

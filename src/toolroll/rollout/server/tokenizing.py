@@ -1,4 +1,4 @@
-"""`tokenize`: the prompt tokens for messages or a text, as in vLLM's `/tokenize`."""
+"""`tokenize`: the token ids of messages or of a text, as in vLLM's `/tokenize`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Grammars in the model's own wire format, for forced tool calls and for `strict` tools.
+"""Grammars for forced tool calls and for `strict` tools, in the model's own format of tool calls.
 
-A call is forced with EBNF, because every router forwards `ebnf` (routers drop `structural_tag`).
-The grammar allows any arguments; the parser checks them against the tool's schema. For `strict`
-tools, a structural tag forces the arguments to follow the schema. Only some wire formats have a
-grammar. A request that forces calls in another format is refused.
+A forced call uses an EBNF grammar, because routers forward `ebnf` but drop `structural_tag`. The
+grammar allows any arguments; the parser checks them against the tool's schema. For `strict` tools,
+a structural tag forces the arguments to follow the schema. Only some formats have a grammar. If a
+request forces calls in another format, it is refused.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def _marked_up(
     argument: tuple[str, str, str],
     tail: str,
 ) -> str:
-    """Return the EBNF of calls whose arguments are between tags.
+    """Return the EBNF grammar of calls whose arguments are between tags.
 
-    `head`: the texts around the function's name. `argument`: the texts around a key and its value.
-    `tail`: the text at the end.
+    `head`: the texts before and after the function's name. `argument`: the texts before a key,
+    between the key and its value, and after the value. `tail`: the text at the end of a call.
     """
     root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     before, between, after = (_literal(text) for text in argument)
@@ -97,8 +97,9 @@ CLOSERS = {"hermes": "</tool_call>", "qwen3_coder": "</tool_call>", "glm45": "</
 
 
 def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
-    """Return the EBNF of one call of the tools `names`, or of one or more calls if `several` is
-    True. The calls have the format of `parser`. Raises `ApiError` if this format has no grammar.
+    """Return the EBNF grammar of a call of one of the tools `names`, in the format of `parser`. If
+    `several` is True, the grammar allows more than one call, except in the format "llama3". Raise
+    `ApiError` if the format has no grammar.
     """
     make = _GRAMMARS.get(parser)
     if make is None:
@@ -112,11 +113,12 @@ def call_grammar(parser: str, names: Sequence[str], *, several: bool) -> str:
 def strict_tag(
     parser: str, tools: Sequence[Mapping[str, Any]], place: str, *, forced: bool, several: bool
 ) -> str:
-    """Return a structural tag that forces the calls of strict tools in `tools` to follow their
-    schema.
+    """Return a structural tag that forces calls of the strict tools among `tools` to follow the
+    tool's schema.
 
-    `forced`: the reply must consist of calls. `several`: it may have more than one call. `place`
-    names the first strict tool, for the error message if the format is not supported.
+    `forced`: the reply must consist of calls. `several`: it may have more than one call. `place` is
+    the path of the first strict tool in the body, for the error message if the format is not
+    supported.
     """
     if parser != "hermes":
         raise refused(
@@ -146,13 +148,13 @@ def check_called(
     completion: Completion,
     template: ChatTemplate,
 ) -> None:
-    """Refuse a reply that ended by itself if it has no call of the tools `forced`, or if a call of
-    the tools `strict` violates its schema.
+    """Raise `ApiError` if a complete reply has no call of the tools `forced`, or if a call of one
+    of the tools `strict` violates its schema.
 
-    Such a reply shows that the engine did not follow the grammar (an engine without a grammar
-    backend ignores grammars), so the turn must not be marked as constrained. A reply that was
-    truncated by its length or by a stop string of the client is accepted, because it may end before
-    its call.
+    Such a reply shows that the engine did not follow the grammar, so the turn must not be marked as
+    constrained. (An engine without a grammar backend ignores grammars.) A reply that was truncated
+    by its length, or by a stop string or stop token of the client, is accepted, because it may end
+    before its call.
     """
     matched = completion.matched
     cut = isinstance(matched, str) or (
@@ -163,7 +165,7 @@ def check_called(
     calls = reading.parsed.tool_calls
     words = None
     if forced and not any(call.name in forced for call in calls):
-        words = f"tool_choice forces a call of {' or '.join(forced)}, but the reply holds none"
+        words = f"tool_choice forces a call of {' or '.join(forced)}, but the reply has none"
     wrong = next((call for call in calls if call.name in strict and not call.ok), None)
     if wrong is not None:
         words = f"{wrong.name} is strict, but its call does not follow its schema ({wrong.error})"
@@ -174,8 +176,8 @@ def check_called(
 
 
 def call_closer(parser: str) -> str:
-    """Return the stop string that ends a turn after its first call. Raises `ApiError` if the format
-    of `parser` has none.
+    """Return the stop string that ends a turn after its first call. Raise `ApiError` if there is
+    none for the format of `parser`.
     """
     if parser not in CLOSERS:
         raise refused(

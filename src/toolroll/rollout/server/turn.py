@@ -1,4 +1,5 @@
-"""`TurnNode`: one served turn of a conversation.
+"""`TurnNode`: one turn of a conversation, which is a reply and the messages before it that its
+request added.
 
 Invariants: the conversation of a turn never changes after the turn is created. A turn holds only
 the messages that it added.
@@ -26,8 +27,8 @@ from toolroll.rollout.types import IdArray, Message
 
 @dataclass(slots=True, eq=False)
 class TurnNode:
-    """One served turn: the messages that its prompt added, the reply and its node, and the prompt's
-    tools and template.
+    """One turn: the messages that its request added, the reply and its node in the session's tree,
+    and the tools and the template of its prompt.
     """
 
     parent: TurnNode | None
@@ -43,11 +44,11 @@ class TurnNode:
     preserved: bool = False
     """True if its prompt keeps tokens that the template would have rewritten."""
     dropped: IdArray | None = None
-    """The ids that were truncated from the start of its prompt, so they were not served."""
+    """The ids that were removed from the start of its prompt. The model did not get them."""
     prefill: str = ""
     prefill_size: int = 0
-    """The start of the reply, which was given to the model: its text and its number of tokens.
-    These tokens are before `node`.
+    """The start of the reply, if the client gave it to the model: its text and its number of
+    tokens. These tokens are before `node`, in the prompt.
     """
     checked: bool = False
     """True if the sequence that ends with this turn was verified."""
@@ -55,15 +56,16 @@ class TurnNode:
     """A weak reference to the request that produced this turn, while it is cached for a retry."""
 
     def answered(self) -> PendingRequest[CompletionResult] | None:
-        """Return the request that produced this turn if it is still cached. Only the first call
-        returns it.
+        """Return the request that produced this turn if it is still cached. Later calls return
+        None.
         """
         source, self.source = self.source, None
         return source() if source is not None else None
 
     def ids_with(self, delta: IdArray, session: Session) -> IdArray:
-        """Return the ids up to and including the reply, then `delta`. If there is a cached request,
-        reuse its prompt, to avoid walking the tree.
+        """Return the ids of the conversation up to and including the reply, then `delta`. If the
+        turn's request is still cached, its prompt is reused, because collecting the ids from the
+        tree takes longer.
         """
         # read it once: another request may clear it while this one is planned in a thread
         source = self.source
@@ -98,7 +100,7 @@ class TurnNode:
 
 
 def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
-    """Return the token sequence that ends with `last`, in the verifier's form."""
+    """Return the token sequence that ends with `last`, in the form that `Verifier.check` needs."""
     chain = [last]
     while chain[-1].continues and chain[-1].parent is not None:
         chain.append(chain[-1].parent)

@@ -1,5 +1,5 @@
-"""Verify the token sequences of a session with `transformers` and the tokenizer alone, in threads
-or synchronously, and record mismatches.
+"""Verify the token sequences of a session with `transformers` and the tokenizer alone, and record
+mismatches. This runs in threads, or in the calling thread (`check_all_now`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def _forget(live: LiveSession, turn: TurnNode, _task: asyncio.Task[None]) -> Non
 
 
 async def check_all(live: LiveSession) -> None:
-    """Verify the sequences of `live`, including those that are committed in the meantime."""
+    """Verify the sequences of `live`, including sequences that are committed while this runs."""
     while live.tree.unchecked():
         start_checks(live)
         await live.checked()
 
 
 def check_all_now(live: LiveSession) -> None:
-    """Verify the sequences of `live` that are not verified yet, in this thread. The event loop is
-    blocked meanwhile.
+    """Verify the sequences of `live` that are not verified yet, in this thread, which blocks the
+    event loop.
     """
     for turn in live.tree.unchecked():
         live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))

@@ -1,6 +1,6 @@
 """The endpoint without a network: `ToolrollClient`, an `AsyncOpenAI` that runs in process, and
 `ManagedSession`, the calls and the state of one rollout. `ManagedServer` and `DummyManagedServer`
-replace Atropos' classes with these names.
+replace Atropos' classes of the same names.
 
 This package needs `openai` (2.8 or newer): pip install "openai>=2.8". Apart from this package, only
 the OpenRLHF adapter imports `openai`.

@@ -2,8 +2,8 @@
 process.
 
 Invariants: the client is an `openai.AsyncOpenAI`, with that class's retries, streams, types and
-errors. A copy of a client uses the same session, unless it is given another. `reset` starts another
-session for this client and does not delete tokens.
+errors. A copy of a client uses the same session by default. `reset` moves a client to another
+session and keeps the tokens of the previous one.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from toolroll.rollout.types import Trajectory
 
 
 class ToolrollClient(AsyncOpenAI):
-    """An `AsyncOpenAI` that sends its requests to `endpoint`, which must be started. `session` is
-    the name of its session (default: a new one).
+    """An `AsyncOpenAI` whose requests `endpoint` answers. `endpoint` must be started. `session` is
+    the name of the client's session (default: a generated name).
 
     Replies have logprobs unless you set `logprobs=False`. They have the extra fields
     `prompt_token_ids`, `choices[i].token_ids` and `choices[i].logprobs.content[j].token_id`. In
@@ -57,8 +57,8 @@ class ToolrollClient(AsyncOpenAI):
         return TextCompletions(self, self.endpoint.model)
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
-        """Return a copy of this client with other `options`. It uses `session`, or by default the
-        session of this client.
+        """Return a copy of this client with other `options`. By default, the copy uses the same
+        session.
         """
         extra = {"endpoint": self.endpoint, "session": self.session if session is None else session}
         options.pop("base_url", None)

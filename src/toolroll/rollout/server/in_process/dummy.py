@@ -19,11 +19,12 @@ from toolroll.rollout.server.in_process.nodes import MASKED, PROMPT_LOGPROB, Seq
 
 
 class DummyManagedServer:
-    """Passes calls on to `server` and keeps their texts.
+    """Passes calls on to `server` and records the texts of the replies.
 
     `server`: an `openai.AsyncOpenAI`, or an object with the coroutines `chat_completion` and
-    `completion`, such as Atropos' servers. `model`: the model for calls that name none. An
-    `AsyncOpenAI` needs a model in each call. `track_tree` selects the form of `get_state`.
+    `completion`, such as Atropos' servers. `model`: the model for calls that name none. It is
+    needed if `server` is an `AsyncOpenAI`, because its methods require a model. `track_tree`
+    selects the form of `get_state`.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class DummyManagedServer:
 
     def get_state(self) -> dict[str, Any]:
         """Return `{"nodes": [...]}`. If `track_tree` is True, return `{"sequences": {...}, "tree":
-        {...}}`, whose keys are the texts.
+        {...}}` instead. The keys of both are the full texts. If a text repeats, its key gets a
+        suffix such as "#2".
         """
         if self.track_tree:
             return {"sequences": dict(self._nodes), "tree": dict(self._nodes)}

@@ -30,7 +30,7 @@ from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)
-"""Arguments that tell Atropos' own servers how to change a request."""
+"""Arguments for Atropos' own servers. They are dropped."""
 
 
 class ManagedSession:
@@ -46,10 +46,11 @@ class ManagedSession:
         self.client = ToolrollClient(endpoint, session=session)
 
     async def chat_completion(self, *, split: str = "train", **kwargs: Any) -> ChatCompletion:
-        """Return a chat completion. `kwargs`: the arguments of `chat.completions.create`, and every
-        other field that the endpoint supports. `split`: Atropos' "train" or "eval". It does not
-        affect the tokens. If the last message is the assistant's, the model continues it, and the
-        reply is only the continuation.
+        """Return a chat completion. If the last message is the assistant's, the model continues it,
+        and the reply is only the continuation.
+
+        `kwargs`: the arguments of `chat.completions.create`, and every other field that the
+        endpoint supports. `split`: Atropos' "train" or "eval", which does not affect the tokens.
         """
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
@@ -84,11 +85,11 @@ class ManagedSession:
         arguments in `sampling` (`max_tokens`, `temperature`, `model`) have no effect.
 
         Give exactly one of `prompt` (text), `messages` and `input_ids` (such as the `tokens` of a
-        node). `messages` are rendered with the chat template. If the last message is the
-        assistant's, its turn is closed.
+        node). `messages` are rendered with the chat template, followed by the generation prompt
+        unless the last message is the assistant's.
         """
         if [prompt, messages, input_ids].count(None) != 2:
-            raise UsageError("get_logprobs takes one of prompt, messages and input_ids")
+            raise UsageError("get_logprobs takes exactly one of prompt, messages and input_ids")
         template = self.endpoint.served.template
         if messages is not None:
             read = read_messages(messages, answer=False)
@@ -100,7 +101,9 @@ class ManagedSession:
             return await prompt_logprobs(self.endpoint, ids, top_logprobs or top_k)
 
     def _slot(self, split: str) -> AbstractAsyncContextManager[Any]:
-        """Return the context manager that a request of `split` holds while it is in flight."""
+        """Return the context manager inside which a request of `split` runs. Subclasses override
+        this to limit concurrency.
+        """
         return nullcontext()
 
     async def _settled(self) -> None:
@@ -139,7 +142,7 @@ class ManagedSession:
         self.endpoint.sessions.discard(left)
 
     async def aclose(self) -> None:
-        """Drop the session."""
+        """Drop the session, and close `client`."""
         self.reset()
         await self.client.close()
 
@@ -165,11 +168,10 @@ async def managed_session(
 ) -> AsyncIterator[ManagedSession]:
     """Yield a `ManagedSession` over `engine`.
 
-    `engine` is an address, a configuration, an `Engine` or a `Model`. For an address or a
-    configuration, a connection is opened and closed. An `Engine` or a `Model` stays open.
-    `tokenizer` is an object or a name; by default, it is the tokenizer of the model that the engine
-    serves. If `engine` is a `Model`, the arguments for the tokenizer, parser and template are
-    ignored.
+    `engine` is an address, a configuration, an `Engine` or a `Model`. An `Engine` or a `Model` is
+    not closed at the end. `tokenizer` is an object or a name; by default, it is the tokenizer of
+    the model that the engine serves. If `engine` is a `Model`, the arguments for the tokenizer,
+    parser and template are ignored.
     """
     if isinstance(engine, Model):
         served, owned = engine, False
@@ -225,7 +227,7 @@ def _continues(messages: Sequence[Any]) -> bool:
 
 def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return `kwargs` as arguments for `create`. Names that the SDK does not know go into
-    `extra_body`, which the endpoint honors or refuses.
+    `extra_body`. The endpoint then refuses those that it does not support.
     """
     known = inspect.signature(create).parameters
     named = {name: value for name, value in kwargs.items() if name in known}

@@ -1,9 +1,9 @@
 """`ManagedServer`: a `ManagedSession` with the constructor that Atropos' environments call.
 
 Invariants: the tokenizer is the one that was passed, or else the server's, or else the one that the
-server's configuration names. Without a tokenizer, nothing is sent. Requests hold the server's
-semaphores, if it has any. So Atropos counts these requests when it limits a server and when it
-chooses among servers.
+server's configuration names. If there is none, the constructor raises an error. A request holds the
+server's semaphore if the server has one (`sem` or `eval_sem`). So Atropos counts the request when
+it limits the load of a server and when it chooses among servers.
 """
 
 from __future__ import annotations
@@ -47,15 +47,17 @@ class ManagedServer(ManagedSession):
         server: One of Atropos' servers (or any object whose `config` has a `base_url`), the address
             of an SGLang server, an `EngineConfig`, an `EngineClient` or a `Model`. An
             `EngineClient` and a `Model` stay open.
-        tokenizer: An object or a name. Default: the server's; else the one that its configuration
-            names (`tokenizer_name`, then `model_name`). Not used if `server` is a `Model`.
+        tokenizer: An object or a name. Default: the server's tokenizer, or else the one that the
+            server's configuration names (`tokenizer_name`, then `model_name`). Not used if `server`
+            is a `Model`.
         track_tree: Selects the form of `get_state`.
         tool_parser: The name of the format of tool calls. Default: replies are not parsed.
         preserve_think_blocks: Has no effect: reasoning always stays in the history.
         history: What happens if the chat template rewrites served tokens. "preserve" keeps them.
             "fork" renders the history again, and the conversation continues in a second node.
         chat_template: Jinja text that replaces the tokenizer's own template.
-        settings: The settings of the endpoint. Default: the usual ones, but with `n` up to 1024.
+        settings: The settings of the endpoint. Default: the default settings, except that `n` may
+            be up to 1024.
         served: The model at `server`, if it is open already (`open_model`). It stays open.
 
     Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.
@@ -93,7 +95,7 @@ class ManagedServer(ManagedSession):
         if kwargs.get("tools") and not self._reads_calls:
             raise UsageError(
                 "tools are offered, but no format of tool calls is named: give tool_parser=... "
-                "(for example, 'hermes'); Atropos would leave the tools out of the prompt"
+                "(for example, 'hermes'). Atropos' own class leaves the tools out of the prompt"
             )
         return await super().chat_completion(**kwargs)
 

@@ -1,10 +1,10 @@
-"""`SequenceNode`: a sequence in Atropos' form. Masked tokens are -100, and prompt tokens have the
-logprob 1.0.
+"""`SequenceNode`: a token sequence in Atropos' form. Masked tokens are -100, and prompt tokens have
+the logprob 1.0.
 
-Invariants: a token without loss (a prompt token, or a token of a reply that is not trained here)
-is masked and has the logprob 1.0. A token with loss has the engine's logprob. If the engine gave
-none, `TokenError` is raised. A sampled token that is not excluded from training is unmasked in
-exactly one node of a state.
+Invariants: a token without loss in this node is masked and has the logprob 1.0. This is a prompt
+token, or a token of a reply that is excluded from training or trained in another node. A token with
+loss has the engine's logprob. If the engine gave none, `TokenError` is raised. A sampled token that
+is not excluded from training is unmasked in exactly one node of a state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SequenceNode(BaseModel):
 
 
 def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
-    """Return a whole trajectory as one node."""
+    """Return the trajectory `found` as one node."""
     trained = found.loss_mask.astype(bool)
     check_trained_logprobs(found.logprobs, trained)
     last = found.turns[-1] if found.turns else None
@@ -58,12 +58,11 @@ def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
 def tree_nodes(
     session: Session, sampled: Sequence[Node], encoder: Encoder
 ) -> dict[str, SequenceNode]:
-    """Return a sequence for each sampled node: the tokens from the root to the node. The key is the
-    text of the sequence.
+    """Return one sequence for each node in `sampled`: the tokens from the root to the node. The key
+    is the text of the sequence. If several sequences have the same text (identical answers to one
+    prompt), the keys of the later ones get the suffix "#2", "#3" and so on.
 
-    `metadata["parent"]` is the key of the sampled node that this node continues. If several nodes
-    have the same text (identical answers to one prompt), the keys of the later ones get the suffix
-    "#2", "#3" and so on.
+    `metadata["parent"]` is the key of the last sampled node on the path to this node, or None.
     """
     keys: dict[Node, str] = {}
     found: dict[str, SequenceNode] = {}

@@ -1,8 +1,8 @@
 """`prompt_logprobs`: the logprobs of a prompt's tokens and of the most likely tokens at each
 position, in Atropos' form.
 
-Invariants: the ids are the ids that were sent. A value that the engine leaves out is an error:
-nothing is padded.
+Invariants: the returned ids are the ids that were sent. If the engine leaves out a value, an error
+is raised: nothing is padded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from toolroll.rollout.server.endpoint import Endpoint
 
 async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> dict[str, Any]:
     """Return `{"prompt_tokens": ids, "prompt_topk_token_ids": [...], "prompt_topk_logprobs":
-    [...]}`. The last two have one list per position: the prompt's own token, then the others of the
-    `top` most likely tokens. The lists of the first position are empty, because it has no logprobs.
+    [...]}`. The last two have one list per position: first the prompt's own token, then the `top`
+    most likely tokens except this token. The lists of the first position are empty, because the
+    first token has no logprob.
 
     Raise `UsageError` if an id is outside the vocabulary, `ContextOverflowError` if the prompt is
     too long, and `EngineError` if the engine answers without logprobs.
@@ -28,7 +29,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     if not sent or top < 1:
         raise UsageError("get_logprobs needs a prompt that is not empty, and a top_k of at least 1")
     if not all(0 <= index < (limits.vocab_size or 2**31) for index in sent):
-        raise UsageError(f"input_ids holds an id outside the vocabulary of {limits.vocab_size}")
+        raise UsageError(f"the prompt has an id outside the vocabulary of {limits.vocab_size}")
     if limits.context_length is not None and len(sent) >= limits.context_length:
         words = f"the prompt has {len(sent)} tokens; the context is {limits.context_length} long"
         raise ContextOverflowError(words)
@@ -55,8 +56,8 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
 
 
 def _place(own: Sequence[Any], others: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
-    """Return the logprobs at one position by id. Raise `EngineError` if a value is missing."""
+    """Return one position's logprobs by token id. Raise `EngineError` if a value is missing."""
     found = {int(entry[1]): entry[0] for entry in (own, *(others or ()))}
     if not others or not all(isinstance(value, float) for value in found.values()):
-        raise EngineError("the engine returned a position of the prompt without its logprobs")
+        raise EngineError("the engine returned no logprobs for a position of the prompt")
     return found

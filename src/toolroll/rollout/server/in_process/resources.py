@@ -1,4 +1,6 @@
-"""The resources of the in-process client. Their `create` does not require `model`."""
+"""The resources of the in-process client (`client.chat` and `client.completions`). `model` is
+optional in their method `create`.
+"""
 
 from __future__ import annotations
 

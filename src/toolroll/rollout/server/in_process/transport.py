@@ -1,9 +1,9 @@
 """`InProcessTransport`: answers the OpenAI SDK's HTTP requests with an `Endpoint` in the same event
 loop, without a socket.
 
-Invariants: answers, errors and streams come from the same code as over HTTP. An answer has its
-logprobs unless the request declines them. Cancelling a call has the same effect as closing a
-connection: the grace time starts. No network is used.
+Invariants: answers, errors and streams come from the same code as over HTTP. An answer has logprobs
+unless the request declines them. Cancelling a call has the same effect as closing a connection: a
+retry can join the request until the grace time ends. No network is used.
 """
 
 from __future__ import annotations
@@ -136,15 +136,18 @@ class InProcessTransport:
 
 
 def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
-    """Request logprobs and all ids unless `data` sets these fields. (`logprobs: false` is kept.)
-    Code that was written for Atropos or verifiers reads logprobs and ids without requesting them.
+    """Add the fields that request logprobs and all token ids to `data`, unless `data` sets these
+    fields. (`logprobs: false` is kept.) Code that was written for Atropos or verifiers reads
+    logprobs and ids without requesting them.
     """
     wanted = {"logprobs": True if chat else 0, **({} if chat else {"return_token_ids": True})}
     data |= {name: value for name, value in wanted.items() if data.get(name) is None}
 
 
 class _Lines:
-    """The lines of a stream. The first `hang_up` leaves the request; later calls do nothing."""
+    """The lines of a stream. `hang_up` says that the client no longer waits for the stream. Only
+    the first call has an effect.
+    """
 
     def __init__(
         self,
