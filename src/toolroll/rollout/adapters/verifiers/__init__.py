@@ -1,6 +1,6 @@
 """verifiers (v1) and prime-rl: `EndpointClient` fills `Response.tokens` from `toolroll serve`.
 
-    config = TrainClientConfig(base_url="http://127.0.0.1:8080/v1")  # of verifiers
+    config = TrainClientConfig(base_url="http://127.0.0.1:8400/v1")  # of verifiers
     register(interception_server, config)
     context = ModelContext(model="default", client=config)
 
