@@ -126,7 +126,7 @@ class RayRunner:
 
 
 class _Actor:
-    """The driver's side of a worker. Ray restarts the worker if it dies."""
+    """The driver's handle of a worker. Ray restarts the worker if it dies."""
 
     def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
         self.share = share
