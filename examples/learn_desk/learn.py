@@ -44,8 +44,8 @@ UPDATES = 2
 """The number of optimizer steps for each step of the policy gradient."""
 
 EVALUATED = 400
-"""The number of held-out tasks in an evaluation. Evaluations take place before the first step, after
-a third of the imitation, at its end, and after every ten steps of the policy gradient.
+"""The number of held-out tasks in an evaluation. The network is evaluated before the first step,
+after a third of the imitation, at its end, and after every ten steps of the policy gradient.
 """
 
 CONTROL_SEED = 1
