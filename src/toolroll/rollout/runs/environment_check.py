@@ -60,11 +60,11 @@ class CheckResult:
 
 
 class _FailedError(Exception):
-    """A check failed."""
+    """Raised by a check that fails. The message is the result's `detail`."""
 
 
 class _NotApplicableError(Exception):
-    """A check does not apply to this environment."""
+    """Raised by a check that does not apply. The message is the result's `detail`."""
 
 
 async def check(

@@ -33,7 +33,7 @@ Entry = Mapping[str, Any]
 
 
 class BrokenError(ToolrollError):
-    """An environment raised an error or returned an invalid value."""
+    """Raised if an environment raises an error or returns an invalid value."""
 
 
 class EnvironmentPlayer:

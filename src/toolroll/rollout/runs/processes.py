@@ -105,7 +105,9 @@ class _Process:
             self._waiting.pop(key, None)
 
     async def close(self) -> None:
-        """End the process. It cancels its episodes, and gets some time to abort their requests."""
+        """End the process. It has `_GRACE` seconds to cancel its episodes and abort their requests,
+        and is then killed.
+        """
         if self._life is not None:
             # if the process could not be started, `play` has raised the error
             with contextlib.suppress(Exception):

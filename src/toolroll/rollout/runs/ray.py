@@ -51,7 +51,9 @@ class Worker:
             self._playing -= 1
 
     async def close(self) -> None:
-        """Close the connections after the cancelled episodes have aborted their requests."""
+        """Close the connections as soon as the cancelled episodes have aborted their requests, but
+        at the latest after `_GRACE` seconds.
+        """
         for _ in range(_TURNS_OF_GRACE):
             if not self._playing:
                 break

@@ -187,8 +187,8 @@ class RunDirectory:
         return aborted
 
     def _drop_aborted(self) -> None:
-        """Rewrite the episode file without aborted episodes. The old file remains until the new one
-        is complete.
+        """Rewrite the episode file without this environment's aborted episodes. The old file
+        remains until the new one is complete.
         """
         file = self.path / FILE_NAME
         with file.open("rb") as lines, written_whole(file, "Nothing was changed") as out:

@@ -85,8 +85,8 @@ async def open_runner(
 
 
 def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
-    """Return the settings of one worker as plain data. `share`: its number of concurrent
-    episodes.
+    """Return the settings of one worker as plain data. `share`: the number of concurrent episodes
+    of this worker.
     """
     return config.model_dump(mode="json") | {
         "env": absolute_target(config.env),

@@ -101,7 +101,7 @@ class Summary:
 
     @property
     def mismatches(self) -> dict[str, int]:
-        """Return verification mismatches by kind."""
+        """Return the number of token mismatches by kind."""
         return self.named("token_mismatches")
 
 
