@@ -18,21 +18,21 @@ async def _main() -> None:
         "--out",
         type=Path,
         default=Path("out/learn"),
-        help="the folder of the runs; an interrupted run continues",
+        help="the folder of the runs; if it contains an interrupted run, that run continues",
     )
     parser.add_argument(
         "--prepare", action="store_true", help="only train the tokenizer and play the references"
     )
-    parser.add_argument("--seed", type=int, help="default: 0; not for a control")
+    parser.add_argument("--seed", type=int, help="default: 0; not with --control")
     parser.add_argument(
         "--control",
         choices=MISTAKES,
-        help="run the policy gradient after a third of the imitation, with this mistake",
+        help="train a control: a policy gradient with this mistake, after a third of the imitation",
     )
     parser.add_argument("--threads", type=int, default=1, help="the number of threads of torch")
     given = parser.parse_args()
     if given.control and given.seed is not None:
-        parser.error(f"a control starts from seed {CONTROL_SEED}")
+        parser.error(f"--seed: a control always starts from seed {CONTROL_SEED}")
     torch.set_num_threads(given.threads)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("examples.learn_desk").setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""`Sample`: one training sequence; and batches of them as tensors."""
+"""`Sample`: one training sequence. `Batch`: several samples as tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from toolroll.rollout.types import InteractionResult
 
 @dataclass(frozen=True)
 class Sample:
-    """Three lists of the length of the sequence. `logprobs` is 0 where `loss_mask` is 0."""
+    """Three arrays with one value per token. `logprobs` is 0 where `loss_mask` is 0."""
 
     ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.uint8]
@@ -80,7 +80,7 @@ def shuffled(samples: Sequence[Sample], size: int, rng: random.Random) -> Iterat
 
 
 def save_samples(samples: Sequence[Sample], path: Path) -> None:
-    """Write samples to an npz file."""
+    """Write samples to an npz file, without their logprobs."""
     np.savez_compressed(
         path,
         lengths=np.array([len(sample.ids) for sample in samples]),
@@ -90,7 +90,7 @@ def save_samples(samples: Sequence[Sample], path: Path) -> None:
 
 
 def load_samples(path: Path) -> list[Sample]:
-    """Return the samples of a file. Their logprobs are 0, because references are not sampled."""
+    """Return the samples in a file of `save_samples`. Their logprobs are 0."""
     with np.load(path) as file:
         lengths, ids, mask = file["lengths"], file["ids"].astype(np.int32), file["loss_mask"]
     ends = np.cumsum(lengths)

@@ -39,7 +39,9 @@ def drill(tokenizer: Any, task: Task, rng: random.Random) -> Sample:
 
 
 def _lookup(row: teacher.Facts) -> list[_Piece]:
-    """Ask for a row by the first words of its title: "The" and an adjective."""
+    """Quote the first words of a row's title ("The" and an adjective), and ask for the rest of the
+    row.
+    """
     quoted = teacher.quote(row, *row)
     asked = " ".join(quoted.split(" ")[:3])
     return [(asked, False), (quoted.removeprefix(asked) + "\n", True)]
@@ -65,7 +67,7 @@ def _judgment(rng: random.Random) -> list[_Piece]:
 
 
 def _verdict(text: str) -> list[_Piece]:
-    """Ask for the last word of `text`."""
+    """Give `text` without its last word, and ask for this word."""
     end = text.rindex(" ")
     return [(text[:end], False), (text[end:] + "\n", True)]
 

@@ -1,4 +1,4 @@
-"""Write the model of a run for the package: `python -m examples.learn_desk.export`."""
+"""Write the model of a run into the package: `python -m examples.learn_desk.export`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from examples.learn_desk.tokenizer import FILES
 
 
 def export(model: Path, to: Path) -> None:
-    """Write the model in float16, and its tokenizer."""
+    """Write the model in the folder `model` to the folder `to`: the weights in float16, and the
+    tokenizer.
+    """
     save_network(load_network(model), to, torch.float16)
     for name in FILES:
         shutil.copyfile(model / name, to / name)

@@ -38,14 +38,14 @@ from toolroll.rollout.types import Episode
 logger = logging.getLogger(__name__)
 
 BATCH, DRILLS = 16, 20
-"""Samples in a step of the imitation and of the drills."""
+"""The number of samples in a step of the imitation, and in a step of the drills."""
 
 UPDATES = 2
 """The number of optimizer steps for each step of the policy gradient."""
 
 EVALUATED = 400
-"""How many held-out tasks are played after a third and at the end of the imitation, and every ten
-steps of the policy gradient.
+"""The number of held-out tasks in an evaluation. The network is evaluated before the first step,
+after a third of the imitation, at its end, and after every ten steps of the policy gradient.
 """
 
 CONTROL_SEED = 1
@@ -74,9 +74,9 @@ class Lessons:
 class Learner:
     """One training run in a folder. The engine serves `model/`, and `log.jsonl` is the log.
 
-    `state.pt` is written every 100 steps, every 10 of the policy gradient. If it exists, the run
-    continues from it. With `control`, the run is a policy gradient with one mistake. It starts from
-    the network after a third of the imitation, which can still learn much.
+    `state.pt` is written every 100 steps, and every 10 steps of the policy gradient. If this file
+    exists, the run continues from it. With `control`, the run is a policy gradient with one
+    mistake. It starts from the network after a third of the imitation, which can still learn much.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Learner:
                 self._save()
 
     def _batches(self) -> Iterator[list[Sample]]:
-        """Yield the batches of the drills that are left, then batches of references."""
+        """Yield the remaining batches of drills, then batches of references."""
         rng = random.Random(f"{self.seed}/{self.step}")
         drills = drill_batches(self.tokenizer, DESK.tasks("train")[:3000], DRILLS, rng)
         while self.step < self.lessons.drills:
@@ -230,7 +230,7 @@ class Learner:
     # --- evaluation, log and state ---------------------------------------------------------------
 
     async def _evaluate(self, lesson: str, url: str | None = None) -> None:
-        """Play held-out tasks and log the mean reward."""
+        """Play held-out tasks and log the mean reward. Without `url`, start an engine."""
         tasks = DESK.tasks("held-out")[: self.evaluated]
         if url is None:
             save_network(self.network, self.model)

@@ -1,8 +1,8 @@
 """Negative controls: the effect of a wrong mask, wrong tokens or a wrong reward.
 
 Each control repeats one mistake that is found in real rollout code, and nothing else changes.
-`none`, `failures` and `forks` make no mistake: the others are compared with them. If a mistake
-changes the tokens or the mask, the trainer's logprobs replace the recorded ones.
+`none`, `failures` and `forks` make no mistake: the other controls are compared with these three. If
+a mistake changes the tokens or the mask, the trainer's logprobs replace the recorded ones.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _own_logprobs(sample: Sample, network: Network) -> Sample:
 
 
 class FlakyDesk(Desk):
-    """A desk whose database cannot be reached in one of 25 calls."""
+    """A desk whose database cannot be reached in one of 25 steps with tool calls, on average."""
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the task."""
@@ -142,8 +142,10 @@ _FIND_LAST = (
 
 
 def forgetful_template() -> str:
-    """Return the chat template, changed so that it renders only the last turn's reasoning. The turn
-    after a turn that follows reasoning starts a new sequence.
+    """Return the chat template, changed so that it renders only the last turn's reasoning.
+
+    If a turn has reasoning, the template leaves it out as soon as another turn follows. The next
+    prompt then differs from the earlier tokens, so it starts a new sequence (a fork).
     """
     template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     shown = "{% if message.reasoning_content %}"

@@ -131,7 +131,7 @@ class Network(nn.Module):
 
     def logprobs(self, ids: Tensor, where: Tensor) -> Tensor:
         """Return the logprobs of the tokens of `ids` at which `where`, bool [batch, tokens], is
-        True, as one row. The first token of a sequence has none.
+        True, as one flat tensor. The first token of a sequence has no logprob, so it is left out.
         """
         states = self(ids[:, :-1])[where[:, 1:]]
         found = functional.log_softmax(self.logits(states), dim=-1)

@@ -16,7 +16,9 @@ _BLUE, _RED = "#1f77b4", "#d62728"
 
 
 def read_log(folder: Path) -> list[Line]:
-    """Return the lines of a run's log, without those that a resumed run wrote a second time."""
+    """Return the lines of a run's log. If a resumed run wrote a line again, return only the new
+    one.
+    """
     lines: dict[tuple[int, bool], Line] = {}
     for text in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
@@ -30,8 +32,8 @@ def held_out(lines: list[Line]) -> list[tuple[int, float]]:
 
 
 def draw(out: Path, to: Path) -> None:
-    """Draw the held-out reward by steps: of each seed, with the band between them, and of two
-    controls.
+    """Draw the held-out reward by step. The left plot has a line for each seed, their range and
+    their mean. The right plot has two controls.
     """
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(8, 3.2), sharey=True, width_ratios=(3, 2)

@@ -1,4 +1,4 @@
-"""Episodes of the desk by toolroll's `Runner`: of the references, and of the model."""
+"""Play episodes of the desk with toolroll's `Runner`, by the teacher or by the model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def play(
 
 
 class _Made(DeskFactory):
-    """The desk's tasks with another environment."""
+    """A factory with the desk's tasks. `make` returns its environments."""
 
     def __init__(self, make: Callable[[EnvironmentOptions], Desk]) -> None:
         self._make = make
@@ -72,7 +72,11 @@ class _Made(DeskFactory):
 
 
 async def play_references(folder: Path, tasks: Sequence[Task]) -> list[Sample]:
-    """Return the samples of the teacher's episodes, which a scripted engine replies."""
+    """Play the teacher's replies with a scripted engine, and return the episodes' samples. Raise
+    `AssertionError` if an episode does not earn 1.0.
+
+    `folder`: the folder of the tokenizer.
+    """
     lines = {session_id(DESK.name, task.id, 0): replies(task) for task in tasks}
     tokenizer = load_tokenizer(folder)
     async with EmbeddedEngine(tokenizer, script(lines), keep_log=False) as engine:

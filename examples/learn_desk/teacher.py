@@ -1,7 +1,8 @@
 """What a good model would reply: the reference actions, with the thoughts that lead to them.
 
-A thought quotes the facts from the conversation, and judges each by the rule that it concerns: `ok`
-or the rule's code. It copies them verbatim, because copying is what a small model does best.
+A thought quotes facts from the conversation. After a fact that concerns a rule, it says `ok`, or
+the rule's code if the rule is broken. The facts are copied verbatim, because copying is what a
+small model does best.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def found_book(data: Facts, title: str) -> dict[str, Any]:
 def identity(given: str, member: Facts) -> str:
     """Return the comparison of the postcode that the member gave with the account's.
 
-    One token is between them, so a head that looks back two tokens sees both at once. With the
-    name of the field between them, some seeds never learn to compare them.
+    Only one token is between the two postcodes, so a head that looks back two tokens sees both at
+    once. With the name of the field between them, some seeds never learn to compare the postcodes.
     """
     right = given == member["postcode"]
     account = member["postcode"]

@@ -36,8 +36,8 @@ PIECES = (
 )
 """A full date in 2031, the year of another date, the id of a book, hold or loan, half of a card, a
 verdict (`ok` or the code of a rule), two digits, a capitalized word, or the text between these. A
-number of four digits has two tokens. Few other numbers share them, so the model can find and copy
-the number easily.
+number of four digits has two tokens. Few other numbers contain the same tokens, so the model can
+find and copy the number easily.
 """
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -96,7 +96,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def corpus(tasks: Iterable[Task]) -> Iterator[str]:
-    """Return the texts of the teacher's episodes."""
+    """Yield texts to train the tokenizer on: ids, names and dates, repeated, and then the texts of
+    the teacher's episodes.
+    """
     # Each id, each name and each date of a loan becomes one token, so that one step copies it.
     days = (date(2031, 1, 1) + timedelta(days=day) for day in range(100))
     titles = (*words.ADJECTIVES, *words.NOUNS)

@@ -3,8 +3,9 @@
     toolroll serve --model MODEL --engine http://127.0.0.1:30000
     python examples/openai_agents/looker.py --url http://127.0.0.1:8400
 
-The agent does not use toolroll: its client only gets the base URL of a session. Each run has its
-own session. When the run has ended, its training sequences are fetched by the session's name.
+The agent's code does not use toolroll: only the base URL of its client is that of a session. Each
+run of the agent has its own session. When a run has ended, this program fetches the session's
+training sequences.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ROOMS = {
 }
 
 
-# A strict tool is sampled under a grammar, which is not what the model samples by itself.
+# For a strict tool, the engine samples under a grammar. The model alone would sample other tokens.
 @function_tool(strict_mode=False)
 def look(at: str) -> str:
     """Look at a room of the house."""
@@ -46,7 +47,7 @@ def grade(answer: str) -> float:
 
 
 async def play(url: str, session: str) -> dict[str, Any]:
-    """Run the agent in a session of its own, post its reward, and return its trajectories."""
+    """Run the agent in the session `session`, post the reward, and return the trajectories."""
     set_tracing_disabled(True)
     address = f"{url}/sessions/{session}"
     async with AsyncOpenAI(base_url=f"{address}/v1", api_key="unused") as client:

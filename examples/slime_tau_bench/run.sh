@@ -55,7 +55,7 @@ TRAIN_ARGS=(
     --entropy-coef 0.00
     --eps-clip 0.2
     --eps-clip-high 0.28
-    --use-tis # corrects for the engine's numerics, with the logprobs that it sampled with
+    --use-tis # corrects for numeric differences between the engine and the trainer, with the engine's logprobs
     --optimizer adam
     --lr 1e-6
     --lr-decay-style constant

@@ -34,12 +34,14 @@ CONFIG: dict[str, Any] = {
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row per task. A prompt is the task's index."""
+    """Return one row per task, whose prompt is the task's index."""
     return [{"prompt": str(task.index)} for task in load_environment("desk").tasks("test")]
 
 
 def rollout_func() -> RolloutFunc:
-    """The episodes. The server gets the weights before the first rollout of each step."""
+    """Return the function that plays the episodes. Before the first rollout of each step, it gives
+    the server the current weights.
+    """
     return make_rollout_func(
         TrlSettings(env="desk", max_turns=12),
         engine_url=ENGINE_URL,
@@ -48,7 +50,7 @@ def rollout_func() -> RolloutFunc:
 
 
 def main() -> None:
-    """Train."""
+    """Train the model."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 

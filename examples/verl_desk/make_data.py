@@ -1,4 +1,4 @@
-"""Write the desk's tasks as verl reads them: `python make_data.py desk.parquet`."""
+"""Write the desk's tasks in verl's format: `python make_data.py desk.parquet`."""
 
 import sys
 from typing import Any
@@ -7,7 +7,7 @@ from toolroll.rollout.runs.registry import load_environment
 
 
 def rows() -> list[dict[str, Any]]:
-    """One row per task. `extra_info` names it; verl wants the other columns."""
+    """Return one row per task. `extra_info` names the task. verl requires the other columns."""
     return [
         {
             "data_source": "toolroll/desk",

@@ -211,7 +211,7 @@ def test_a_template_that_is_not_exact_is_said_before_the_run(
         tmp_path / "out",
         "--no-do-nothing",
     )
-    assert "The chat template does not append tool results to what was served:" in result.stdout
+    assert "The chat template does not append tool results to the earlier tokens:" in result.stdout
     assert "a second training sequence begins there, unless history='preserve'" in result.stdout
     assert summary(tmp_path / "out")["forks"] > 0
 

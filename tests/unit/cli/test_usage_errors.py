@@ -136,7 +136,7 @@ def refused(
         (["tasks", "null.py:env"], "null.py: SyntaxError: source code string cannot contain null"),
         ([*RUN, "--temperature", "nan"], "--temperature: must be a finite number"),
         ([*RUN, "--temperature", "inf"], "--temperature: must be a finite number"),
-        (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has pond"),
+        (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has only pond"),
         (["view", "torn"], "torn/summary.json cannot be read ("),
         (["view", "odd"], "odd/run.json cannot be read ("),
         (["new-env", "sums", "--at", "afile"], "--at: afile/sums.py cannot be written: "),

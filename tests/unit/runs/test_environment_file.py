@@ -169,7 +169,11 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
         ("counter", {}, "not an environment: it makes an object of type Counter"),
         ("Hinted", {}, "Hinted: an annotation cannot be resolved: name 'Nowhere' is not defined"),
         ("Abstract", {}, "bench:Abstract cannot be played: Abstract has no step"),
-        ("broken", {}, "cannot be made: .*bench.py, line 43: KeyError: 'missing'"),
+        (
+            "broken",
+            {},
+            "raised an error when it was called: .*bench.py, line 43: KeyError: 'missing'",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(

@@ -71,7 +71,7 @@ def test_what_is_missing_is_named_with_the_command() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'desk'"):
         find_environment("deks")
-    with pytest.raises(UsageError, match="toolroll envs lists them"):
+    with pytest.raises(UsageError, match="toolroll envs lists all names"):
         find_environment("zzz")
     with pytest.raises(UsageError, match=r"no agent named 'nobody'; there are .*tool-calling"):
         agent_maker("nobody")

@@ -103,7 +103,7 @@ app.command(name="run")(
 
 @app.command()
 def envs() -> None:
-    """List the environments, and the install commands for missing ones.
+    """List the environments, and the commands that install missing packages.
 
     Example: toolroll envs
     """
@@ -115,7 +115,8 @@ def envs() -> None:
 
 @app.command()
 def frameworks() -> None:
-    """List the adapters for training frameworks: tested version, name to configure, and rules.
+    """List the adapters for training frameworks: the tested version, the name to configure, and
+    what happens to forked and to aborted episodes.
 
     Example: toolroll frameworks
     """
@@ -130,10 +131,10 @@ def tasks(
     env: Env,
     split: Split = None,
     tasks: Annotated[
-        str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default all")
+        str | None, typer.Option(help="which tasks: 3, 0-9 or 0-4,7; default: all")
     ] = None,
     env_args: EnvArgs = None,
-    out: Annotated[Path | None, typer.Option(help="the file; default: standard output")] = None,
+    out: Annotated[Path | None, typer.Option(help="the file to write; default: stdout")] = None,
 ) -> None:
     """Write an environment's tasks as JSON lines, to be used as a trainer's prompt data.
 
@@ -156,7 +157,7 @@ def check_template(
         typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package"),
     ],
     template: Annotated[
-        Path | None, typer.Option(help="a Jinja file that replaces the tokenizer's template")
+        Path | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
     ] = None,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="JSON: variables of the chat template")
@@ -181,14 +182,14 @@ def check_template(
 def view(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[
-        Path | None, typer.Option(help="the page; default: view.html in the folder")
+        Path | None, typer.Option(help="the file to write; default: view.html in the folder")
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(help="a tokenizer (folder, name or `embedded`); default: the run's own"),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=0, help="include the tokens of this many episodes")
+        int, typer.Option(min=0, help="include the tokens of this many episodes, the first ones")
     ] = 500,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
@@ -234,28 +235,30 @@ def engine(
         str | None,
         typer.Option(
             help="folder of a small Llama model, which is sampled with numpy; default: `desk-1m`, "
-            "which is in the package, unless --script, --tokenizer or --latency is given"
+            "the model in the package; not with --script, --tokenizer or --latency, which are for "
+            "scripted replies"
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="folder or name of the tokenizer of scripted replies; default: `embedded`, which "
-            "is in the package"
+            help="folder or name of the tokenizer for scripted replies; default: `embedded`, the "
+            "one in the package"
         ),
     ] = None,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 30000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 30000,
     script: Annotated[
         Path | None,
         typer.Option(
-            help='scripted replies, as JSON: {"ENVIRONMENT/TASK#SAMPLE": ["reply", ...]} for '
-            'toolroll run, {"SESSION": ["reply", ...]} for toolroll serve; with --tokenizer alone, '
-            "each reply gives the number of tokens in the prompt",
+            help='JSON file of scripted replies: {"ENV/TASK#SAMPLE": ["reply", ...]} for '
+            'toolroll run, {"SESSION": ["reply", ...]} for toolroll serve; without --script, but '
+            "with --tokenizer or --latency, each reply gives the number of tokens in its prompt",
         ),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(min=1, help="in tokens; default: the model's, or 32768")
+        int | None,
+        typer.Option(min=1, help="in tokens; default: the model's, or 32768 for a script"),
     ] = None,
     latency: Annotated[
         float, typer.Option(min=0, help="seconds that each scripted reply takes")
@@ -290,8 +293,8 @@ def demo(
     samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Play desk with the model in this package, and BFCL multi-turn with its reference actions,
-    against the embedded engine. No GPU and no torch are needed.
+    """Play two environments against the embedded engine: desk with the model in this package, and
+    BFCL multi-turn with its reference actions. No GPU and no torch are needed.
 
     Example: toolroll demo --out out/demo
     """
@@ -302,11 +305,11 @@ def demo(
 
 
 def _one_blas_thread() -> None:
-    """Make OpenBLAS use one thread, unless the environment variables set another number. Call this
-    before numpy is imported.
+    """Make OpenBLAS use one thread, unless OPENBLAS_NUM_THREADS is already set. Call this before
+    numpy is imported.
 
-    The matrices of a small model are too small for more threads. If another program uses a core,
-    the threads would wait for each other.
+    The matrices of a small model are too small to gain from more threads. With more threads, each
+    operation also waits for the slowest one, for example if another program uses its core.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -328,7 +331,8 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
     `results`: the outcomes by column title. `resumes`: True if the same command can continue the
     run.
 
-    Exit with 128 + the signal that ended the run early, or with 1 if nothing was graded.
+    Exit with 128 + the number of the signal that ended the run early, or with 1 if an environment
+    has no graded episode.
     """
     from toolroll.rollout.cli.display import remarks, results_tables
 

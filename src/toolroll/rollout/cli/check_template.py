@@ -20,8 +20,10 @@ _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold 
 
 
 def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
-    """Return the report on the tokenizer `model`. The chat template is in the file `template`, or
-    is the tokenizer's own if `template` is None.
+    """Return the report on the chat template in the file `template`, or on the tokenizer's own if
+    `template` is None.
+
+    `model`: the folder or name of the tokenizer. `kwargs`: variables of the chat template.
     """
     if Path(model).suffix in (".jinja", ".jinja2"):
         raise UsageError(
@@ -67,8 +69,8 @@ def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
         console.print(f"- {escape(line)}", highlight=False)
     if found.exact:
         console.print(
-            "[green]Tool calling is exact: each tool result is appended to the tokens that were "
-            "served and sampled.[/]"
+            "[green]Tool calling is exact: each tool result is appended to the tokens of the "
+            "earlier prompts and replies, which stay unchanged.[/]"
         )
     else:
         console.print("[red]Tool calling cannot be exact in one sequence with this template.[/]")

@@ -1,4 +1,4 @@
-"""Print lines that contain names, paths and other text from outside."""
+"""Print text that rich must not interpret, such as names, paths and error messages."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from rich.console import Console
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print `line` unchanged, without markup, emoji names and line breaks of rich."""
+    """Print `line` unchanged. rich does not interpret markup or emoji names, or wrap the line."""
     console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -1,5 +1,5 @@
 """`toolroll demo`: plays two environments on the embedded engine. In desk, the engine samples from
-the model that comes with the package. In BFCL, its replies are scripted.
+the model that comes with the package. In BFCL, the engine's replies are scripted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ HELD_OUT = 100
 """The number of desk's held-out tasks that are played."""
 
 MISTAKES = 0.3
-"""The share of episodes in which the scripted engine makes a mistake. Mistakes make the rewards
-differ.
-"""
+"""The share of episodes in which the scripted engine makes a mistake, so that rewards differ."""
 
 
 async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> dict[str, Outcome]:
@@ -59,7 +57,9 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> d
 def _parts(
     console: Console, out: Path, *, samples: int, seed: int
 ) -> list[tuple[str, RunConfig, Sequence[Task]]]:
-    """Return the title, the settings and the tasks of each part."""
+    """Return the column title, the settings and the tasks of each part of the demo. A part is one
+    split of an environment. Leave out environments that are not installed, and print a message.
+    """
     parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
     whole = out.resolve()  # "." has no name
     beside = whole.with_name(f"{whole.name}-held-out")  # a folder has one split of an environment
@@ -91,7 +91,7 @@ def _parts(
 
 
 def _emptied(folder: Path) -> None:
-    """Create the folder, or remove an earlier demo's episodes from it."""
+    """Create the folder, or remove an earlier demo's episodes, settings and summary from it."""
     make_folder(folder)
     for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
         (folder / name).unlink(missing_ok=True)

@@ -34,8 +34,8 @@ _LINES = 20  # without a terminal, print one line for each twentieth of the run
 class RunDisplay:
     """Shows the progress of one environment's run. This is a context manager.
 
-    `summary` contains the episodes of earlier runs. Add each new episode to it before you call
-    `show`.
+    `summary` contains the episodes of earlier runs. Add each new episode to `summary` before you
+    call `show`.
     """
 
     def __init__(self, console: Console, summary: Summary, total: int) -> None:
@@ -105,8 +105,8 @@ class RunDisplay:
 
 
 def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """Return the tables at the end of a run. Each has two columns, because more do not fit in 80
-    characters.
+    """Return the tables at the end of a run. Each shows at most two reports, because more do not
+    fit in 80 characters.
     """
     names = list(reports)
     return [
@@ -116,7 +116,7 @@ def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
 
 
 def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the table at the end of a run, with one column per environment. It fits in 80
+    """Return a table with one column per report. With one or two reports, the table fits in 80
     characters.
     """
     table = Table(title="toolroll", title_justify="left")
@@ -154,8 +154,8 @@ _SHOWN_K = (1, 2, 4, 8, 16, 32)
 
 
 def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
-    """Return rows of pass@k and pass^k for each usual k that any environment has. For k = 1 there
-    is only one row, because both values are the same.
+    """Return rows of pass^k and pass@k for each k of `_SHOWN_K` that any report has. For k = 1
+    there is only one row, because both values are the same.
     """
     found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
     rows: list[tuple[str, Read]] = []
@@ -225,8 +225,8 @@ def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
-    """Print the environments as a table. Below it, print the commands that install missing
-    packages, each on its own line, whatever its length.
+    """Print the environments as a table. Below the table, print the commands that install missing
+    packages. Each command is one line, so that it can be copied.
     """
     table = Table()
     table.add_column("environment", no_wrap=True)

@@ -23,20 +23,23 @@ _COLORS = {"ok": "green", "failed": "bold red", "not applicable": "dim"}
 
 Env = Annotated[
     str,
-    typer.Argument(help="an environment: a name of `toolroll envs`, FILE.py:NAME, MODULE:NAME"),
+    typer.Argument(help="an environment: a name from `toolroll envs`, FILE.py:NAME or MODULE:NAME"),
 ]
 EnvArgs = Annotated[
-    str | None, typer.Option(help="JSON: the arguments of the environment's class or function")
+    str | None,
+    typer.Option(help="JSON: arguments for the class or function that makes the environment"),
 ]
-Split = Annotated[str | None, typer.Option(help="default: the environment's first")]
+Split = Annotated[str | None, typer.Option(help="a split of the tasks; default: the first split")]
 
 
 def new_env(
-    name: Annotated[str, typer.Argument(help="its name: lowercase letters, digits and hyphens")],
+    name: Annotated[
+        str, typer.Argument(help="the new name: lowercase letters, digits and hyphens")
+    ],
     at: Annotated[Path, typer.Option(help="the folder to write into")] = Path(),
     *,
     package: Annotated[
-        bool, typer.Option("--package", help="write a package with an entry point")
+        bool, typer.Option("--package", help="write an installable package, with an entry point")
     ] = False,
 ) -> None:
     """Write a small working environment and its test, as a starting point for your own.
@@ -65,11 +68,11 @@ def check_env(
     env_args: EnvArgs = None,
     split: Split = None,
     tasks: Annotated[
-        str | None, typer.Option(help="which tasks: 3, 0-9, 0-4,7; default: the first 20")
+        str | None, typer.Option(help="which tasks: 3, 0-9 or 0-4,7; default: the first 20")
     ] = None,
 ) -> None:
-    """Check an environment before you play it: seeds, references, wrong arguments, blocking calls,
-    concurrent episodes. Exit with 1 if a check failed.
+    """Check an environment before you play it: seeds, reference actions, wrong arguments, blocking
+    calls, concurrent episodes. Exit with 1 if a check failed.
 
     Example: toolroll check-env env.py:env
     """

@@ -17,18 +17,20 @@ FORMATS = ("parquet", "tau-bench")
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
-    """Write the run in `folder` as `kind` to `out`. Return the messages to print.
+    """Write the run in `folder` to `out`. Return the messages to print.
 
-    `env`: export only this environment.
+    `kind`: one of `FORMATS`. `env`: export only this environment.
     """
     if kind not in FORMATS:
-        raise UsageError(f"--format {kind!r}: there are {', '.join(FORMATS)}")
+        raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
     if not (folder / FILE_NAME).is_file():
         raise UsageError(
             f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
         )
     if env is not None and env not in (names := {one.env for one in read_episodes(folder)}):
-        raise UsageError(f"--env {env!r}: {folder} has {', '.join(sorted(names)) or 'no episodes'}")
+        raise UsageError(
+            f"--env {env!r}: {folder} has only {', '.join(sorted(names)) or 'no episodes'}"
+        )
     if kind == "parquet":
         count = write_dataset(_episodes(folder, env), out)
         return [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']

@@ -293,8 +293,8 @@ def _write(files: Mapping[Path, str], name: str, not_there: Iterable[Path]) -> N
 
 
 def _package(name: str) -> str:
-    """Return the module's name for the environment `name`. Raise `UsageError` if `name` is not
-    valid.
+    """Return the name of the Python module for the environment `name`. Raise `UsageError` if
+    `name` is not valid.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise UsageError(

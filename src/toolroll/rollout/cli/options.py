@@ -1,8 +1,8 @@
 """Make a command's options from the fields of a pydantic model.
 
-A field determines the option's name, help (its description), type, choices (`Literal`) and default.
-typer checks only the type of an option's value. The model checks everything else, with the same
-errors for an option and for a line in a YAML file.
+A field determines an option's name, type, choices (`Literal`) and default. The field's description
+is the option's help. typer checks only the type of an option's value. The pydantic model checks
+everything else, with the same errors for an option and for a line in a YAML file.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def option_parameters(
     `panels` maps the title of each panel of `--help` to the names of its fields, separated by
     spaces.
     `old_names` maps old names to new ones. The old names are accepted too, but are not listed in
-    the help. Every default is None, which means "not given". `given_values` reads the values that a
-    command received.
+    the help. Every default is None, which means "not given". Pass the values that the command
+    received to `given_values`.
     """
     fields = model.model_fields
     panel_of = {name: title for title, names in panels.items() for name in names.split()}
@@ -56,9 +56,10 @@ def given_values(
     *,
     old_names: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the settings of `model` that `values` contains. Options that take JSON are decoded.
+    """Return the options in `values` that were given, by field name of `model`. JSON is decoded. A
+    value under an old name is returned under its new name.
 
-    Raise `UsageError` if an option that takes JSON contains anything else.
+    Raise `UsageError` if an option that takes JSON is not a JSON object.
     """
     new = {name: old for old, name in old_names.items()}
     given = {}

@@ -173,7 +173,7 @@ def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
 
 
 def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
-    """Return a hint if the baseline's address answers 404, else ""."""
+    """Return a hint about the address if the baseline's endpoint answered 404, else ""."""
     if config.baseline_url is None or error.get("status") != 404:
         return ""
     return (
@@ -182,7 +182,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
 
 
 class EpisodeRunner(Protocol):
-    """Plays the remaining episodes. It is a `Runner`, a `ProcessRunner` or a `RayRunner`."""
+    """The common interface of `Runner`, `ProcessRunner` and `RayRunner`."""
 
     async def run(
         self,
@@ -196,8 +196,8 @@ class EpisodeRunner(Protocol):
 
 
 def runner_of(plan: Plan) -> EpisodeRunner:
-    """Return the runner for `plan`. It uses this process, worker processes on this machine, or
-    worker processes on a Ray cluster.
+    """Return the runner for `plan`. It plays the episodes in this process, in worker processes on
+    this machine, or in worker processes on a Ray cluster.
     """
     config = plan.config
     if config.ray is not None:
@@ -240,8 +240,8 @@ async def _check_engine(served: Model) -> None:
 
 
 async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:
-    """Raise `UsageError` if the engine serves a different model. Print the warnings of the
-    check.
+    """Raise `UsageError` if the engine serves a model with another tokenizer than `served`. If
+    `allow_mismatch` is True, only warn. Print the warnings.
     """
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         print_line(console, f"WARNING: {line}")
@@ -254,6 +254,8 @@ async def _check_template(served: Model, console: Console) -> None:
     found = await served.run_in_thread(certify, served.template)
     if found.exact:
         return
-    console.print("[yellow]The chat template does not append tool results to what was served:[/]")
+    console.print(
+        "[yellow]The chat template does not append tool results to the earlier tokens:[/]"
+    )
     for line in found.remarks():
         print_line(console, f"- {line}")

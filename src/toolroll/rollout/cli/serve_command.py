@@ -38,7 +38,7 @@ _LIMITS = "Sessions and limits"
 _EngineTimeout = Annotated[
     float,
     typer.Option(
-        help="seconds to wait for an engine that does not answer at all; 0: fail after the retries"
+        help="seconds to keep trying if the engine does not answer at all; 0: only a few retries"
     ),
 ]
 _NoGc = Annotated[
@@ -47,7 +47,7 @@ _NoGc = Annotated[
 _Mismatch = Annotated[
     bool,
     typer.Option(
-        "--allow-model-mismatch", help="only warn if the engine serves another model than --model"
+        "--allow-model-mismatch", help="only warn if the engine's model has another tokenizer"
     ),
 ]
 
@@ -64,15 +64,21 @@ def serve(
         str, typer.Option(help="address of SGLang or its router")
     ] = "http://127.0.0.1:30000",
     host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free one")] = 8400,
+    port: Annotated[int, typer.Option(help="0: any free port")] = 8400,
     api_key_env: Annotated[
         str | None,
         typer.Option(
-            help="environment variable with the API key; required unless --host is a "
-            "loopback address"
+            help="environment variable with the API key that clients must send; required unless "
+            "--host is a loopback address"
         ),
     ] = None,
-    parser: Annotated[str, typer.Option(help="a name of SGLang's --tool-call-parser")] = "auto",
+    parser: Annotated[
+        str,
+        typer.Option(
+            help="the model's tool call format, a name of SGLang's --tool-call-parser; auto: infer "
+            "it from the chat template"
+        ),
+    ] = "auto",
     chat_template: Annotated[
         str | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
     ] = None,
@@ -83,43 +89,49 @@ def serve(
         str,
         typer.Option(
             metavar="[fork|preserve]",
-            help="if the template rewrites earlier turns: start a new sequence, or keep what was "
-            "served",
+            help="if the template rewrites earlier turns: start a new sequence (fork), or keep the "
+            "earlier tokens (preserve)",
         ),
     ] = "fork",
     sampling_params: Annotated[
         str | None,
         typer.Option(
             metavar="JSON",
-            help="defaults for parameters that a request does not set; SGLang's names",
+            help="defaults for sampling parameters that a request does not set, by SGLang's names",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            help="limit for requests that set none; default: the rest of the context",
+            help="max_tokens of requests that set none; default: the rest of the context",
             rich_help_panel=_REQUESTS,
         ),
     ] = None,
     context_length: Annotated[
-        int | None, typer.Option(help="in tokens; needed only if the engine does not report it")
+        int | None,
+        typer.Option(help="context length in tokens; needed only if the engine reports none"),
     ] = None,
     max_resumes: Annotated[
         int,
         typer.Option(
-            help="how often a turn that the engine aborted is resumed", rich_help_panel=_REQUESTS
+            help="how often to resume a turn that the engine aborted", rich_help_panel=_REQUESTS
         ),
     ] = 3,
     verify: Annotated[
         str,
-        typer.Option(metavar="[off|sample|always]", help="when to check sequences"),
+        typer.Option(
+            metavar="[off|sample|always]",
+            help="when to check sequences with transformers: never (off), before they are returned "
+            "(sample), or also after every turn (always)",
+        ),
     ] = "sample",
     seed: Annotated[
         str,
         typer.Option(
             metavar="[best_effort|refuse]",
-            help="what to do with a request's seed if the engine is not deterministic",
+            help="if a request has a seed but the engine is not deterministic: send the seed "
+            "anyway (best_effort), or refuse the request (refuse)",
             rich_help_panel=_REQUESTS,
         ),
     ] = "best_effort",
@@ -127,7 +139,8 @@ def serve(
         str,
         typer.Option(
             metavar="[refuse|drop]",
-            help="what to do if a request offers tools that run at the provider (web_search)",
+            help="if a request offers a tool of the provider's servers, such as web_search: refuse "
+            "the request (refuse), or answer without that tool (drop)",
             rich_help_panel=_REQUESTS,
         ),
     ] = "refuse",
@@ -135,14 +148,14 @@ def serve(
         str,
         typer.Option(
             metavar="[any|own]",
-            help="which model names a request may have: any, or only the served model's own",
+            help="which model a request may name: any, or only the served one (own)",
             rich_help_panel=_REQUESTS,
         ),
     ] = "any",
     grace: Annotated[
         float,
         typer.Option(
-            help="seconds for which a request continues after its client disconnected",
+            help="seconds for which a request continues after its client has disconnected",
             rich_help_panel=_LIMITS,
         ),
     ] = 30.0,
@@ -153,24 +166,26 @@ def serve(
         ),
     ] = 3600.0,
     max_sessions: Annotated[
-        int, typer.Option(help="sessions at the same time", rich_help_panel=_LIMITS)
+        int, typer.Option(help="limit of open sessions", rich_help_panel=_LIMITS)
     ] = 10_000,
     max_body: Annotated[
         int,
-        typer.Option(help="bytes of one request's body, decompressed", rich_help_panel=_LIMITS),
+        typer.Option(
+            help="limit of one request's body in bytes, decompressed", rich_help_panel=_LIMITS
+        ),
     ] = 32 * 2**20,
     max_text: Annotated[
         int,
         typer.Option(
-            help="bytes of one text in a request: a message, a tool result, a prompt",
+            help="limit of one text in a request, in bytes: a message, a tool result, a prompt",
             rich_help_panel=_LIMITS,
         ),
     ] = 2**20,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="folder for the sessions: finished ones are in episodes.jsonl, and the others are "
-            "restored at the next start"
+            help="folder for the sessions: episodes.jsonl has the finished sessions, and the next "
+            "start restores the unfinished ones"
         ),
     ] = None,
     engine_timeout: _EngineTimeout = 0.0,
@@ -229,7 +244,9 @@ def _run(args: RolloutArgs, settings: EndpointSettings, out: Path | None) -> Non
 
 
 def _key(variable: str | None) -> str | None:
-    """Return the key in the environment variable `variable`."""
+    """Return the key in the environment variable `variable`. Raise `UsageError` if it is not
+    set.
+    """
     key = os.environ.get(variable) if variable is not None else None
     if variable is not None and not key:
         raise UsageError(f"--api-key-env {variable}: that variable is not set")

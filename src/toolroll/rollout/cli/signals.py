@@ -23,8 +23,8 @@ class StoppedError(Exception):
 
 
 async def until_stopped(awaitable: Awaitable[T]) -> T:
-    """Return the result of `awaitable`. At the first signal, cancel `awaitable`, wait until it
-    ends, and raise `StoppedError`.
+    """Return the result of `awaitable`. At the first SIGINT or SIGTERM, cancel `awaitable`, wait
+    until it ends, and raise `StoppedError`.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(awaitable)

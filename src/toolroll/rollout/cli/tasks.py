@@ -29,7 +29,7 @@ def task_lines(
     wanted: str | None,
     env_args: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
-    """Return one line per task of `env` in `split` (default: the first split).
+    """Return one line of JSON per task of `env` in `split` (default: the first split).
 
     `wanted` selects tasks, as in "0-9" or "3,5". None selects all. Raise `UsageError` if the
     environment, the split or a task is unknown, or if a package that the environment needs is not

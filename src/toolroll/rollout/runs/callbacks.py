@@ -46,7 +46,7 @@ class Callbacks:
     """The callbacks of one run, and their summary.
 
     Callbacks are called for one episode at a time, in the order in which the episodes were stored.
-    So the summary always matches the episode.
+    So the summary that a callback gets with an episode covers no later episode.
     """
 
     def __init__(self, callbacks: Sequence[Callback], env: str) -> None:

@@ -25,11 +25,11 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     env: str = Field(
-        description="An environment: a name of `toolroll envs`, FILE.py:NAME or MODULE:NAME."
+        description="An environment: a name from `toolroll envs`, FILE.py:NAME or MODULE:NAME."
     )
     env_args: dict[str, Any] = Field(
         default={},
-        description="The arguments of the class or function that makes the environment.",
+        description="Arguments for the class or function that makes the environment.",
     )
     model: str = Field(
         description="Folder or name of the served model's tokenizer; `embedded` for the one in the "
@@ -54,12 +54,13 @@ class RunConfig(BaseModel):
     context_length: int | None = Field(
         default=None,
         ge=1,
-        description="In tokens; needed only if the engine does not report it.",
+        description="Context length in tokens; needed only if the engine does not report it.",
     )
     engine_timeout: float = Field(
         default=600.0,
         ge=0,
-        description="Seconds to wait for a server that does not answer at all.",
+        description="Seconds to keep trying if a server does not answer at all. After that, the "
+        "run ends.",
     )
     allow_model_mismatch: bool = Field(
         default=False,
@@ -67,7 +68,7 @@ class RunConfig(BaseModel):
     )
     split: str | None = Field(
         default=None,
-        description="A split of the environment's tasks; default: its first.",
+        description="A split of the environment's tasks; default: the first split.",
     )
     tasks: str | None = Field(
         default=None,
@@ -77,7 +78,7 @@ class RunConfig(BaseModel):
     max_steps: int = Field(
         default=30,
         ge=1,
-        description="Limit of the model's turns in one episode.",
+        description="Maximum number of the model's turns in one episode.",
     )
     seed: int = Field(
         default=0,
@@ -89,11 +90,11 @@ class RunConfig(BaseModel):
     )
     allow_unequal: bool = Field(
         default=False,
-        description="Compute pass@k even if tasks have unequal numbers of samples.",
+        description="Compute pass@k and pass^k even if tasks have unequal numbers of samples.",
     )
     agent: str = Field(
         default="tool-calling",
-        description="An agent's name (entry points `toolroll.agents`).",
+        description="The name of an agent, from the entry points `toolroll.agents`.",
     )
     on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
         default="feedback",
@@ -107,12 +108,13 @@ class RunConfig(BaseModel):
     )
     on_length: Literal["stop", "continue"] = Field(
         default="stop",
-        description="What to do after a turn that was cut by --max-new-tokens.",
+        description="After a turn that --max-new-tokens cut: end the episode (stop), or play on "
+        "without training that turn (continue).",
     )
     history: Literal["fork", "preserve"] = Field(
         default="fork",
         description="If the template rewrites earlier turns: start a new sequence (fork), or keep "
-        "what was served (preserve).",
+        "the earlier tokens (preserve).",
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",
@@ -126,20 +128,21 @@ class RunConfig(BaseModel):
     frequency_penalty: float | None = Field(default=None)
     presence_penalty: float | None = Field(default=None)
     repetition_penalty: float | None = Field(default=None)
-    max_new_tokens: int = Field(default=1024, ge=1, description="Limit of tokens in one turn.")
+    max_new_tokens: int = Field(default=1024, ge=1, description="Maximum tokens of one turn.")
     stop: list[str] | None = Field(
         default=None,
         description="A stop string; may be given several times.",
     )
     sampling_seed: bool = Field(
         default=False,
-        description="Send each episode's seed to the engine.",
+        description="Send each episode's seed to the engine. SGLang uses it only with "
+        "--enable-deterministic-inference.",
     )
     user_model: str | None = Field(default=None, description="The model that plays the user.")
     user_url: str | None = Field(
         default=None,
-        description="OpenAI-compatible address of the user's model; default: --baseline-url, or "
-        "--engine with /v1.",
+        description="OpenAI-compatible address of the user's model; default: --baseline-url if it "
+        "is given, otherwise --engine with /v1.",
     )
     user_strategy: Literal["llm", "react", "verify", "reflection"] = Field(
         default="llm",
@@ -157,7 +160,7 @@ class RunConfig(BaseModel):
         default=None,
         description="The environment variable that holds the API key of the baseline.",
     )
-    concurrency: int = Field(default=64, ge=1, description="Episodes at the same time.")
+    concurrency: int = Field(default=64, ge=1, description="Number of concurrent episodes.")
     processes: int = Field(
         default=1,
         ge=1,
@@ -180,17 +183,18 @@ class RunConfig(BaseModel):
     episode_timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds for one attempt at an episode.",
+        description="Time limit for one attempt at an episode, in seconds.",
     )
     step_timeout: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds for one step of the environment.",
+        description="Time limit for one step of the environment, in seconds.",
     )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
-        description="Limit of text in one reset or step, in bytes; more is a failure.",
+        description="Limit of the text that one reset or step returns, in bytes. With more, the "
+        "attempt fails.",
     )
     reruns: int = Field(
         default=2,
@@ -298,8 +302,10 @@ concurrency, time limits and the handling of failures.
 
 
 def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
-    """Return the settings in the file `path`. The settings in `given`, from the command line,
-    override them (None means "not given").
+    """Return the settings in the YAML file `path`, if there is one. The settings in `given`, from
+    the command line, override them, except for values that are None.
+
+    Raise `UsageError` if a setting is unknown, missing or not valid.
     """
     data: dict[str, Any] = {}
     if path is not None:
@@ -316,7 +322,7 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
 
 
 def _settings_in(path: Path) -> dict[str, Any]:
-    """Return the settings in the file of --config. Raises `UsageError` if the file does not exist,
+    """Return the settings in the file of --config. Raise `UsageError` if the file does not exist,
     cannot be read, or contains an unknown setting.
     """
     if not path.is_file():
@@ -328,7 +334,7 @@ def _settings_in(path: Path) -> dict[str, Any]:
             f"--config {path} cannot be read: {' '.join(str(error).split())}"
         ) from error
     if not isinstance(loaded, dict):
-        raise UsageError(f"--config {path} must hold a mapping of settings")
+        raise UsageError(f"--config {path} must hold a mapping from setting names to values")
     for name in loaded:
         if name not in RunConfig.model_fields and name not in OLD_NAMES:
             close = difflib.get_close_matches(str(name), RunConfig.model_fields, n=1)
@@ -338,7 +344,9 @@ def _settings_in(path: Path) -> dict[str, Any]:
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:
-    """Return the JSON object in the value of a command-line option."""
+    """Return the JSON object in `text`, the value of the command-line option `option`, or None if
+    `text` is None. Raise `UsageError` if `text` is anything else.
+    """
     if text is None:
         return None
     try:

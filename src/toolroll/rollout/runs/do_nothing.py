@@ -52,7 +52,7 @@ async def play_floor(
     limits: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Play one do-nothing episode of each task, without an engine, and return their summary.
-    `limits`: the agent's settings.
+    `limits`: settings of the agent, such as `step_timeout`.
     """
     summary = Summary(factory.name)
     settings = RunSettings(

@@ -1,8 +1,8 @@
 """`check`: finds mistakes in an environment before a model plays it.
 
-Invariants: each check is ok, failed (with the location) or not applicable (with the reason). If one
-check fails, the checks that depend on it are not applicable, so that a mistake is reported only
-once.
+Invariants: the result of each check is ok, failed (with the mistake) or not applicable (with the
+reason). If one check fails, the checks that depend on it are not applicable, so that a mistake is
+reported only once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _FAREWELL = Action("Goodbye.")
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check. `detail` is one line."""
+    """The result of one check. `detail`: what was found, or why the check failed or does not
+    apply.
+    """
 
     name: str
     status: CheckStatus
@@ -58,17 +60,18 @@ class CheckResult:
 
 
 class _FailedError(Exception):
-    """A check failed."""
+    """Raised by a check that fails. The message is the result's `detail`."""
 
 
 class _NotApplicableError(Exception):
-    """A check does not apply to this environment."""
+    """Raised by a check that does not apply. The message is the result's `detail`."""
 
 
 async def check(
     factory: EnvironmentFactory, tasks: Sequence[Task], *, time_limit: float = 60.0
 ) -> list[CheckResult]:
-    """Check the environment of `factory` on `tasks`. No engine is needed.
+    """Check the environment of `factory` on `tasks`, and return one result per check. No engine is
+    needed.
 
     Each call of an environment may take at most `time_limit` seconds.
 
@@ -146,7 +149,7 @@ class _Checks:
             raise _FailedError("tasks() returns different tasks when it is called again")
         doubled = [name for name, count in Counter(one.id for one in first).items() if count > 1]
         if doubled:
-            raise _FailedError(f"{len(doubled)} ids are not unique, such as {doubled[0]!r}")
+            raise _FailedError(f"{len(doubled)} task ids are not unique, such as {doubled[0]!r}")
         for place, task in enumerate(first):
             if task.index != place:
                 raise _FailedError(f"task {task.id} has index {task.index}, expected {place}")
@@ -157,8 +160,8 @@ class _Checks:
         return f"{len(first)} in the split {split}"
 
     async def _episode(self) -> str:
-        """Play two episodes step by step. Then play one episode with the loop of a real agent,
-        because this loop validates the environment's results.
+        """Play two episodes step by step. Then play one episode with the do-nothing agent, because
+        an agent's loop also validates the environment's results.
         """
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
@@ -188,7 +191,9 @@ class _Checks:
             plays.append(await self._play(task, seed))
             where = _difference(plays[0], plays[1], ("the first time", "the second time"))
             if where:
-                raise _FailedError(f"task {task.id} differs if played twice with one seed: {where}")
+                raise _FailedError(
+                    f"task {task.id} differs if it is played twice with one seed: {where}"
+                )
         return f"{len(self.played)} episodes, each played twice"
 
     async def _at_once(self) -> str:
@@ -261,8 +266,8 @@ class _Checks:
         if max(longest) > _MOST_ON_LOOP:
             raise _FailedError(
                 f"a call of {type(env).__name__} blocks the event loop for {max(longest):.2f} s: "
-                f"make it a plain method of an environment with blocking = True, or await what "
-                f"it waits for"
+                f"make reset and step plain methods and set blocking = True, or await the "
+                f"operation that blocks"
             )
         return f"blocked for at most {1e3 * max(longest):.1f} ms"
 
@@ -296,8 +301,8 @@ class _Checks:
         return EnvironmentPlayer(self.factory.make(self.options), self.time_limit)
 
     async def _find_options(self) -> None:
-        """Add a simulated user to the options if the environment needs one. This user leaves at
-        once.
+        """If the environment raises `UsageError` without a simulated user, add a user to the
+        options. This user leaves at once.
         """
         player = None
         try:
@@ -323,17 +328,15 @@ class _Checks:
         return player
 
     async def _end(self, player: EnvironmentPlayer) -> None:
-        """Close the environment. If this raises an error, keep the error for the check of
-        `close`.
-        """
+        """Close the environment. If this fails, keep the error for the check "close"."""
         try:
             await player.close()
         except BrokenError as error:
             self.close_error = str(error)
 
     def _actions(self, player: EnvironmentPlayer, task: Task) -> list[Action]:
-        """Return the reference actions and a farewell. If there is no reference, return one call of
-        each tool and a farewell.
+        """Return the task's reference actions and a farewell. If the task has no reference, return
+        one call of each tool (at most `_MOST_TOOLS`) and a farewell.
         """
         known = self.factory.reference(task)
         if known is not None:
@@ -347,7 +350,7 @@ class _Checks:
 
 
 def _checked_tool(tool: Tool) -> str:
-    """Return the name of `tool`. Raises `_FailedError` if it is not a tool in OpenAI's format."""
+    """Return the name of `tool`. Raise `_FailedError` if `tool` is not in OpenAI's format."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
         raise _FailedError(f'a tool must be {{"type": "function", "function": ...}}: {shown(tool)}')
@@ -384,7 +387,7 @@ def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer, when: tuple[st
 
 
 def _first_error(player: EnvironmentPlayer) -> str:
-    """Return the first error that an action got as its answer, in parentheses, or ""."""
+    """Return the first error message in the transcript, in parentheses, or "" if there is none."""
     for entry in player.transcript[1:]:
         if "error" in entry:
             return f" ({entry['error']})"
@@ -396,7 +399,7 @@ def _first_error(player: EnvironmentPlayer) -> str:
 
 def _first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any]:
     """Return the path of the first difference between two JSON values, such as
-    `messages[0].content`, and the two values there (None if there is none).
+    `messages[0].content`, and the value of each at this path (None if it is missing).
     """
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for name in {**first, **second}:

@@ -14,13 +14,13 @@ SPLIT = "test"
 
 
 class EnvironmentClass:
-    """The factory for the class `kind`. It passes `arguments` to the constructor.
+    """The factory for the class `kind`, whose constructor gets `arguments`.
 
     `kind.tasks` is optional. It is a list of `Task`s or of dicts (their `data`), or a static or
-    class method that returns such a list. Without it, there is one task without data, whose
-    episodes differ only in their seed. `kind.reference(task)` is optional. It is a static or class
-    method that returns the actions that solve a task. If the constructor has a parameter `options`,
-    it gets the run's `EnvironmentOptions`.
+    class method that returns such a list. Without `kind.tasks`, there is one task without data,
+    whose episodes differ only in their seed. `kind.reference(task)` is optional. It is a static or
+    class method that returns the actions that solve a task. If the constructor has a parameter
+    `options`, the run's `EnvironmentOptions` are passed to this parameter.
 
     Raises `UsageError` if the constructor does not accept `arguments`.
     """

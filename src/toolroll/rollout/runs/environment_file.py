@@ -54,10 +54,10 @@ def load_target(target: str) -> tuple[Any, str]:
 
 
 def error_line(error: BaseException, path: Path | None = None) -> str:
-    """Return one line with the file, the line number and the error that was raised there.
+    """Return one line of text: a file, a line number, and the error.
 
-    The line number is the innermost one in `path`. If the traceback has none in `path`, it is the
-    innermost one of the traceback.
+    The file and the line number are those of the innermost frame of the traceback that is in the
+    file `path`. If no frame is in `path`, they are those of the innermost frame.
     """
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"

@@ -2,7 +2,7 @@
 duration.
 
 It is for checks of environments, and needs neither an engine nor an agent. Each blocking call runs
-in a separate thread, because environments must support this.
+in a new thread, because in a run, the calls of one episode may also come from different threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Entry = Mapping[str, Any]
 
 
 class BrokenError(ToolrollError):
-    """An environment raised an error or returned an invalid value."""
+    """Raised if an environment raises an error or returns an invalid value."""
 
 
 class EnvironmentPlayer:
@@ -64,7 +64,10 @@ class EnvironmentPlayer:
         return sum(self._rewards) if self.env.reward_mode == "sum" else self._rewards[-1]
 
     async def reset(self, task: Task, seed: int) -> None:
-        """Start `task`. Raises `BrokenError`, or `UsageError` if the environment raises it."""
+        """Start `task`. An `ActionError` or `UsageError` of the environment is raised unchanged.
+
+        Raise `BrokenError` for any other error, or if the result is not valid.
+        """
         found = await self._call("reset", task, seed)
         if not isinstance(found, Observation):
             raise BrokenError(f"reset returned {shown(found)}, and must return an Observation")
@@ -72,7 +75,8 @@ class EnvironmentPlayer:
         self.transcript.append(plain({"messages": found.messages, "tools": found.tools}))
 
     async def step(self, action: Action) -> Entry:
-        """Execute `action` and return its transcript entry. An `ActionError` is an entry too.
+        """Execute `action` and return its transcript entry. An `ActionError` becomes an entry. A
+        `UsageError` of the environment is raised unchanged.
 
         Raise `BrokenError` for any other error, or if the result is not valid.
         """
@@ -110,7 +114,9 @@ class EnvironmentPlayer:
         self.tools = self.tools if found.tools is None else found.tools
         answered = [message.get("tool_call_id") for message in found.messages]
         if not self.done and not set(calls) <= set(answered):
-            raise BrokenError("step returned no tool message with the tool_call_id of a call")
+            raise BrokenError(
+                "step returned no tool message for a call: its tool_call_id is missing"
+            )
         entry: Entry = plain(
             {"messages": found.messages, "reward": found.reward, "done": self.done}
         )
@@ -184,7 +190,7 @@ def _run_guarded(function: Any, *args: Any) -> Any:
 
 
 class _Watched:
-    """An awaitable, and the longest time for which it blocked the event loop."""
+    """Awaits `awaitable`. `longest`: the longest time in seconds that it blocked the event loop."""
 
     def __init__(self, awaitable: Any) -> None:
         self.longest = 0.0

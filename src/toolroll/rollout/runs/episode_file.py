@@ -33,7 +33,7 @@ _RESUME = "Finished episodes are kept; free some space, and run the same command
 
 
 class EpisodeRecord(BaseModel):
-    """One line of the file."""
+    """One line of `episodes.jsonl`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -93,8 +93,8 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
 def from_line(line: bytes) -> Episode:
     """Return the episode that is in one line.
 
-    Raise `UsageError` if the line has a different schema version, and `pydantic.ValidationError` if
-    it is not a valid episode.
+    Raise `UsageError` if the line has a different schema version, and `ValueError` if it is not a
+    valid episode.
     """
     data = orjson.loads(line)
     version = data.get("schema_version") if isinstance(data, dict) else None
@@ -152,7 +152,7 @@ class EpisodeStore:
         """
         line = to_line(episode)
         if self._failed:
-            raise UsageError(f"{self.path} can no longer be written. {_RESUME}")
+            raise UsageError(f"{self.path}: an earlier write failed. {_RESUME}")
         try:
             with writing(self.path, _RESUME):
                 self._file.write(line)
@@ -213,8 +213,8 @@ def _after_last_newline(file: Any, size: int) -> int:
 def read_episodes(path: str | Path) -> Iterator[Episode]:
     """Yield the episodes in a file, or in the folder that contains the file.
 
-    An incomplete last line and repeated lines are skipped. Raise `UsageError` with the line number
-    for any other invalid line.
+    An incomplete last line and repeated lines are skipped. Raise `UsageError` if any other line is
+    not a valid episode.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file

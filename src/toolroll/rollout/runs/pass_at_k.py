@@ -40,8 +40,8 @@ class Estimate:
 
 
 class UnequalSamplesError(UsageError):
-    """Raised if tasks have different numbers of graded samples. pass@k and pass^k would give these
-    tasks different weights.
+    """Raised if tasks have different numbers of graded samples. If samples are missing because
+    their episodes failed, pass@k and pass^k may be biased.
     """
 
 
@@ -102,7 +102,7 @@ def pass_estimates(
             f"tasks have between {counts[0]} and {counts[-1]} graded samples ({few} of "
             f"{len(tasks)} have fewer than {counts[-1]}): "
             "play the missing ones (the same command continues the run), or use --allow-unequal "
-            "to take each task with the samples it has"
+            "to compute them from the samples that each task has"
         )
     steps = range(1, counts[0] + 1)
     return {

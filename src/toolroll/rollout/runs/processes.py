@@ -5,8 +5,8 @@ episodes to the parent process, and only the parent writes files. The invariants
 hold. In addition:
 
 - If a process dies, it is restarted.
-- If the parent ends for any reason, the other processes abort their requests at the engine, and
-  exit after their blocking calls. Only a SIGKILL of these processes prevents this.
+- If the parent ends for any reason, the worker processes abort their requests at the engine, and
+  exit as soon as their blocking calls return. Only a SIGKILL of a worker prevents this.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class ProcessRunner:
 
 
 class _Process:
-    """The parent's side of a worker process. The process is started for its first episode, and
-    restarted if it dies.
+    """The parent's handle of a worker process. The process is started for its first episode. If it
+    dies, it is restarted for the next one.
     """
 
     def __init__(self, open_: Open, share: int) -> None:
@@ -105,7 +105,9 @@ class _Process:
             self._waiting.pop(key, None)
 
     async def close(self) -> None:
-        """End the process. It cancels its episodes, and gets some time to abort their requests."""
+        """End the process. It has `_GRACE` seconds to cancel its episodes and abort their requests,
+        and is then killed.
+        """
         if self._life is not None:
             # if the process could not be started, `play` has raised the error
             with contextlib.suppress(Exception):
@@ -179,10 +181,10 @@ def _ending(process: Any) -> asyncio.Future[None]:
 
 
 def _start(open_: Open, share: int, channel: socket.socket) -> Any:
-    """Start a process that ignores SIGINT and SIGTERM.
+    """Start a worker process in which SIGINT and SIGTERM have no effect.
 
-    A terminal or a scheduler sends these signals to all processes of a run, but only the first
-    process must handle them.
+    A terminal or a scheduler sends these signals to all processes of a run, but only the parent
+    must handle them.
     """
     process = multiprocessing.get_context("spawn").Process(
         target=_main, args=(open_, share, channel), name="toolroll"
@@ -201,8 +203,8 @@ def _start(open_: Open, share: int, channel: socket.socket) -> Any:
 def _main(open_: Open, share: int, channel: socket.socket) -> None:
     """Run the worker process.
 
-    SIGINT and SIGTERM get an empty handler. They are not ignored or blocked, because child
-    processes would inherit this, but must get signals as usual.
+    SIGINT and SIGTERM get an empty handler. They are not ignored or blocked, because processes that
+    an environment starts would inherit that, and could then not be ended by these signals.
     """
     for number in _QUIET:
         signal.signal(number, lambda *_: None)

@@ -1,7 +1,7 @@
 """`provenance`: the software, model and command that produced a run.
 
-Invariants: the result contains no keys, and no passwords in addresses. Collecting it never makes a
-run fail.
+Invariants: the result contains no API keys, and no passwords in addresses. Collecting the result
+never makes a run fail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VALUE = (
 )
 _KEY = re.compile(rf"""({_NAME}["']?\s*[=:]\s*)({_VALUE})""", re.IGNORECASE)
 _OPTION = re.compile(rf"--?[\w-]*{_NAME}", re.IGNORECASE)
-"""An option whose value is the next word."""
+"""An option such as `--api-key`. The next word is its value, a secret."""
 _ISSUED = re.compile(r"\b(?:sk|hf|ghp)[-_][\w-]{16,}")
 """Keys for OpenAI, Hugging Face and GitHub, anywhere in a text."""
 
@@ -155,8 +155,8 @@ def template_hashes(served: Model) -> dict[str, str]:
 def extended(history: Sequence[Provenance], now: Provenance) -> list[Provenance]:
     """Return `history`, with one more entry if `now` differs from it.
 
-    The first entry is complete. Each later entry has the date and the values that changed. If only
-    the date is new, this is not a difference.
+    The first entry is complete. Each later entry has the date and the values that changed. A new
+    date alone is not a difference.
     """
     known: Mapping[str, Any] = {}
     for entry in history:

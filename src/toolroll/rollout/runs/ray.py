@@ -51,7 +51,9 @@ class Worker:
             self._playing -= 1
 
     async def close(self) -> None:
-        """Close the connections after the cancelled episodes have aborted their requests."""
+        """Close the connections as soon as the cancelled episodes have aborted their requests, but
+        at the latest after `_GRACE` seconds.
+        """
         for _ in range(_TURNS_OF_GRACE):
             if not self._playing:
                 break
@@ -126,7 +128,7 @@ class RayRunner:
 
 
 class _Actor:
-    """The driver's side of a worker. Ray restarts the worker if it dies."""
+    """The driver's handle of a worker. Ray restarts the worker if it dies."""
 
     def __init__(self, ray: Any, config: RunConfig, share: int) -> None:
         self.share = share

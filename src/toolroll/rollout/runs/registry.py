@@ -64,7 +64,7 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
         hint = (
             f"did you mean {close[0]!r}?"
             if close
-            else "toolroll envs lists them; name your own as path/to/file.py:NAME"
+            else "toolroll envs lists all names; name your own as path/to/file.py:NAME"
         )
         raise UsageError(f"there is no environment named {name!r}; {hint}")
     return _loaded(entries[name], arguments)
@@ -119,7 +119,9 @@ def _called(function: Any, target: str, arguments: Mapping[str, Any]) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, ToolrollError):
             raise
-        raise UsageError(f"{target} cannot be made: {error_line(error)}") from error
+        raise UsageError(
+            f"{target} raised an error when it was called: {error_line(error)}"
+        ) from error
 
 
 class _Configured:

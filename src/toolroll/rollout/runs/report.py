@@ -46,8 +46,8 @@ def report(
     """Return the part of `summary.json` for one environment.
 
     `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time of the
-    last run that added episodes. `expected`: the number of episodes in a finished run.
-    `provenance`: as in `run.json`.
+    latest run in the folder. `expected`: the number of episodes in a finished run. `provenance`: as
+    in `run.json`.
     """
     warnings = _warnings(summary)
     if expected is not None and summary.episodes < expected:
@@ -204,7 +204,8 @@ def _warnings(summary: Summary) -> list[str]:
         )
     if summary.mismatches:
         found.append(
-            f"token mismatches, whose samples are excluded from training: {summary.mismatches}"
+            f"token mismatches: {summary.mismatches}; the samples are excluded from training, "
+            "except for the kind `preserved`"
         )
     return found
 

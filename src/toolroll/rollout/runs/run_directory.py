@@ -42,13 +42,13 @@ class RunDirectory:
     """One environment's part of the run in the folder `path`. This is a context manager: call
     `append` inside it.
 
-    `settings`: everything that determines the episodes, as plain data. `defaults`: the values of
-    settings that are missing in a folder of an older version. `provenance`: from
-    `toolroll.rollout.runs.provenance`. `run.json` keeps the first run's provenance, and appends the
-    values that differ in a later run.
+    `settings`: everything that determines the episodes, as plain data. `defaults`: values for
+    settings that an older version did not write to `run.json`. `provenance`: from
+    `toolroll.rollout.runs.provenance`. `run.json` contains the first run's provenance and, for each
+    later run, the values that changed.
 
-    `bound_when_empty`: refuse different settings even if no episode is finished, because other
-    files in the folder depend on the settings.
+    `bound_when_empty`: refuse different settings even if the folder has no finished episode. Use it
+    if other files in the folder depend on the settings.
 
     Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
@@ -78,9 +78,7 @@ class RunDirectory:
         opened.
         """
         self.provenance: list[Provenance] = []
-        """The first run's provenance, then the values that differ in later runs that added to the
-        folder.
-        """
+        """The first run's provenance, then the values that changed in later runs."""
         self._now = _plain(provenance) if provenance else None
         self._sync: Sync = sync
         self._bound_when_empty = bound_when_empty
@@ -131,8 +129,9 @@ class RunDirectory:
             os.close(self._lock)
 
     def _agree(self) -> None:
-        """Compare the run's settings with the folder's. If the folder has no finished episode
-        of this environment, store the run's settings there.
+        """Compare the run's settings with those in `run.json`. If they differ or are missing there,
+        store the run's settings. Raise `UsageError` instead if the folder already has finished
+        episodes of this environment. Store the run's provenance too.
         """
         file = self.path / SETTINGS_NAME
         run_file = _read_run_file(self.path)
@@ -174,7 +173,7 @@ class RunDirectory:
         )
 
     def _read_finished(self) -> int:
-        """Read the finished episodes. Return the number of aborted ones."""
+        """Read the episodes of this environment. Return the number of aborted ones."""
         aborted = 0
         for episode in _episodes(self.path):
             if episode.env != self.env:
@@ -188,8 +187,8 @@ class RunDirectory:
         return aborted
 
     def _drop_aborted(self) -> None:
-        """Rewrite the episode file without aborted episodes. The old file remains until the new one
-        is complete.
+        """Rewrite the episode file without this environment's aborted episodes. The old file
+        remains until the new one is complete.
         """
         file = self.path / FILE_NAME
         with file.open("rb") as lines, written_whole(file, "Nothing was changed") as out:
@@ -232,8 +231,8 @@ def _read_run_file(path: Path) -> dict[str, Any]:
 
 
 def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return one line for each setting that differs: `name: there X, now Y`. X is the value in the
-    folder.
+    """Return one line for each setting that differs: `name: there X, now Y`. X is the value in
+    `known`, and Y is the value in `given`.
     """
     names = sorted({*known, *given})
     return [
@@ -281,8 +280,8 @@ def refuse_other_files(path: Path) -> None:
 
 
 def lock(path: Path) -> int:
-    """Lock the folder for this process until the returned descriptor is closed or the process
-    ends.
+    """Lock the folder for this process until the returned file descriptor is closed or the process
+    ends. Raise `UsageError` if another process has locked it.
     """
     descriptor = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:

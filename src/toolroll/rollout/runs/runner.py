@@ -68,7 +68,7 @@ _LONGEST_PAUSE = 30.0
 class RunStoppedError(RolloutError):
     """Raised if too many attempts in a row have failed, or if a server no longer answers.
 
-    Finished episodes are kept. `failure`: the last error, as in an episode's `info`.
+    Finished episodes are kept. `failure`: the last error, as in `info["error"]` of an episode.
     """
 
     def __init__(self, message: str, failure: Mapping[str, Any] | None = None) -> None:
@@ -148,8 +148,8 @@ async def play_all(
     then: Callable[[Episode], Awaitable[None]] | None = None,
 ) -> None:
     """Play the episodes in `todo`. Each of `players` plays one episode at a time, and all of them
-    play concurrently. Call `on_episode`, which stores the episode, and `then` with each finished
-    episode.
+    play concurrently. For each finished episode, call `on_episode`, which stores it, and then
+    `then`.
 
     Raise `RolloutError` if an episode was not played, because no episode may be lost without an
     error.
@@ -328,7 +328,7 @@ class Runner:
             return _failed(reason, cause)
 
     def _watch(self, episode: Episode) -> None:
-        """Count failures in a row. Raise `RunStoppedError` if there are too many."""
+        """Count aborted attempts in a row. Raise `RunStoppedError` if there are `give_up_after`."""
         if episode.result.status is not Status.ABORTED:
             self._failed_in_a_row = 0
             return
@@ -346,8 +346,8 @@ class Runner:
 
 
 def check_ids(tasks: Sequence[Task]) -> None:
-    """Raise `UsageError` if two tasks have the same id, or if the episode file could not restore an
-    id.
+    """Raise `UsageError` if two tasks have the same id, or if an id is not text that the episode
+    file can store.
     """
     known = set()
     for task in tasks:

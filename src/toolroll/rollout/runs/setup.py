@@ -49,7 +49,7 @@ class Plan:
 
 
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
-    """Open everything that a run needs. `stack` closes it."""
+    """Open the environment, the model and the user simulator of a run. `stack` closes them."""
     factory = load_environment(config.env, config.env_args)
     named_env = {"env": factory.name}  # without the path of its file, whose folder may be moved
     tasks = choose_tasks(factory, config.split, config.tasks)
@@ -78,15 +78,15 @@ def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
 async def open_runner(
     settings: Mapping[str, Any], stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    """Return the runner and the tasks of one worker. They are made from its `worker_settings`."""
+    """Return the runner and the tasks of one worker. `settings`: from `worker_settings`."""
     config = RunConfig.model_validate(settings)
     plan = await prepare(config, stack)
     return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options), plan.tasks
 
 
 def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
-    """Return the settings of one worker as plain data. `share`: its number of concurrent
-    episodes.
+    """Return the settings of one worker as plain data. `share`: the number of concurrent episodes
+    of this worker.
     """
     return config.model_dump(mode="json") | {
         "env": absolute_target(config.env),
@@ -136,8 +136,8 @@ def rollout_args(config: RunConfig) -> RolloutArgs:
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
     """Return the function that makes user simulators.
 
-    They call an OpenAI-compatible endpoint at `user_url`. By default, this is the baseline's
-    endpoint, or the engine's own.
+    They call the OpenAI-compatible endpoint at `user_url`. By default, this is the baseline's
+    endpoint. Without a baseline, it is the engine's.
     """
     users = user_maker("openai")(
         base_url=config.user_url or config.baseline_url or f"{config.engine}/v1",

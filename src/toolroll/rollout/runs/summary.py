@@ -72,7 +72,7 @@ class Summary:
         }
 
     def mean(self, name: str) -> float:
-        """Return the mean of a metric over the episodes."""
+        """Return the mean of a metric over all episodes, including aborted ones."""
         return self.totals[name] / self.episodes if self.episodes else 0.0
 
     @property
@@ -92,7 +92,7 @@ class Summary:
         return self.totals["cached_tokens"] / prompts if prompts else 0.0
 
     def named(self, prefix: str) -> dict[str, int]:
-        """Return the totals whose names have the form `prefix/NAME`, by NAME."""
+        """Return the totals whose names have the form `prefix/NAME`, by NAME. Omit zeros."""
         return {
             name[len(prefix) + 1 :]: int(count)
             for name, count in self.totals.items()
@@ -101,7 +101,7 @@ class Summary:
 
     @property
     def mismatches(self) -> dict[str, int]:
-        """Return verification mismatches by kind."""
+        """Return the number of token mismatches by kind."""
         return self.named("token_mismatches")
 
 

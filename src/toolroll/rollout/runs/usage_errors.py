@@ -14,8 +14,8 @@ from toolroll.rollout.runtime.complaints import complaints
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Convert errors about an unknown parser or an invalid engine address to a `UsageError` that
-    names the option.
+    """Convert errors about an unknown parser, an invalid engine address or an invalid context
+    length to a `UsageError` that names the option.
     """
     try:
         yield

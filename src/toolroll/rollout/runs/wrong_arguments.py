@@ -28,8 +28,9 @@ def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
 def wrong_calls(tools: Sequence[Tool]) -> list[tuple[str, ToolCall]]:
     """Return calls that a model may write by mistake, each with a description of the mistake.
 
-    One call has the name of an unknown tool. Each tool has calls without arguments, with a wrong
-    type for each argument, and with an unknown argument.
+    One call has the name of an unknown tool. For each tool, there is a call without arguments if
+    some are required, a call with a wrong type for each argument, and a call with an unknown
+    argument.
     """
     calls = [("an unknown tool", ToolCall("no_such_tool", {}, ""))]
     for tool in tools:
@@ -68,7 +69,7 @@ def _example(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema to which a reference into `$defs` points, or `schema` itself."""
+    """Return `schema`. If it is a reference into `$defs`, return the schema that it refers to."""
     if not isinstance(schema, Mapping):
         return {}
     name = str(schema.get("$ref", "")).rpartition("/")[2]

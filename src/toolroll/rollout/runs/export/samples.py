@@ -2,8 +2,9 @@
 
 Invariants:
 
-- Aborted episodes, sequences without a trained token, transcripts and baselines are left out.
-- The lists of a row are aligned to `input_ids`.
+- Aborted episodes are left out, and so are sequences without a trained token and sequences that no
+  engine sampled, such as those of a baseline.
+- `loss_mask` and `logprobs` have one value for each token of `input_ids`.
 - The logprobs of tokens that were not sampled are null.
 """
 
@@ -22,8 +23,8 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
-    """Yield rows of plain values. `messages` and `tools` are JSON text, because their types differ
-    between episodes.
+    """Yield one row of plain values per sequence. `messages` and `tools` are JSON text, because a
+    column of a Parquet file has one type, but their structure differs between episodes.
     """
     for episode in episodes:
         result = episode.result

@@ -14,9 +14,9 @@ from toolroll.rollout.types import Episode, Status
 
 def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return tau-bench's `EnvRunResult`s, ordered by trial and task, and the ids of the tasks that
-    are left out because a trial is missing.
+    are left out because some of their trials are missing.
 
-    `episodes` must belong to one environment.
+    A task without any graded trial is in neither list. `episodes` must belong to one environment.
     """
     graded = [
         found

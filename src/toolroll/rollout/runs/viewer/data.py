@@ -48,9 +48,11 @@ def row(episode: Episode) -> dict[str, Any]:
 
 
 def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
-    """Return the data for an episode's view, without its tokens. `invalid`: `[message, call,
-    status]` for each invalid call. It is [] if the file was written before episodes recorded
-    invalid calls.
+    """Return the data for an episode's view, without its tokens.
+
+    `tools`: the N of the block `tools-N` that has the episode's tools. In the result, `invalid` has
+    `[message, call, status]` for each invalid call. It is [] if the file was written before
+    episodes recorded invalid calls.
     """
     counted = result.metrics.get("invalid_calls", 0) > 0
     bad_calls = result.info.get("bad_calls", []) if counted else []
@@ -71,8 +73,8 @@ def called_tools(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:
-    """Return the training sequences. If `pieces` is None, ids are displayed in place of the tokens'
-    texts.
+    """Return the data of the training sequences. If `pieces` is None, the text of each token is its
+    id.
     """
     return [_sequence(part, pieces) for part in result.trajectories]
 

@@ -1,7 +1,8 @@
 """The text of each token of a sequence, for the display.
 
-Invariant: the joined pieces of a sequence are its text. If a character consists of several tokens,
-the last of these tokens has the whole character, and the others have empty pieces.
+The text of one token is its piece. Invariant: the joined pieces of a sequence are its text. If a
+character consists of several tokens, the piece of the last of these tokens is the whole character,
+and the pieces of the others are empty.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ _LEAVES = 8
 def reward_reason(info: Mapping[str, Any]) -> str:
     """Return the reason for the reward as one line, or "" if `info` has none.
 
-    The reason is the first of these that `info` has: the error, a text (see `_KEYS`), or the parts
-    of `reward_info` (tau-bench and tau2 report them).
+    The reason is the first of these that `info` has: `error`, the text under one of `_KEYS`, or the
+    numbers and truth values in `reward_info` (tau-bench and tau2 write them).
     """
     error = info.get("error")
     if isinstance(error, Mapping):
