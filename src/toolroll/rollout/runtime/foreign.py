@@ -30,8 +30,8 @@ LEAVE_SECONDS = 5.0
 
 
 class ForeignExitError(RolloutError):
-    """Third-party code raised an exception that is not an `Exception`, such as `SystemExit`. This
-    exception is the `__cause__`.
+    """Third-party code raised an exception that is not an `Exception`, such as `SystemExit`. The
+    original exception is the `__cause__`.
     """
 
 
