@@ -33,7 +33,7 @@ class EngineConfig(BaseModel):
     backoff: float = Field(
         default=0.25,
         ge=0,
-        description="pause before the second attempt; each further pause is twice as long",
+        description="pause before the second attempt; it doubles up to `backoff_limit`",
     )
     backoff_limit: float = Field(default=10.0, ge=0)
     abort_timeout: float = Field(default=5.0, gt=0)

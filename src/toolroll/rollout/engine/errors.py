@@ -152,8 +152,8 @@ def message_of(text: str) -> str:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Return how many seconds to wait. A `Retry-After` header contains this number or a date (RFC
-    9110, 10.2.3).
+    """Return how many seconds a `Retry-After` header asks to wait. Its value is this number or a
+    date (RFC 9110, 10.2.3).
     """
     if value is None:
         return None

@@ -138,7 +138,7 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
 def _finish(
     meta: Mapping[str, Any], request: GenerateRequest, ids: IdArray
 ) -> tuple[str, int | str | None]:
-    """Return the finish reason, and the stop token or stop string that ended the turn, or None."""
+    """Return the finish reason, and the stop token or stop string that ended the turn (or None)."""
     finish = meta.get("finish_reason")
     if not isinstance(finish, _OBJECT) or "type" not in finish:
         raise CompletionError(f"the engine's answer has no finish_reason: {finish!r}")

@@ -205,7 +205,7 @@ def _checked_ids_of(completion: Completion) -> IdArray:
 def _maximal(paths: list[list[int]]) -> list[list[int]]:
     """Return `paths` without duplicates, and without paths that are prefixes of others.
 
-    Paths may be duplicates because `_trimmed` removes unanswered prompts from their ends.
+    Two paths that differ only in an unanswered prompt are duplicates after `_trimmed`.
     """
     inner = {index for path in paths for index in path[:-1]}
     kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}

@@ -79,7 +79,7 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
-    """Return the trajectory from its JSON form `data`. `to_json` does the inverse.
+    """Return the trajectory from its JSON form `data`. `to_json` is the inverse.
 
     Raise `pydantic.ValidationError` if `data` is not a valid `TrajectoryRecord`.
     """

@@ -204,7 +204,7 @@ class ChatTemplate:
         stop_token_ids: Sequence[int] | None = None,
         finish_reason: str = "stop",
     ) -> list[int]:
-        """Return the ids that the messages `new` append after the ids of `messages`.
+        """Return the ids to append for the messages `new`, which follow `messages`.
 
         Args:
             messages: The conversation. The last message is the assistant turn.

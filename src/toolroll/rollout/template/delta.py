@@ -240,7 +240,8 @@ class DeltaRenderer:
         close_at = len(rest)
         if sampled.stop and not after.startswith(sampled.stop, close_at):
             raise HistoryRewrittenError(
-                f"the model stopped with {sampled.stop!r}, which is not the next role's marker"
+                f"the model stopped with {sampled.stop!r}, but the template does not render this "
+                "token after the turn"
             )
         return _Tail(after, alone, close_at, close_at + len(sampled.stop or ""))
 
@@ -278,7 +279,7 @@ class DeltaRenderer:
         for close in known:
             if after.startswith(close, close_at):
                 return close
-        raise HistoryRewrittenError("the template leaves out the turn close once messages follow")
+        raise HistoryRewrittenError("the template does not close the turn once messages follow")
 
     @cached_property
     def _other_closes(self) -> tuple[str, ...]:

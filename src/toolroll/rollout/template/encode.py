@@ -258,7 +258,7 @@ class Encoder:
             )
 
     def ending_id(self, text: str) -> int | None:
-        """Return the value of `previous` with which `encode` must encode a text after `text`."""
+        """Return the argument `previous` of `encode` for encoding a text that follows `text`."""
         if not text:
             return None
         ending = (index for mark, index in self.control.items() if text.endswith(mark))

@@ -339,7 +339,7 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
                 f"rendered"
             )
         if not isinstance(part.get("text"), str):
-            raise TemplateError(f"messages[].content[{index}].text must be text")
+            raise TemplateError(f"messages[].content[{index}].text must be a string")
         parts.append({**part, "type": "text"})
     return parts
 

@@ -38,9 +38,9 @@ class ShownConversation:
     `tools`.
 
     `control` matches the text of control tokens. In the neutral form of a render, this text is
-    replaced in messages and tools with other text of the same length, so that only the template's
-    own control tokens remain. First, the letters are replaced. If that changes the rest of the
-    render, the punctuation is replaced instead.
+    replaced in messages and tools with other text of the same length, so that it is no longer read
+    as control tokens. First, the letters are replaced. If that changes the rest of the render, the
+    punctuation is replaced instead.
     """
 
     def __init__(
