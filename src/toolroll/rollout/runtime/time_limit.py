@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 
 class _Limit:
-    """A time limit, and the number of active `not_counted` contexts that pause it, in any task."""
+    """A time limit. It is paused while a `not_counted` context is active in any of its tasks."""
 
     def __init__(self, timeout: asyncio.Timeout) -> None:
         self._timeout = timeout
