@@ -97,18 +97,18 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     "an id that is a number": (meta(id=7), ["answer is for another request", "meta_info.id is 7"]),
     "an id in a list": (meta(id=[RID]), ["answer is for another request"]),
     # the answer as a whole
-    "null": (lambda answer: None, ["no output_ids and meta_info", "None"]),
-    "a list of two": (lambda answer: [answer, answer], ["no output_ids and meta_info"]),
-    "a string": (lambda answer: "x", ["no output_ids and meta_info: x"]),
+    "null": (lambda answer: None, ["no output_ids or no meta_info", "None"]),
+    "a list of two": (lambda answer: [answer, answer], ["no output_ids or no meta_info"]),
+    "a string": (lambda answer: "x", ["no output_ids or no meta_info: x"]),
     "no ids": (
         lambda answer: {"text": "", "meta_info": answer["meta_info"]},
-        ["no output_ids and meta_info"],
+        ["no output_ids or no meta_info"],
     ),
     "no meta_info": (
         lambda answer: {"text": "", "output_ids": IDS},
-        ["no output_ids and meta_info"],
+        ["no output_ids or no meta_info"],
     ),
-    "meta_info is a list": (top(meta_info=[]), ["no output_ids and meta_info"]),
+    "meta_info is a list": (top(meta_info=[]), ["no output_ids or no meta_info"]),
     "text is a number": (top(text=5), ["the engine's text is '5' (int)", "expected a string"]),
     "text is a list": (top(text=["x"]), ["(list)", "expected a string"]),
     # ids

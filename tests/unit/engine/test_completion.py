@@ -258,7 +258,7 @@ def test_whatever_cannot_be_read_is_refused(top: dict[str, Any], meta: dict[str,
 
 @pytest.mark.parametrize("meta", [None, [], "x"])
 def test_an_answer_without_facts_is_refused(meta: Any) -> None:
-    with pytest.raises(CompletionError, match="no output_ids and meta_info"):
+    with pytest.raises(CompletionError, match="no output_ids or no meta_info"):
         parse_completion({**body([(5, -0.5)]), "meta_info": meta}, ASKED)
 
 

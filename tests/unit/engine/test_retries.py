@@ -186,7 +186,7 @@ async def test_nothing_listens() -> None:
         (b"<html>", "is not JSON"),
         (b"[1, 2]", "is not a JSON object"),
         (orjson.dumps([completion([3]), completion([3])]), "is not a JSON object"),
-        (b'{"text": "hm"}', "no output_ids and meta_info"),
+        (b'{"text": "hm"}', "no output_ids or no meta_info"),
     ],
 )
 async def test_an_unreadable_answer_is_an_error_and_not_tried_again(

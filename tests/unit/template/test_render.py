@@ -389,7 +389,7 @@ def test_parts_of_the_responses_api_are_text_parts(tokenizer: Any) -> None:
     [
         ([part("a"), {"type": "image_url", "image_url": {}}], r"content\[1\] .* 'image_url'"),
         (["a"], r"content\[0\] is a part of type 'str'"),
-        ([{"type": "text"}], r"content\[0\]\.text must be text"),
+        ([{"type": "text"}], r"content\[0\]\.text must be a string"),
         (5, "not int"),
     ],
 )

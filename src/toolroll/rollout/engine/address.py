@@ -12,9 +12,9 @@ _USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/?#]*)@(.*)", re.IGNORECASE |
 
 
 def split_credentials(url: str) -> tuple[str, str | None]:
-    """Return `url` without its user and password, and the Authorization header that they make.
+    """Return `url` without its user and password, and the Authorization header that sends them.
 
-    The header is None if `url` has none.
+    The header is None if `url` has no user and password.
     """
     found = _USER_INFO.fullmatch(url)
     if found is None:

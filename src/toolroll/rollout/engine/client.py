@@ -2,7 +2,8 @@
 
 Invariants:
 
-- A prompt with an id outside the vocabulary is never sent, because it would crash the engine.
+- A prompt is sent only if each of its ids is in the vocabulary or was sampled by the engine. Any
+  other id would crash the engine.
 - A prompt that leaves no room for an answer is never sent, because ten such requests open a
   router's circuit breaker.
 - Each attempt has a new request id (`rid`), because SGLang refuses a duplicate `rid`. All `rid`s
@@ -104,7 +105,7 @@ class Engine(EngineClient):
 
     @property
     def url(self) -> str:
-        """The address, without a path."""
+        """The address of the engine or router, without `/generate`."""
         return self.config.url
 
     async def __aenter__(self) -> Engine:
@@ -133,7 +134,7 @@ class Engine(EngineClient):
     ) -> Completion:
         """Sample one turn and return it.
 
-        If `progress` is given, the answer is streamed, and `progress` is called with all ids
+        If `progress` is given, the answer is streamed, and each call of `progress` gets all ids
         sampled so far. A stream that breaks after its first token is not retried. If the engine
         aborts the request, the `Completion` has finish_reason "abort" and the ids sampled until
         then.
@@ -141,9 +142,9 @@ class Engine(EngineClient):
         Raises:
             ContextOverflowError: The prompt leaves no room for an answer.
             TokenError: The prompt is empty, or contains an id outside the vocabulary.
-            UsageError: A sampling parameter is unknown, the session id is not one line of text, or
-                the engine no longer serves the same model.
-            CompletionError: The answer contradicts itself.
+            UsageError: A sampling parameter is unknown or dropped by the router, the session id is
+                not one line of text, or the engine no longer serves the same model.
+            CompletionError: The answer is not a valid answer to `request`.
             EngineUnreachableError: `engine_timeout` is set, and the engine has not answered for
                 that many seconds.
             EngineError: Any other failure, after the retries.
@@ -257,7 +258,7 @@ class Engine(EngineClient):
         return info
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
-        """Return the JSON body. If `request.input_ids_json` is set, insert it unchanged."""
+        """Return the JSON to send. If `request.input_ids_json` is set, insert it unchanged."""
         rest = orjson.dumps(
             {
                 "sampling_params": dict(request.sampling_params),
@@ -372,9 +373,9 @@ class Engine(EngineClient):
     # --- aborts -----------------------------------------------------------------------------------
 
     async def abort(self, rid: str) -> None:
-        """Abort one request at every worker (routers do not forward aborts).
+        """Abort one request at every worker, because routers do not forward aborts.
 
-        Best effort: failures are logged.
+        A failure is only logged.
         """
         await self._control_plane.abort(rid)
 
@@ -383,7 +384,7 @@ class Engine(EngineClient):
         await asyncio.gather(*(self.abort(rid) for rid in list(self._in_flight)))
 
     def _abort_later(self, rid: str) -> None:
-        """Abort in a separate task, because the caller is being cancelled and must not wait."""
+        """Abort a request in a separate task, so that its cancelled caller does not wait."""
         task = asyncio.get_running_loop().create_task(self.abort(rid))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)

@@ -26,12 +26,14 @@ class EngineConfig(BaseModel):
     )
     connect_timeout: float = Field(default=10.0, gt=0)
     attempt_timeout: float = Field(
-        default=1800.0, gt=0, description="limit of one attempt; routers use 1800 s too"
+        default=1800.0, gt=0, description="time limit of one attempt; routers use 1800 s too"
     )
-    deadline: float = Field(default=3600.0, gt=0, description="limit of all attempts together")
+    deadline: float = Field(default=3600.0, gt=0, description="time limit of all attempts together")
     attempts: int = Field(default=6, ge=1)
     backoff: float = Field(
-        default=0.25, ge=0, description="pause before the second attempt; it doubles each time"
+        default=0.25,
+        ge=0,
+        description="pause before the second attempt; it doubles up to `backoff_limit`",
     )
     backoff_limit: float = Field(default=10.0, ge=0)
     abort_timeout: float = Field(default=5.0, gt=0)
@@ -39,14 +41,15 @@ class EngineConfig(BaseModel):
         default=0.0,
         ge=0,
         description=(
-            "how long to wait for an engine that does not answer at all; 0: fail after `attempts` "
-            "(the default, because only the caller knows whether the engine will be restarted)"
+            "how long to wait for an engine that does not answer at all; with 0, a request fails "
+            "after `attempts` (only the caller knows whether the engine will be restarted)"
         ),
     )
     context_length: int | None = Field(default=None, ge=1)
     vocab_size: int | None = Field(default=None, ge=1)
     allow_model_mismatch: bool = Field(
-        default=False, description="only warn if the engine no longer serves the same model"
+        default=False,
+        description="only warn, and do not fail, if the engine no longer serves the same model",
     )
     use_http2: bool = False
     return_routed_experts: bool = Field(

@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Model info and workers are cached only if the engine answered. Otherwise the next call asks again.
+- The workers are cached once the server has answered. The model info is cached once it is complete,
+  or once the context length is known. Until then, each call asks again.
 - A new connection may lead to a restarted engine. So before an answer over a new connection is
   accepted, the engine is asked which model it serves. An answer from a different model is refused.
 - An engine that does not report its model is not checked.
@@ -99,7 +100,7 @@ class ControlPlane:
     async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
         """Return the model info, and whether it is final.
 
-        It is not final if a later request may return more of it.
+        It is not final if a later request may return values that are missing now.
         """
         worker = (await self.workers())[0]
         all_told = self._workers is not None
@@ -123,7 +124,7 @@ class ControlPlane:
         return await check_health(self._transport, self._config.url)
 
     async def probe(self) -> Health:
-        """Return the health during an outage. Raise `UsageError` if the model has changed."""
+        """Check the health during an outage. Raise `UsageError` if the model has changed."""
         health = await self.health()
         if not health.down and self._model is not None:
             await self._ask_model()
@@ -162,10 +163,10 @@ class ControlPlane:
         return info, told
 
     def _compare(self, info: Mapping[str, Any]) -> None:
-        """Raise `UsageError` if `info` describes a different model from the one before.
+        """Raise `UsageError` if `info` describes a different model from the previous answer.
 
-        If the path differs but the tokenizer is the same, the weights were updated from disk. This
-        is allowed.
+        With `allow_model_mismatch`, only log a warning. If the path differs but the tokenizer is
+        the same, the weights were updated from disk. This is allowed.
         """
         path, tokenizer = read_model_info(info, {}, {}).model_path, info.get("tokenizer_path")
         if path is None:

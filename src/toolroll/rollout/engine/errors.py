@@ -44,11 +44,11 @@ class Failure:
     """One failed attempt.
 
     `status`: the HTTP status, or None if no answer came. `retry`: another attempt may succeed.
-    `server_fault`: the status is 500. This failure is retried only once, because it recurs if the
+    `server_fault`: the engine answered 500. This is retried only once, because it recurs if the
     request itself is the cause. `overflow`: the prompt is too long. `retry_after`: how many seconds
     the server asks to wait. `lost`: there was no connection, or it broke, so the engine may be
     down. `down`: a router reports that its workers are down. `running`: the engine may still be
-    working on the request, so it must be aborted there.
+    working on the request, so the request must be aborted.
     """
 
     message: str
@@ -103,7 +103,7 @@ def broken_stream() -> Failure:
 
 
 def reason(error: Exception) -> str:
-    """Return the reason why no answer came, in the operating system's words if it gave one."""
+    """Return why no answer came, in the operating system's words if there are any."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return "no connection in time"
     if isinstance(error, TimeoutError):
@@ -152,8 +152,8 @@ def message_of(text: str) -> str:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Return the seconds in a `Retry-After` header, which has a number or a date (RFC 9110,
-    10.2.3).
+    """Return how many seconds a `Retry-After` header asks to wait. Its value is this number or a
+    date (RFC 9110, 10.2.3).
     """
     if value is None:
         return None

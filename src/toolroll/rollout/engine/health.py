@@ -27,7 +27,8 @@ class Health:
 async def check_endpoint(base_url: str, authorization: str | None = None) -> Health:
     """Check that a server answers at `base_url`, the address of an OpenAI-compatible server.
 
-    Any status except 502, 503 and 504 is ok, because not all servers list their models.
+    Any status of `/models` except 502, 503 and 504 is ok, because some servers do not have this
+    route.
     """
     headers = {"Authorization": authorization} if authorization else {}
     limits = aiohttp.ClientTimeout(total=_TIMEOUT)

@@ -17,10 +17,10 @@ class ModelInfo:
     """The limits and the version of a served model. Unknown values are None.
 
     `context_length`: the maximum length of the prompt and the answer together, in tokens.
-    `vocab_size`: the number of the tokenizer's ids. An id at or above it crashes the engine (SGLang
-    0.5.23 does not check), unless the engine itself sampled this id: models have more embedding
-    rows than their tokenizer has tokens. `max_input_length`: the longest prompt that fits into the
-    engine's KV cache, in tokens.
+    `vocab_size`: the number of the tokenizer's ids. A prompt with an id of `vocab_size` or
+    more may crash the engine, because SGLang 0.5.23 does not check ids. Such an id is safe only if
+    the engine itself sampled it: models have more embedding rows than their tokenizer has tokens.
+    `max_input_length`: the longest prompt that fits into the engine's KV cache, in tokens.
     """
 
     context_length: int | None = None
@@ -34,15 +34,15 @@ class ModelInfo:
 
     @property
     def sampled_limit(self) -> int | None:
-        """The lowest id that the model cannot sample, if it has `_PADDING` rows after the
+        """The model samples only ids below this one: at most `_PADDING` embedding rows follow the
         tokenizer's rows.
         """
         return None if self.vocab_size is None else self.vocab_size + _PADDING
 
     @property
     def prompt_limit(self) -> int | None:
-        """The smallest prompt length that the engine refuses, because no room is left for a single
-        token of an answer.
+        """The smallest prompt length that the engine refuses. Such a prompt fills the context or
+        exceeds `max_input_length`.
         """
         context, prompt = self.context_length, self.max_input_length
         if prompt is None:

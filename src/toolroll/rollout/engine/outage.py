@@ -2,11 +2,11 @@
 
 Invariants:
 
-- Only one probe runs at a time, however many requests are waiting.
+- Only one health check (probe) runs at a time, however many requests are waiting.
 - The time of an outage does not count against a request's deadline or an episode's time limit, and
   the failed request does not count as an attempt.
-- After `timeout` seconds all waiting requests fail at once. Later requests fail after at most one
-  probe.
+- After `timeout` seconds, all waiting requests fail at once. While the server stays down, each
+  later request fails after at most one probe.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Outage:
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.ended = 0
-        """The number of outages that have ended, with an answer or a timeout. If a request failed
-        and this number has changed since the request was sent, its outage is over.
+        """The number of outages that have ended, with an answer or a timeout. If this number has
+        changed since a failed request was sent, the outage that made the request fail is over.
         """
         self._server = server
         self._probe = probe
@@ -73,8 +73,9 @@ class Outage:
     async def over(self, ended: int, why: str, *, down: bool = False) -> bool:
         """Wait until the outage ends. Return True if the server answers again.
 
-        Return False if there is no outage (the server answers the first probe), or if waiting is
-        off. Raise `EngineUnreachableError` if the server does not answer in time.
+        Return False if there is no outage (the server answers the first probe), if `timeout` is 0,
+        or if `aclose` is called. Raise `EngineUnreachableError` if the server does not answer in
+        time.
 
         Args:
             ended: The value of `self.ended` when the failed request was sent.

@@ -72,7 +72,7 @@ def _parsed(
         or not isinstance(body.get("meta_info"), _OBJECT)
     ):
         raise CompletionError(
-            f"the engine's answer has no output_ids and meta_info: {str(body)[:300]}"
+            f"the engine's answer has no output_ids or no meta_info: {str(body)[:300]}"
         )
     meta: Mapping[str, Any] = body["meta_info"]
     other = foreign(body, rid)
@@ -138,7 +138,7 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
 def _finish(
     meta: Mapping[str, Any], request: GenerateRequest, ids: IdArray
 ) -> tuple[str, int | str | None]:
-    """Return the finish reason, and the stop token or stop string that ended the turn."""
+    """Return the finish reason, and the stop token or stop string that ended the turn (or None)."""
     finish = meta.get("finish_reason")
     if not isinstance(finish, _OBJECT) or "type" not in finish:
         raise CompletionError(f"the engine's answer has no finish_reason: {finish!r}")
@@ -207,7 +207,8 @@ def _routed_experts(
 ) -> np.ndarray[Any, np.dtype[np.int32]] | None:
     """Return the experts of the first `tokens` tokens, int32 [tokens, layers * top_k].
 
-    The engine sends base64 of [tokens, layers, top_k] (SGLang 0.5.23, io_struct).
+    The engine sends the base64 of an int32 array [tokens, layers, top_k] (SGLang 0.5.23,
+    `io_struct`).
     """
     encoded = meta.get("routed_experts")
     if not encoded:

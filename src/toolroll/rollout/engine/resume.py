@@ -67,8 +67,8 @@ def _constrained(params: Mapping[str, Any]) -> bool:
 
 
 def _rest(params: Mapping[str, Any], left: int, sampled: int) -> dict[str, Any]:
-    """Return `params` for the rest of a turn: at most `left` tokens, after the `sampled` tokens so
-    far.
+    """Return `params` for the rest of a turn that already has `sampled` tokens and may get at most
+    `left` more.
     """
     least = params.get("min_new_tokens")
     return {**params, "max_new_tokens": left} | (

@@ -66,7 +66,7 @@ def effective_params(
     `max_new_tokens` is always set, and is at most the room that is left in the context. SGLang
     answers 400 if it is larger.
 
-    Raise `ContextOverflowError` if there is no room for a single token. This prompt must not be
+    Raise `ContextOverflowError` if there is no room for a single token. Such a prompt must not be
     sent: SGLang would answer 400, and ten of these answers open the circuit breaker of router 0.3.2
     for all its clients.
     """

@@ -46,7 +46,8 @@ class EventReader:
         self._reported: list[int] = []
 
     async def read(self, chunks: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
-        """Return the last event, or a `Failure` if the stream contains one or breaks off.
+        """Return the last event, or a `Failure` if an event reports an error or the stream breaks
+        off.
 
         Raise `CompletionError` for an event that is not part of an answer.
         """

@@ -110,7 +110,7 @@ class Transport:
     async def generating(
         self, body: bytes, session_id: str, *, seconds: float
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Return a context manager that posts `body`. Its answer can be read as it arrives."""
+        """Return a context manager that posts `body` to `/generate`. The answer can be streamed."""
         limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
         headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.url)}
         session = await self._opened()

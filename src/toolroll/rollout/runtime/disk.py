@@ -46,11 +46,12 @@ class _Draft(io.FileIO):
 
 @contextmanager
 def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
-    """Open a temporary file. If all goes well, the file is synced to disk and replaces `path`.
+    """Open a temporary file. If the `with` block ends without an error, sync the file to disk,
+    replace `path` with it, and sync the folder.
 
     If writing fails, `path` is unchanged, and `UsageError` is raised. Other errors of the `with`
-    body are raised as they are. The last step syncs the folder. If only this step fails,
-    `UsageError` is raised too, but `path` is already the new file. It may not survive a power loss.
+    block are raised as they are. If only the sync of the folder fails, `UsageError` is raised too,
+    but `path` is already the new file, which may not survive a power loss.
     """
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} cannot be written: it is not a regular file")

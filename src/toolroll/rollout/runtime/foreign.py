@@ -30,8 +30,8 @@ LEAVE_SECONDS = 5.0
 
 
 class ForeignExitError(RolloutError):
-    """Third-party code raised an exception that is not an `Exception`, such as `SystemExit`. This
-    exception is the `__cause__`.
+    """Third-party code raised an exception that is not an `Exception`, such as `SystemExit`. The
+    original exception is the `__cause__`.
     """
 
 
@@ -39,10 +39,10 @@ class ForeignExitError(RolloutError):
 def guarded() -> Iterator[None]:
     """Run third-party code in this context, in a coroutine or in a worker thread.
 
-    Convert a `BaseException` that is not an `Exception` to `ForeignExitError`, unless it comes from
-    outside the code, as Ctrl-C does. If the running task was cancelled in the meantime, raise
-    `CancelledError`. A `CancelledError` that nothing requested is converted too, because the code
-    itself raised it.
+    - If the running task was cancelled in the meantime, raise `CancelledError`.
+    - Do not change an `Exception`, or an exception from outside the code, such as Ctrl-C.
+    - Convert any other `BaseException` to `ForeignExitError`. An example is a `CancelledError` that
+      nothing requested: the code itself raised it.
     """
     task = _running_task()
     requests = task.cancelling() if task is not None else 0

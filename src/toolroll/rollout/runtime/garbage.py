@@ -1,7 +1,7 @@
 """Run Python's garbage collector less often while many episodes run.
 
-By default, the collector visits all live objects again and again, although a thousand running
-episodes still refer to them. Reference counts free a finished episode, so collections may be rare.
+By default, the collector often visits all live objects, although the running episodes still use
+nearly all of them. Rare collections are enough, because reference counts free a finished episode.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ THRESHOLD = (50_000, 20, 100)
 
 
 class _Pace:
-    """The collector settings of the process. The first user changes them, and the last one restores
-    them.
+    """The collector settings of the process. The first `paced_garbage` context changes them, and
+    the last one restores them.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,8 @@ class _Pace:
         self._before = gc.get_threshold()
 
     def begin(self) -> bool:
-        """Change the settings for the first user. Return False if the collector is off, or if other
-        code has frozen its objects.
+        """Enter a context, and change the settings if it is the first one. Return False if the
+        collector is off, or if other code has frozen objects.
         """
         with self._lock:
             if not self._users:
@@ -40,7 +40,7 @@ class _Pace:
             return True
 
     def end(self) -> None:
-        """Restore the settings after the last user."""
+        """Leave a context, and restore the settings if it is the last one."""
         with self._lock:
             self._users -= 1
             if not self._users:

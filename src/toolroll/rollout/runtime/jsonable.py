@@ -4,7 +4,8 @@ be stored.
 Invariants:
 
 - It never raises an error, whatever an environment returned.
-- Writing the result and reading it back gives the same values.
+- Writing the result as JSON and reading it back gives the same values, but NaN and infinity become
+  null.
 - Arrays and JSON types are unchanged. Lone surrogates in text are replaced. Keys become text.
 - An integer that needs more than 64 bits becomes the text of its digits. A value that is nested too
   deep, or contains itself, becomes text.
@@ -37,12 +38,12 @@ decimal digits.
 
 
 def to_jsonable(value: Any) -> Any:
-    """Return `value`, with everything that orjson refuses converted to text."""
+    """Return `value` as JSON types and arrays. Other objects in it become dicts, lists or text."""
     return _storable(value, ())
 
 
 def _storable(value: Any, around: tuple[int, ...]) -> Any:
-    """Convert `value`. `around` contains the ids of the containers around it."""
+    """Convert `value`. `around` contains the `id()` of each container that contains `value`."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or isinstance(value, bool) or type(value) is float:

@@ -42,7 +42,9 @@ class Signature:
             elif parameter.kind is parameter.VAR_KEYWORD:
                 self.open = True
             elif parameter.kind is parameter.POSITIONAL_ONLY:
-                raise UsageError(f"{self.name}: {parameter.name!r} must be a named parameter")
+                raise UsageError(
+                    f"{self.name}: {parameter.name!r} must be a named parameter, not positional"
+                )
         self.summary, notes = read_docstring(function)
         self._model = self._make_model(notes)
 

@@ -26,13 +26,13 @@ _GRACE = 30.0
 
 async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T:
     """Call `function`. If `large` is True, call it in a thread. Use this only for calls that end by
-    themselves.
+    themselves, because a thread cannot be ended.
     """
     return await asyncio.to_thread(function, *args) if large else function(*args)
 
 
 class BlockingRunner(Protocol):
-    """The part of `Model` that an agent without tokens uses."""
+    """Runs blocking calls in threads, as `Model` and `Threads` do."""
 
     def run_in_thread(
         self,

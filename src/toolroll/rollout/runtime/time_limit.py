@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 
 class _Limit:
-    """A time limit, and the number of active `not_counted` contexts that pause it, in any task."""
+    """A time limit. It is paused while a `not_counted` context is active in any of its tasks."""
 
     def __init__(self, timeout: asyncio.Timeout) -> None:
         self._timeout = timeout
@@ -48,8 +48,8 @@ starts inherit them.
 
 @contextmanager
 def pausable(limit: asyncio.Timeout) -> Iterator[None]:
-    """Make `not_counted` pause `limit`, in addition to the limits around it. `limit` must have been
-    entered.
+    """Make `not_counted` pause `limit`, in addition to the outer limits. The `async with` block of
+    `limit` must have been entered.
     """
     token = _pausable.set((*_pausable.get(), _Limit(limit)))
     try:
@@ -61,7 +61,7 @@ def pausable(limit: asyncio.Timeout) -> Iterator[None]:
 
 @contextmanager
 def not_counted() -> Iterator[None]:
-    """Pause all limits of the running task."""
+    """Pause all `pausable` limits of the running task."""
     with ExitStack() as stack:
         for limit in _pausable.get():
             stack.enter_context(limit.paused())

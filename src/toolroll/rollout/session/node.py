@@ -55,7 +55,7 @@ class Node:
 
     @property
     def fork_reason(self) -> str | None:
-        """The reason why a new path starts here. None if no path starts here."""
+        """The reason why a fork starts at this node. None if no fork starts here."""
         return self.tree.fork_reasons.get(self.index)
 
     @property

@@ -21,7 +21,7 @@ class SessionPath:
     Invariant: `observe` and `sample` only append, so the prompt of turn n+1 starts with the prompt
     and the tokens of turn n (I1 in the README). Only `fork` switches to another path.
 
-    The ids and their JSON text grow with the path. They are not rebuilt for each request.
+    The ids and their JSON text grow with the path, so they are not rebuilt for each request.
 
     Example:
         path = SessionPath(Session("episode-1"))
@@ -96,7 +96,9 @@ class SessionPath:
 
     @property
     def highest_id(self) -> int:
-        """The highest id of the path, read as an unsigned number, or 0 if the path is empty."""
+        """The highest id of the path, or 0 if the path is empty. Ids are read as unsigned numbers,
+        so that a negative id is higher than every valid id.
+        """
         return self._json.highest
 
     @property

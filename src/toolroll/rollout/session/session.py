@@ -63,7 +63,7 @@ class Session:
             ids: The tokens. If the same tokens were already observed after the same node, their
                 node is returned, so that several completions of one prompt share its node.
             after: The node that the tokens follow; None starts a new root.
-            reason: The reason why a new path starts here, if it does.
+            reason: The reason for the fork, if a fork starts with these tokens.
         """
         added, parent = checked_ids(ids), self._index(after)
         key = (parent, blake2b(added.tobytes(), digest_size=16).digest())
@@ -157,7 +157,7 @@ class Session:
         return None if shared == NONE else Node(tree, shared)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Return every path from a root to a leaf, in the order in which the paths were started.
+        """Return every path from a root to a leaf, in the order in which the leaves were added.
 
         Tokens after the last sampled token are left out, because nothing was sampled from them. A
         path without sampled tokens is returned only if the session has no other path.
@@ -205,8 +205,7 @@ def _checked_ids_of(completion: Completion) -> IdArray:
 def _maximal(paths: list[list[int]]) -> list[list[int]]:
     """Return `paths` without duplicates, and without paths that are prefixes of others.
 
-    `_trimmed` makes duplicates: if two paths differ only in a prompt that was never answered, they
-    are identical after trimming.
+    Two paths that differ only in an unanswered prompt are duplicates after `_trimmed`.
     """
     inner = {index for path in paths for index in path[:-1]}
     kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
@@ -220,8 +219,8 @@ def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
 
 
 def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajectory:
-    """Return `path` as a trajectory. Sampled nodes that are already in `trained` are context. The
-    path's other sampled nodes are added to `trained`.
+    """Return `path` as a trajectory. A sampled node that is already in `trained` gets mask 0. Every
+    other sampled node of the path is added to `trained`.
     """
     length = tree.stop(path[-1])
     loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)

@@ -24,7 +24,7 @@ Masked = Annotated[int, Field(strict=True, ge=0, le=1)]
 
 
 class TurnRecord(BaseModel):
-    """One sampled span [start, stop). Positions count from the start of the sequence."""
+    """One sampled turn: the tokens [start, stop) of the sequence."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,7 +43,7 @@ class TurnRecord(BaseModel):
 
 
 class TrajectoryRecord(BaseModel):
-    """One training sequence: three lists of equal length."""
+    """One training sequence. `input_ids`, `loss_mask` and `logprobs` have the same length."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -79,7 +79,7 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
-    """Return the trajectory from its JSON form `data`. This is the inverse of `to_json`.
+    """Return the trajectory from its JSON form `data`. `to_json` is the inverse.
 
     Raise `pydantic.ValidationError` if `data` is not a valid `TrajectoryRecord`.
     """

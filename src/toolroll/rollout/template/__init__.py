@@ -1,5 +1,5 @@
-"""Exact first prompts and exact deltas for any Hugging Face chat template. `certify` reports how a
-template behaves.
+"""Exact prompt ids for any Hugging Face chat template: the first prompt, and the ids that each turn
+appends to it (the delta). `certify` reports how a template behaves.
 """
 
 from toolroll.rollout.template.certify import ProbeResult, TemplateReport, certify

@@ -2,9 +2,10 @@
 from a message or a tool (I6 in the README).
 
 The conversation is rendered twice: as it is, and with a marker in place of each text in a message
-or a tool that spells a control token. The text that a marker replaced is ordinary text. If the two
-renders differ in anything else, the spans are unknown, and the conversation is refused. It is also
-refused if the end of one text and the start of the next one spell a control token together.
+or a tool that spells a control token. The text that a marker replaced is ordinary text.
+`TemplateError` is raised if the two renders differ in anything else, because the position of the
+text is then unknown. It is also raised if the text of a message and the text next to it in the
+render spell a control token together.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ class BodyMasker:
         *,
         first: int = 0,
     ) -> bool:
-        """Return True if a message or a tool spells a control token of the rendered `text`, in
-        upper or lower case, or may spell a part of it.
+        """Return True if a message or a tool contains a control token of the render `text`, in
+        upper or lower case, or may contain the beginning or the end of such a token.
 
-        `messages` come from `Renderer.prepare`. Parts are looked for in the messages from `first`
-        on, and in the tools if `first` is 0.
+        `messages` come from `Renderer.prepare`. Beginnings and ends of tokens are searched only in
+        the messages from `first` on, and in the tools only if `first` is 0.
         """
         for message in messages:
             self._refuse_split(message.get("content"), self._pattern)
@@ -133,7 +134,7 @@ class BodyMasker:
         return masked, walk(list(tools or ()), self._pattern), originals
 
     def _refuse_split(self, content: Any, pattern: re.Pattern[str]) -> None:
-        """Raise `TemplateError` if the joined parts of a content spell a control token."""
+        """Raise `TemplateError` if the parts of a content spell a control token only together."""
         if not isinstance(content, list):
             return
         texts = [str(part.get("text", "")) for part in content if isinstance(part, dict)]
@@ -185,8 +186,8 @@ class BodyMasker:
                     )
 
     def _end_of_form(self, original: str, following: str, text: str, at: int) -> int | None:
-        """Return the end of the rendered form of `original` that starts at `at`. Return None if the
-        end is unknown.
+        """Return where the rendered form of `original` ends in the render `text`. This form starts
+        at `at`, and the text `following` comes after it. Return None if the end is unknown.
 
         The template may have changed the text's case or escaped HTML. If it changed the text in
         another way, the text is accepted only if the result contains no control token. In this case
@@ -230,7 +231,7 @@ def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:
 
 @lru_cache(256)
 def _parts(tokens: frozenset[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return all texts with which one of `tokens` starts, and all with which one ends."""
+    """Return the beginnings of all `tokens`, and the ends of all `tokens`."""
     cuts = [(token, size) for token in tokens for size in range(1, len(token))]
     return (
         tuple({token[:size] for token, size in cuts}),
@@ -246,8 +247,8 @@ def _taken_apart(masked: str) -> tuple[list[str], list[int]]:
 
 
 def _looked_for(source: str) -> Iterator[str]:
-    """Yield the strings that a template compares with texts, or passes to a method, a filter or a
-    test.
+    """Yield the string constants that a template compares with something, or passes to a call, a
+    filter or a test.
     """
     try:
         plain = _GENERATION.sub("", source)

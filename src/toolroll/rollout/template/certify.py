@@ -2,11 +2,11 @@
 `TemplateReport`.
 
 Each probe is a small conversation. Its assistant turn is treated as sampled, with exactly the text
-that the template renders for it. The render of the whole conversation must then be the text of
-prompt + sampled + delta, and must end with exactly the delta's ids. Any other outcome is reported:
-the template rewrites history (the session then forks, or preserves history on request), or it
-refuses the conversation. One more conversation has twelve calls in a row. `Verifier` checks it like
-an episode.
+that the template renders for it. The delta is the ids that the new messages append. The render of
+the whole conversation must be the text of prompt + sampled + delta, and must end with exactly the
+delta's ids. Any other outcome is reported: the template rewrites history (the session then forks,
+or preserves history on request), or it refuses the conversation. One more conversation has twelve
+calls in a row. `Verifier` checks it like an episode.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ProbeResult:
     """The outcome of one probe.
 
     - `append`: prompt + sampled + delta is the whole render, and the delta's ids are exact.
-    - `fork`: the template rewrites what was served.
+    - `fork`: the template rewrites the prompt or the sampled turn.
     - `refuse`: the template raises an error.
     - `wrong`: prompt + sampled + delta differs from the whole render. Please report this as a bug.
 
@@ -81,7 +81,7 @@ class TemplateReport:
     - `fingerprint`: a hash of the template, its switches and the tokenizer.
     - `stop_tokens`: maps the text of each token that ends a turn to its id.
     - `arguments`: the form in which the template takes a call's arguments ("dict" or "text"), or
-      "not shown".
+      "not shown" if it does not render them.
     - `dated`: True if the prompt depends on the date.
     - `tools_change`: what happens if the tool list changes during a conversation.
     """
@@ -101,8 +101,8 @@ class TemplateReport:
 
     @property
     def exact(self) -> bool:
-        """True if the outcome of every core probe is `append` and the tokenizer's encoding does not
-        differ. Tool results are then exact after any number of calls.
+        """True if the outcome of every probe in `CORE` is `append`, and the tokenizer's encoding
+        does not differ. Tool results are then exact after any number of calls.
         """
         return not self.tokenizer and all(
             probe.outcome == "append" for probe in self.probes if probe.name in CORE
@@ -123,7 +123,7 @@ class TemplateReport:
         return [f"the tokenizer: {self.tokenizer}", *lines] if self.tokenizer else lines
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON data, for `--json`."""
+        """Return the report as JSON data, for `toolroll check-template --json`."""
         return {
             "exact": self.exact,
             "fingerprint": self.fingerprint,
@@ -319,9 +319,9 @@ def _sampled_text(
 ) -> tuple[str, str]:
     """Return the text of the sampled turn, including its stop token, and its finish reason.
 
-    A turn with reasoning is taken as the template renders it at the end of a conversation. So is a
-    turn whose render stays the same once messages follow, apart from its close. Any other turn is
-    taken as the template renders it once messages follow.
+    For a turn with reasoning, this is its render at the end of a conversation. The same is true of
+    a turn that renders alike with and without later messages, apart from the token that closes it.
+    For any other turn, this is its render with later messages.
     """
     render = template.renderer.render
     served = render(probe.messages[:-1], tools, generate=True)
@@ -352,8 +352,8 @@ def _sampled_text(
 
 
 def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int]) -> bool:
-    """Return True if the ids `kept` and `shown` have the same text. Their last tokens may be
-    different turn closes: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
+    """Return True if the ids `kept` and `shown` have the same text. Their last tokens may differ if
+    both are control tokens: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
     """
     decode = template.encoder.decode
     return decode(kept) == decode(shown) or (

@@ -2,13 +2,13 @@
 
 Invariants (I5 and I6 refer to the README):
 
-- A delta is the text that the template itself appends. `DeltaRenderer` derives it from renders of
-  the conversation.
+- A delta is the text that the template itself renders after a sampled turn, up to the next one.
+  `DeltaRenderer` derives it from renders of the conversation.
 - If the template rewrites history, `HistoryRewrittenError` is raised, unless the caller asked to
   preserve history (I5).
 - Text from tools and users never becomes a control token (I6).
-- A render is never predicted. Each cursor keeps one render: the text of its own prompt. `encode`
-  caches only the results of a pure function.
+- Rendered text always comes from the template. Each cursor keeps one render: the text of its own
+  prompt. `encode` caches only the results of a pure function.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class ChatTemplate:
         tokenizer: Renders the template and encodes text.
         chat_template: Jinja text that replaces the tokenizer's own template.
         kwargs: The template's own switches (`enable_thinking`, ...).
-        history: What happens if the template rewrites tokens that were already served. "fork"
+        history: What happens if the template rewrites tokens of earlier prompts or turns. "fork"
             raises `HistoryRewrittenError`, so that the caller starts a second training sequence.
-            "preserve" keeps the served tokens and appends the new messages, if their text can be
+            "preserve" keeps these tokens and appends the new messages, if their text can be
             determined.
         now: The time that a template gets from `strftime_now`. Default: the time of construction.
         stop_token_ids: Tokens that end a turn, in addition to the tokenizer's and the template's.
-        head_hook: Rewrites the head of each render: system text and tools.
+        head_hook: Rewrites the head of each render: the leading system messages and the tools.
         encoder: An `Encoder` of the same tokenizer, to share its cache. Default: a new one.
 
     Raises `TemplateError` if there is no chat template, or if the tokenizer cannot encode text
@@ -98,8 +98,8 @@ class ChatTemplate:
         return self._variants[hook]
 
     def with_head(self, hook: HeadHook) -> ChatTemplate:
-        """Return the same template, with `hook` applied to the head of each render: system text and
-        tools.
+        """Return the same template, with `hook` applied to the head of each render: the leading
+        system messages and the tools.
         """
         return self._variant(self.renderer.kwargs, hook)
 
@@ -204,7 +204,7 @@ class ChatTemplate:
         stop_token_ids: Sequence[int] | None = None,
         finish_reason: str = "stop",
     ) -> list[int]:
-        """Return the ids to append after `messages` for the messages `new`.
+        """Return the ids to append for the messages `new`, which follow `messages`.
 
         Args:
             messages: The conversation. The last message is the assistant turn.
@@ -215,7 +215,7 @@ class ChatTemplate:
             finish_reason: The engine's finish reason. Only "stop" means that the last id may be a
                 stop token.
 
-        Raises `HistoryRewrittenError` if the template rewrites what was served. With
+        Raises `HistoryRewrittenError` if the template rewrites the prompt or the sampled turn. With
         history="preserve", it is raised only if the ids to append cannot be determined. Raises
         `TemplateError` if the template refuses the conversation.
         """

@@ -1,7 +1,7 @@
 """`Cursor`: a conversation that waits for the model's next turn, and the exact ids of its prompt.
 
 Invariants: a cursor never changes. Its text is what `Renderer.render` returns for the same messages
-and tools. It holds only the prepared messages, the head, and the text of its own prompt.
+and tools. It holds only the prepared messages, the head (`Head`), and the text of its own prompt.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOOLS_CHANGED = "the tool list changed, and the prompt that was already served c
 class TemplateParts:
     """The parts that all cursors of one chat template share.
 
-    `fork`: raise `HistoryRewrittenError` if the template rewrites what was served.
+    `fork`: raise `HistoryRewrittenError` if the template rewrites the prompt or the sampled turn.
     """
 
     renderer: Renderer
@@ -47,8 +47,8 @@ class TemplateParts:
         generate: bool = True,
     ) -> list[Span]:
         """Return the body spans of the render `text`: the text from messages and tools that spells
-        a control token. Only spans from `start` on are returned, relative to `start`. The first new
-        message in the text from `start` on is `messages[first]`.
+        a control token. Only spans from `start` on are returned, relative to `start`.
+        `messages[first]` is the first message whose render starts there or later.
 
         Raises `TemplateError` if this text cannot be distinguished from the template's own tokens.
         """
@@ -69,8 +69,8 @@ class Cursor:
 
     Create a cursor with `ChatTemplate.start`; `after` returns the next one.
 
-    If history="preserve" kept tokens before this prompt that the template would have rewritten,
-    `preserved` describes the rewrite. Otherwise it is None.
+    With history="preserve", the step to this cursor may have kept tokens that the template would
+    have rewritten. `preserved` describes this rewrite, or is None if there was none.
 
     Example::
 
@@ -108,9 +108,9 @@ class Cursor:
     def prompt(self, *, keep: IdArray | None = None) -> IdArray:
         """Return the ids of the whole prompt.
 
-        `keep`: ids that were served for an earlier form of the conversation. They are reused up to
-        the last control token before the first difference from this prompt's text, because ordinary
-        tokens never merge across a control token. Only the rest of the prompt is encoded.
+        `keep`: the ids of an earlier prompt. They are reused up to the last control token before
+        the first difference from this prompt's text, because ordinary tokens never merge across a
+        control token. Only the rest of the prompt is encoded.
         """
         text, encoder = self.text, self._parts.encoder
         bodies = self._parts.body_spans(text, self._messages, self._head.tools)
@@ -143,9 +143,10 @@ class Cursor:
             messages: The message of the sampled turn, then the new messages.
             tools: The tools from now on. Default: the same tools as before.
 
-        Raises `HistoryRewrittenError` if the template rewrites what was served. If history is
-        preserved, it is raised only if the ids to append cannot be determined, or if `tools`
-        changes the served prompt. Raises `TemplateError` if the template refuses the conversation.
+        Raises `HistoryRewrittenError` if the template rewrites this prompt or the sampled turn. If
+        history is preserved, it is raised only if the ids to append cannot be determined, or if
+        `tools` changes this prompt. Raises `TemplateError` if the template refuses the
+        conversation.
         """
         parts, head = self._parts, self._with_tools(tools)
         turn, new = self._prepared(messages)
@@ -176,14 +177,14 @@ class Cursor:
 
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:
-            raise TemplateError("a delta needs the message of the turn that was sampled")
+            raise TemplateError("`messages` must begin with the sampled turn's message")
         prepare = self._parts.renderer.prepare
         return prepare([plain_content(messages[0])])[0], prepare(messages[1:])
 
     def _with_tools(self, tools: Sequence[Tool] | None) -> Head:
         """Return the head of the conversation with `tools`.
 
-        Raises `HistoryRewrittenError` if these tools change the prompt that was served.
+        Raises `HistoryRewrittenError` if these tools change this cursor's prompt.
         """
         own = self._head.tools or []
         if tools is None or (len(tools) == len(own) and all(map(is_, tools, own))):

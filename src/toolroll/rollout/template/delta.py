@@ -5,12 +5,12 @@ The template is a black box. There are two cases:
 1. The whole render starts with the text that was served and sampled, apart from white space within
    the turn. Then the rest of the render is the text to append.
 2. In all other cases, the turn was truncated, its message renders differently, or history is
-   rewritten. A sentinel is then inserted at the last rendered position of the assistant turn, and
-   the conversation is rendered again with the new messages. The text to append is the text after
-   the sentinel, without the part of the turn's end that the model sampled itself. Two more
-   comparisons show whether the template rewrites history: the whole conversation must still start
-   with the prompt that was served, and the assistant turn must be the same with and without the new
-   messages.
+   rewritten. A sentinel (a random word) is then added to the end of the assistant turn (its last
+   call's arguments, its content or its reasoning), and the conversation is rendered again with the
+   new messages. The text to append is the text after the sentinel, without the part of the turn's
+   end that the model sampled itself. Two more comparisons show whether the template rewrites
+   history: the whole conversation must still start with the prompt that was served, and the
+   assistant turn must be the same with and without the new messages.
 
 Invariants (I3 and I5 refer to the README):
 
@@ -67,8 +67,8 @@ class SampledText:
 class RenderedDelta:
     """The render of the conversation with the new messages and the generation prompt.
 
-    The text from `cut` on is appended. `rewritten` is None if the resulting sequence is exactly
-    what the template renders. Otherwise it describes what the template rewrites.
+    The text from `cut` on is appended. `rewritten` describes what the template rewrites in the
+    prompt or the sampled turn. It is None if the template rewrites nothing.
     """
 
     whole: str
@@ -96,8 +96,8 @@ class _Tail:
 
 
 class DeltaRenderer:
-    """Derives the text to append with one renderer. `stops` are the texts of the tokens that end a
-    turn.
+    """Derives the text to append after a sampled turn. `stops` are the texts of the tokens that end
+    a turn.
 
     Example: the served prompt ends with `<|im_start|>assistant\\n`, and the model sampled
     `1 + 1<|im_end|>`. For a new user message, the text to append is the newline after the stop
@@ -240,7 +240,8 @@ class DeltaRenderer:
         close_at = len(rest)
         if sampled.stop and not after.startswith(sampled.stop, close_at):
             raise HistoryRewrittenError(
-                f"the model stopped with {sampled.stop!r}, which is not the next role's marker"
+                f"the model stopped with {sampled.stop!r}, but the template does not render this "
+                "token after the turn"
             )
         return _Tail(after, alone, close_at, close_at + len(sampled.stop or ""))
 
@@ -248,7 +249,7 @@ class DeltaRenderer:
         self, messages: Sequence[Message], new: Sequence[Message], head: Head
     ) -> tuple[str, str]:
         """Return the text after the sentinel in the render with `new`, and in the render without
-        it.
+        `new`.
         """
         turn = messages[-1]
         probes = [_probe_content(turn)]
@@ -278,7 +279,7 @@ class DeltaRenderer:
         for close in known:
             if after.startswith(close, close_at):
                 return close
-        raise HistoryRewrittenError("the template leaves out the turn close once messages follow")
+        raise HistoryRewrittenError("the template does not close the turn once messages follow")
 
     @cached_property
     def _other_closes(self) -> tuple[str, ...]:
@@ -361,11 +362,11 @@ def _probe_content(turn: Message) -> Message:
 
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
-    """Return where the text to append starts in `tail.after`, after a turn without a stop token.
+    """Return where the text to append starts in `tail.after`, for a turn without a stop token.
 
-    Such a turn was truncated by its length, a stop string or an abort. The text starts after the
-    part of the turn's end that the model already sampled, so the turn close is appended with mask
-    0.
+    Such a turn was truncated by its length, a stop string or an abort. The text to append includes
+    the turn close, except the part that the model already sampled.
+
     The result is negative if the turn was truncated before the position of the sentinel. This
     happens inside reasoning, because the template closes the reasoning before the content.
     """

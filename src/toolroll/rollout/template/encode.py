@@ -239,8 +239,8 @@ class Encoder:
 
     @cached_property
     def _renumbered(self) -> dict[int, int]:
-        """Maps each id that `_plain` gives to an added white-space token to the token's id in
-        `tokenizer`.
+        """Maps the id of each added white-space token in `_plain` to its id in `tokenizer`. Equal
+        ids are omitted.
         """
         own = self.tokenizer.get_added_vocab()
         found = {
@@ -258,7 +258,7 @@ class Encoder:
             )
 
     def ending_id(self, text: str) -> int | None:
-        """Return the argument `previous` of `encode` for a text that follows `text`."""
+        """Return the argument `previous` of `encode` for encoding a text that follows `text`."""
         if not text:
             return None
         ending = (index for mark, index in self.control.items() if text.endswith(mark))
@@ -300,7 +300,8 @@ class Encoder:
 
     def ends_open(self, ids: Sequence[int], text: str) -> bool:
         """Return True if further ids may change the end of `text`, which is `decode(ids)`. They may
-        if `text` ends with part of a character, or with bytes that are decoded together.
+        if `text` ends with part of a character, or with a byte that is decoded together with the
+        next ones.
         """
         if text.endswith("\ufffd"):
             return True
@@ -319,8 +320,8 @@ class Encoder:
         return list(zip([0, *ends], ends, strict=False))
 
     def _ends(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """Return where the text of each id ends in `text`. Return None if decoding is needed to
-        find out.
+        """Return where the text of each id ends in `text`. Return None if the single texts of the
+        ids do not add up to `text`, or are not whole characters.
         """
         texts = self._texts_of(ids)
         # Equal lengths are not enough: a decoder may strip spaces and join bytes, and the lengths

@@ -57,7 +57,7 @@ def _calling(*keys: str, first: int = 0, **more: Any) -> Message:
     """Return an assistant turn that calls `look` once for each of `keys`. Without keys, the turn
     calls `list_all`, which takes no arguments.
 
-    `first`: the number in the id of the first call. `more`: other fields of the message.
+    The ids of the calls are numbered from `first`. `more`: other fields of the message.
     """
     calls: list[tuple[str, dict[str, Any]]] = [("look", {"key": key}) for key in keys] or [
         ("list_all", {})

@@ -66,7 +66,7 @@ class Head:
     """The part that all renders of one conversation share: its leading system messages and its
     tools.
 
-    `text` is the render of the head, and `rewritten` is the result of `head_hook` for `text`.
+    `text` is the render of this part, and `rewritten` is the result of `head_hook` for `text`.
     Without a hook, `text` and `rewritten` are empty.
     """
 
@@ -132,8 +132,8 @@ class Renderer:
         return self.render_prepared(prepared, self.head(prepared, tools), generate=generate)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` without surrogates, with contents and arguments in the form that the
-        template accepts.
+        """Return `messages` without surrogates, and with contents and arguments in the form that
+        the template accepts.
 
         Messages that are already prepared are returned unchanged.
         """
@@ -299,7 +299,8 @@ def _with_arguments(message: Message, form: ArgumentForm) -> Message:
 def read_arguments(arguments: Any) -> dict[str, Any]:
     """Return tool arguments as an object, decoded from JSON text if needed.
 
-    Return `{}` for anything else, because malformed calls are kept in the history.
+    Return `{}` for malformed arguments, because the history may contain malformed calls, and must
+    still be rendered.
     """
     if isinstance(arguments, str):
         try:
@@ -338,7 +339,7 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
                 f"rendered"
             )
         if not isinstance(part.get("text"), str):
-            raise TemplateError(f"messages[].content[{index}].text must be text")
+            raise TemplateError(f"messages[].content[{index}].text must be a string")
         parts.append({**part, "type": "text"})
     return parts
 

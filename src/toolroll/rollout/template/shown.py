@@ -28,8 +28,8 @@ class Shown:
 
 
 class NeutralTextError(Exception):
-    """There is no neutral form: the control-token text in a message changes the rest of the
-    render.
+    """A render has no neutral form (see `ShownConversation`): if control-token text in a message is
+    replaced, the rest of the render changes.
     """
 
 
@@ -37,9 +37,10 @@ class ShownConversation:
     """Renders the prompts of a conversation. Each prompt is a prefix of `messages`, rendered with
     `tools`.
 
-    `control` matches the text of control tokens. The neutral form of a render replaces this text in
-    messages and tools with other text of the same length. It first replaces the letters. If that
-    changes the rest of the render, it replaces the punctuation instead.
+    `control` matches the text of control tokens. In the neutral form of a render, this text is
+    replaced in messages and tools with other text of the same length, so that it is no longer read
+    as control tokens. First, the letters are replaced. If that changes the rest of the render, the
+    punctuation is replaced instead.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class ShownConversation:
         raise NeutralTextError("control-token text changes the render")
 
     def _neutral(self, other: _Other) -> tuple[list[Message], list[Tool]]:
-        """Return the messages and the tools in one neutral form."""
+        """Return the messages and the tools, with control-token text replaced by `other`."""
         if other not in self._forms:
             self._forms[other] = (
                 self._changed(self._messages, other),

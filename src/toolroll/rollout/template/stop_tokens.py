@@ -35,7 +35,7 @@ _RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id":
 
 
 def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]:
-    """Return the ids that end a turn."""
+    """Return the ids of all tokens that end a turn."""
     found = _configured(tokenizer)
     # a tokenizer may have a separate template for conversations with tools
     for tools in (None, [_TOOL]):

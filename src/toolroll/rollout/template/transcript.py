@@ -281,8 +281,8 @@ def _end(
 def _text_after(
     template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None
 ) -> str | None:
-    """Return the text after turn `index`, with the generation prompt at its end. Return None if it
-    is unknown.
+    """Return the text after turn `index`, up to and including the last generation prompt. Return
+    None if this text is unknown.
     """
     for stop in template.stop_texts:
         try:

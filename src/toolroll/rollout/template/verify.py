@@ -1,7 +1,8 @@
 """`Verifier`: checks a finished sequence with `transformers` and the tokenizer alone.
 
 This module shares no code with the code that made the sequence. `tokenizer.apply_chat_template`
-renders the conversation, and the tokenizer itself encodes the render. Three things are checked:
+renders the conversation, and the tokenizer itself encodes the render. A delta is the tokens between
+two sampled turns. Three things are checked:
 
 1. The tokens of the first prompt are the tokens of its render.
 2. The text of each delta follows its sampled turn in the render of the whole conversation.
@@ -10,7 +11,7 @@ renders the conversation, and the tokenizer itself encodes the render. Three thi
 One render of the whole conversation is enough if the template renders a turn as it was sampled. It
 is also enough if only the text between the turn's control tokens differs, as with JSON spacing. All
 other turns need two more renders: the prompts before and after the turn. The delta's tokens are
-then compared with the tokens of the later prompt, starting at the turn's close.
+then compared with the tokens that follow the turn in the later prompt.
 
 If a message contains the text of a control token, the conversation is rendered again, with other
 text of the same length in place of that text. The control tokens of the sequence must be those of
@@ -66,9 +67,9 @@ class ServedSequence:
     """One sequence as it was served and sampled, up to its last sampled turn.
 
     `turns` are the sampled turns, oldest first. The tokens before the first turn are the prompt.
-    `messages` and `tools` are the conversation's. `forked`: the prompt contains tokens of earlier
-    turns. `preserved`: the template rewrites part of the sequence, and history="preserve" kept this
-    part.
+    `messages` and `tools` are the conversation's. `forked`: the prompt contains tokens that were
+    sampled in earlier turns. `preserved`: the template rewrites part of the sequence, and
+    history="preserve" kept this part.
     """
 
     input_ids: IdArray
@@ -189,8 +190,8 @@ class Verifier:
             raise _Mismatch("prompt: control tokens")
 
     def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
-        """Check the tokens that the model continued. They must decode to the turn's prefill, and
-        have exactly its control tokens.
+        """Check the tokens that the model continued. They must decode to `turn.prefill`, and have
+        exactly the control tokens of this text.
         """
         if not turn.prefill:
             return
@@ -269,11 +270,11 @@ class Verifier:
     def _check_after_stop(
         self, sampled: list[int], delta: list[int], shown: Shown, turn: list[int]
     ) -> None:
-        """Compare the tokens of the delta with the render, starting at the turn's close.
+        """Compare the tokens of the delta with the render after the token that closes the turn.
 
         `shown`: the render from the start of the turn to the end of the next prompt. `turn`: the
-        ids of the turn as the template renders it at the end of a conversation. They identify the
-        turn's own close in `shown`.
+        ids of the turn as the template renders it at the end of a conversation. They show which
+        token in `shown` closes the turn.
         """
         expected = self._encode(shown.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
@@ -292,8 +293,8 @@ class Verifier:
             raise _Mismatch("delta: tokens")
 
     def _check_after_cut(self, delta: list[int], shown: Shown, turn: list[int]) -> None:
-        """Compare the delta's tokens with the end of the render. The delta must include the turn's
-        close.
+        """Compare the delta's tokens with the end of the render. The turn was truncated, so the
+        delta must include the token that closes it.
         """
         expected = self._encode(shown.neutral)
         controls, own, within = (
@@ -331,8 +332,8 @@ class Verifier:
     def _check_tail(
         self, sampled: list[int], delta: list[int], shown: Shown, *, ended: bool
     ) -> None:
-        """Check that the render `shown` ends with the delta. If the model `ended` the turn, the
-        turn's close must come directly before the delta.
+        """Check that the render `shown` ends with the delta. `ended`: the model sampled the token
+        that closes the turn. In `shown`, this token must come directly before the delta.
         """
         expected = self._encode(shown.neutral)
         own, controls = self._controls(delta), self._controls(expected)
@@ -352,7 +353,7 @@ class Verifier:
 
     @cached_property
     def _closes(self) -> tuple[int, ...]:
-        """The control token that follows a turn without calls in history, if there is one."""
+        """The id of the token that closes a turn without calls in history, if there is one."""
         user, turn = (
             {"role": role, "content": content}
             for role, content in (("user", "x"), ("assistant", "qxa"))
@@ -368,7 +369,7 @@ class Verifier:
     def _same(
         self, given: list[int], expected: list[int], shown: Shown, *, text_first: bool = False
     ) -> bool:
-        """Return True if `given` are the ids at the end of `shown`.
+        """Return True if `given` are the ids at the end of the render `shown`.
 
         `expected`: the ids at the end of the neutral form of `shown`. `text_first`: the ids before
         the first control token continue ordinary text, so only their text is compared.
@@ -386,8 +387,8 @@ class Verifier:
         return all(map(self._alike, own, wanted, texts))
 
     def _alike(self, own: list[int], wanted: list[int], shown: Shown) -> bool:
-        """Return True if the ids `own` of a piece are the `wanted` ids. If the piece contains
-        control-token text, compare only the text.
+        """Return True if the ids `own` between two control tokens equal the `wanted` ids. If
+        `shown`, the text there, contains control-token text, compare only the text.
         """
         if shown.text == shown.neutral:
             return own == wanted
@@ -410,7 +411,7 @@ class Verifier:
         return pieces
 
     def _piece_texts(self, shown: Shown) -> list[Shown]:
-        """Return the texts between the control tokens of the neutral form."""
+        """Split `shown` at the control tokens of its neutral form."""
         pieces, at = [], 0
         for match in self._exact.finditer(shown.neutral):
             pieces.append(Shown(shown.text[at : match.start()], shown.neutral[at : match.start()]))
@@ -430,7 +431,7 @@ class Verifier:
         return str(fast.decode(list(ids), skip_special_tokens=False))
 
     def _continuation(self, before: list[int], ids: list[int]) -> str:
-        """Return the text of `ids` after the ids `before`."""
+        """Return the text of `ids` if they follow the ids `before`."""
         head = self._decode(before[-1:])
         text = self._decode([*before[-1:], *ids])
         return text[len(head) :] if text.startswith(head) else self._decode(ids)
@@ -439,7 +440,7 @@ class Verifier:
         return [index for index in ids if index in self._control]
 
     def _hooked(self, text: str, talk: ShownConversation) -> str:
-        """Return a rendered prompt whose head was rewritten by `head_hook`."""
+        """Return the rendered prompt `text`, with its head rewritten by `head_hook`."""
         if self._head_hook is None:
             return text
         try:
