@@ -1,4 +1,4 @@
-"""`FRAMEWORKS`: the training frameworks that have an adapter, and their rules."""
+"""`FRAMEWORKS`: the training frameworks that have an adapter, and what each adapter returns."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A training framework. `version`: the tested version. `path`: the import path of the adapter
-    for the framework's configuration. `forks`: how a forked episode is returned. `aborted`: how a
-    failed episode is returned.
+    """A training framework. `version`: the tested version. `path`: the import path of the adapter,
+    which you name in the framework's configuration or import. `forks`: how a forked episode is
+    returned. `aborted`: how a failed episode is returned.
     """
 
     name: str
