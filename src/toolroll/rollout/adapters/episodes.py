@@ -280,8 +280,8 @@ def task_index(prompt: Any) -> int:
 
 
 def check_template(template: ChatTemplate) -> None:
-    """Log a warning for each case in which `template` does not only append tokens to the sequence.
-    Raise `UsageError` if the template would produce wrong tokens.
+    """Log a warning for each kind of conversation that this chat template forks or refuses. Raise
+    `UsageError` if the template would produce wrong tokens.
     """
     report = certify(template)
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]

@@ -216,7 +216,7 @@ _OUTCOME = ("reward", "scores", "extra_logs")
 
 
 def _outcome(found: Any) -> Mapping[str, Any]:
-    """Return `found`, the result of `run_agent`, as a dict. Raise `UsageError` if it is not valid."""
+    """Return the result of `run_agent` as a dict. Raise `UsageError` if it is not valid."""
     if found is None:
         return {}
     if not isinstance(found, Mapping):
