@@ -301,7 +301,7 @@ def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
     assert to_samples(sample_type(index=17, rollout_id=99), result)[1].rollout_id == 99
     [alone] = to_samples(asked, dataclasses.replace(result, trajectories=paths[:1]))
     assert alone.rollout_id is None
-    with pytest.raises(UsageError, match="has neither rollout_id nor index"):
+    with pytest.raises(UsageError, match="neither rollout_id nor index"):
         to_samples(sample_type(), result)
 
 

@@ -66,7 +66,7 @@ class ServerEngine(FrameworkEngine):
         reason = _finish(answer.stop_reason, ids, request.sampling_params)
         if not ids and reason != "abort":
             raise CompletionError(
-                f"verl gave no tokens, although its stop reason is {answer.stop_reason!r}"
+                f"verl gave no tokens, although its stop reason is {answer.stop_reason}"
             )
         return Sampled(
             ids,
