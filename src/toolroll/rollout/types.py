@@ -1,8 +1,7 @@
 """The data types of a rollout, and its interfaces, such as `Environment` and `Agent`.
 
-Most data types are frozen, slotted dataclasses, without behavior except their own checks. The
-arrays of a `Trajectory` have one value for each token of the whole sequence; frameworks get slices
-of them. Field names are usual in RL: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`.
+Most data types are frozen, slotted dataclasses. The arrays of a `Trajectory` have one value for
+each token of the whole sequence; frameworks get slices of them.
 """
 
 from __future__ import annotations
@@ -140,13 +139,9 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: npt.NDArray[np.int32] | None = None
-    """If `return_routed_experts` was requested: the experts that were chosen for each token of
-    prompt and output except the last, int32 [prompt + output - 1, layers * top_k].
-    """
+    """The experts of each token except the last, [prompt + output - 1, layers * top_k]; or None."""
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
-    """If `top_logprobs_num` was requested: for each sampled token, the most likely ids at its
-    position, as pairs (logprob, id).
-    """
+    """If `top_logprobs_num` was requested: the most likely (logprob, id) pairs at each position."""
 
     @property
     def weight_version(self) -> str | None:
@@ -198,17 +193,13 @@ class MessageSpan:
 class Trajectory:
     """One training sequence: a path from the root of a session's token tree to a leaf.
 
-    - `input_ids`: int32 [n].
-    - `loss_mask`: uint8 [n]. It is 1 only for tokens that the engine sampled at that position.
-    - `logprobs`: float32 [n]. They are NaN for tokens that were not sampled, or whose logprobs were
-      not requested.
-    - `prompt_length`: the number of tokens before the first turn that no earlier sequence contains
-      (in a transcript: before the first trained turn).
-    - `source`: "engine", or "transcript" if the tokens were made from the text of messages. RL
-      adapters refuse transcripts.
-    - `fork_reason`: why the session forked into this sequence, or None.
-    - `spans`: which tokens belong to which messages, for a transcript.
-    - `lineage`: labels that an endpoint's client sent with its requests, such as a thread id.
+    `input_ids` is int32 [n]. `loss_mask` is uint8 [n], and is 1 only for tokens that the engine
+    sampled at that position. `logprobs` is float32 [n], and is NaN for tokens that were not sampled
+    or whose logprobs were not requested. `prompt_length` is the number of tokens before the first
+    turn that no earlier sequence contains (in a transcript: before the first trained turn).
+    `source` is "transcript" if the tokens were made from the text of messages. RL adapters refuse
+    transcripts. `fork_reason` says why the session forked into this sequence. `spans` are the
+    tokens of a transcript's messages. `lineage` has labels of an endpoint's client, such as an id.
     """
 
     input_ids: IdArray
@@ -220,9 +211,7 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """The experts of each token except the last, int32 [n - 1, layers * top_k], or None. They come
-    from the completion of the last turn.
-    """
+    """The experts of each token except the last, [n - 1, layers * top_k], from the last turn."""
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -331,9 +320,7 @@ class Environment(ABC):
     """
 
     reward_mode: Literal["final", "sum"] = "final"
-    """How the episode's reward is computed: the reward of the last step ("final"), or the sum of
-    the rewards of all steps ("sum").
-    """
+    """The episode's reward is the reward of its last step ("final"), or of all steps ("sum")."""
 
     parallel_calls: ParallelCalls = "all"
     """How to handle several tool calls in one turn. An agent's `CallPolicy` can override it."""
@@ -350,18 +337,16 @@ class Environment(ABC):
         """Execute `action`. This is not called after `done`."""
 
     def truncated_reward(self) -> float | None:
-        """Return the reward of an episode that ended before `done`, for example at the limit of
-        turns or of the context length. None means the sum of the step rewards so far if
-        `reward_mode` is "sum", otherwise 0.0.
+        """Return the reward of an episode that ended before `done`, for example at a limit of turns
+        or tokens. None means 0.0, or the sum of the step rewards if `reward_mode` is "sum".
         """
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return numbers about this episode (tool errors, user tokens ...). This is called once,
-        after the last step.
+        """Return finite numbers about this episode, such as tool errors or user tokens. This is
+        called once, after the last step.
 
-        Values that are not finite numbers are left out, and `info["metrics_error"]` names them. If
-        this method raises an exception, `info["metrics_error"]` has its message.
+        Other values are left out. `info["metrics_error"]` names them, or an exception raised here.
         """
         return {}
 
@@ -431,8 +416,7 @@ class EnvironmentFactory(Protocol):
 
 @dataclass
 class InteractionResult:
-    """The result of one episode. The fields up to `response_length` are those of slime's tau-bench
-    example.
+    """The result of an episode. Fields up to `response_length` are as in slime's tau-bench example.
 
     `tokens` (prompt and response), `loss_mask` and `logprobs` (both for the response only) are
     views of the last trajectory, which contains the conversation as it ended. If the session
@@ -507,9 +491,7 @@ class Episode:
 
 
 class Agent(Protocol):
-    """An agent that the runner can play: any object with this method, which has the signature of
-    slime's tau-bench example.
-    """
+    """An agent for the runner: any object with this method, as in slime's tau-bench example."""
 
     async def asolve(
         self,

@@ -306,7 +306,7 @@ def test_a_row_with_another_system_message_is_refused(adding: str) -> None:
     instance = environment_class(adding)()
     with pytest.raises(UsageError, match="system message"):
         instance.reset(index=0, prompt=[{"role": "user", "content": ""}])
-    with pytest.raises(UsageError, match="column index"):
+    with pytest.raises(UsageError, match="column 'index'"):
         instance.reset(prompt=[])
 
 
