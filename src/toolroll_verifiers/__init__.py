@@ -93,7 +93,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
 
 
 class ToolrollHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """The options `--env.agent.harness.*`. The fields are the same as in `EpisodeSettings`."""
+    """The options `--env.agent.harness.*`. They mean the same as in `EpisodeSettings`."""
 
     max_turns: int = Field(30, ge=1)
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"

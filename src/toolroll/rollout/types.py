@@ -156,7 +156,7 @@ class Turn:
 
     Positions in `weight_versions` count from the start of the sequence. `sampling_params` are the
     parameters that the engine got. If the span is not trained (mask 0), `excluded` is the reason:
-    "context" if an earlier sequence of the episode contains the turn, otherwise another text.
+    "context" if an earlier sequence contains the turn, else the one given to `Session.exclude`.
     `prompt_tokens` and `cached_tokens` are the engine's counts. `latency` is in seconds. `reward`
     is the turn's share of the episode's reward.
     """
@@ -199,7 +199,7 @@ class Trajectory:
     turn that no earlier sequence contains (in a transcript: before the first trained turn).
     `source` is "transcript" if the tokens were made from the text of messages. RL adapters refuse
     transcripts. `fork_reason` says why the session forked into this sequence. `spans` are the
-    tokens of a transcript's messages. `lineage` has labels of an endpoint's client, such as an id.
+    tokens of a transcript's messages. `lineage`: labels that a client sent, such as a thread id.
     """
 
     input_ids: IdArray
@@ -479,7 +479,7 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played (task, sample) and its result."""
+    """One played sample of a task, with its result."""
 
     env: str
     task_id: str
@@ -505,5 +505,7 @@ class Agent(Protocol):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env` to its end. Raise only `CancelledError` and `UsageError`."""
+        """Play one episode of `env` to its end. Raise only `CancelledError`, `UsageError` and
+        `EngineUnreachableError`.
+        """
         ...

@@ -147,9 +147,9 @@ class EpisodePlayer:
         """Play the task `index`, and return the episode.
 
         `metadata` may contain an `env` and a `split` for this task. `number` is the sample's number
-        among the task's samples, and gives each sample a different seed. If a failure aborts the
-        episode, it is played again up to `settings.retries` times. If the engine aborts it, it is
-        not played again. Raise `UsageError` if the settings, `metadata` or `index` are not valid.
+        among the task's samples, and gives each sample a different seed. An aborted episode is
+        played again up to `settings.retries` times, unless its stop reason is ENGINE_ABORT. Raise
+        `UsageError` if the settings, `metadata` or `index` are not valid.
         """
         await self._open()
         factory, task = await self._find(index, metadata or {})
@@ -218,7 +218,7 @@ class EpisodePlayer:
     async def _find(
         self, index: int, metadata: Mapping[str, Any]
     ) -> tuple[EnvironmentFactory, Task]:
-        """Return the task `index` and its environment's factory."""
+        """Return the environment's factory and the task `index`."""
         name = metadata.get("env") or self.settings.env
         if name is None:
             raise UsageError(

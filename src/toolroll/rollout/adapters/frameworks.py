@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A training framework. `version`: the tested version. `path`: the import path of the adapter,
-    which you name in the framework's configuration or import. `forks`: how a forked episode is
-    returned. `aborted`: how a failed episode is returned.
+    """A training framework. `version`: the tested version. `path`: the import path of the adapter's
+    class or function for the framework. `forks`: how a forked episode is returned. `aborted`: how a
+    failed episode is returned.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Ids for tool calls, for model formats without ids.
 
 An id has nine characters of [A-Za-z0-9], because Mistral's chat template accepts only such ids. It
-is a hash of the session id, the position of the turn and the index of the call, so that a repeated
-episode gets the same ids.
+is a hash of the session id, the position of the turn and the index of the call. So the same session
+id, turn and index always give the same id.
 """
 
 from __future__ import annotations

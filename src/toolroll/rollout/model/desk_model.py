@@ -1,8 +1,8 @@
 """`desk-1m`, the model in this package: a Llama network with 1 million parameters, trained on the
 environment `desk`.
 
-`examples/learn_desk` trains it from scratch. Its folder is in Hugging Face's format. The embedded
-engine serves it without torch; SGLang and transformers can load it too.
+`examples/learn_desk` trains it from scratch. The model's folder is in Hugging Face's format. The
+embedded engine serves it without torch; SGLang and transformers can load it too.
 """
 
 from __future__ import annotations

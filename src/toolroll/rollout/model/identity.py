@@ -232,8 +232,8 @@ def _served(answer: _Answered, name: str) -> str:
 
 
 def _same(name: str) -> Any:
-    """Return a predicate that is True if two names (folders or hub names) may mean the same
-    model.
+    """Return a function that returns True if its argument may mean the same model as `name`. Both
+    are folders or names on a hub.
     """
     last = desk_model_path().name if name == DESK_MODEL else PurePosixPath(name).name.lower()
     return lambda other: other == name or PurePosixPath(other).name.lower() == last

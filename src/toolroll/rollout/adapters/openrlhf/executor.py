@@ -126,8 +126,8 @@ class AgentExecutor:
 
     def choose(self, trajectories: Sequence[Trajectory]) -> Trajectory:
         """Return the sequence to train on: the one with the most trained tokens. There are several
-        if the agent has sub-agents or the session forked. `extra_logs["left_out_tokens"]` counts
-        the trained tokens of the other sequences.
+        sequences if the agent has sub-agents or the session forked. The trained tokens of the other
+        sequences are counted in `extra_logs["left_out_tokens"]`.
         """
         return max(trajectories, key=lambda found: found.trained_tokens)
 
@@ -222,8 +222,8 @@ def _outcome(found: Any) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         if finite(found) is None:
             raise UsageError(
-                f"run_agent returned {type(found).__name__}; return a dict with "
-                f"{', '.join(_OUTCOME)}, a finite number, or None"
+                f"run_agent returned {type(found).__name__}: return a finite number, None, or a "
+                f"dict with the keys {', '.join(_OUTCOME)}"
             )
         return {"reward": float(found)}
     unknown = sorted(set(found) - set(_OUTCOME))

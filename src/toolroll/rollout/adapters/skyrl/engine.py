@@ -11,9 +11,10 @@ from toolroll.rollout.types import GenerateRequest, WeightVersion
 class SkyrlEngine(FrameworkEngine):
     """SkyRL's inference engine client as an `EngineClient`.
 
-    `client` is SkyRL's `InferenceEngineInterface`. If `cache_salt` is True, a request never uses
-    prefix cache entries of another weight version, as with SkyRL's `use_cache_salt`. `model` is the
-    engine's name for the policy's weights; None selects the engine's default.
+    `client` is SkyRL's `InferenceEngineInterface`. If `cache_salt` is True and the client reports
+    its weight version, a request never uses prefix cache entries of another version (like SkyRL's
+    `use_cache_salt`). `model` is the engine's name for the policy's weights; None selects the
+    engine's default.
     """
 
     def __init__(

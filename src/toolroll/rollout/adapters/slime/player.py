@@ -46,8 +46,8 @@ def _is_stopped() -> bool:
 
 
 def session_field(sample: Any) -> str:
-    """Return the field of `sample` for the session id: `routing_key` if it exists (it depends on
-    the version of slime or miles), otherwise `session_id`.
+    """Return the name of the field of `sample` for the session id, which differs between slime and
+    miles.
     """
     return "routing_key" if "routing_key" in vars(sample) else "session_id"
 

@@ -55,8 +55,8 @@ class _Episode:
 
     def reset(self, **row: Any) -> str:
         """Start the task with the index `row["index"]` and return the user's first message. Raise
-        `UsageError` if TRL cannot play the task, for example because its tools differ from those of
-        the first task.
+        `UsageError` if TRL cannot play the task, for example because the task's tools differ from
+        those of the first task.
         """
         self._close()
         if "index" not in row:
@@ -79,7 +79,7 @@ class _Episode:
         if tuple(sorted(_names(observation.tools))) != self.names:
             raise UsageError(
                 f"{self.factory.name}: the tools of the task {task.id} differ from those of the "
-                "first task, but TRL takes one list of tools for all tasks"
+                "first task, but TRL takes one list of tools for all tasks: use make_rollout_func"
             )
         system, user = _opening(self.factory, task, observation)
         _check_system(row.get("prompt"), system, task)

@@ -49,8 +49,8 @@ def reward(
     """Return the episodes' rewards, with None for an aborted episode. This function is for
     `reward_funcs`.
 
-    It logs with TRL's `log_metric` the share of aborted episodes, and the mean numbers of turns and
-    of left-out tokens per episode.
+    It also passes the share of aborted episodes, and the mean numbers of turns and of left-out
+    tokens per episode, to TRL's `log_metric`.
     """
     if log_metric is not None:
         count = len(toolroll_status)

@@ -57,7 +57,7 @@ class EndpointClient:
         return response
 
     async def relay(self, *given: Any, **named: Any) -> Any:
-        """Raise `NotImplementedError`, because a streamed answer would have no tokens."""
+        """Raise `NotImplementedError`, because a streamed answer has no token ids."""
         raise NotImplementedError("use a TrainClientConfig: a streamed answer has no token ids")
 
     async def relay_aux(self, *given: Any, **named: Any) -> Any:
