@@ -266,9 +266,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The agent's action in one step: visible `content` (without reasoning) and executable
-    `tool_calls`.
-    """
+    """The agent's action in one step: `content` without reasoning, and executable `tool_calls`."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
