@@ -1,4 +1,4 @@
-"""`python -m toolroll`: the command."""
+"""Run the `toolroll` command line for `python -m toolroll`."""
 
 from toolroll.rollout.cli import main
 

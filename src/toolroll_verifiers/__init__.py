@@ -1,15 +1,15 @@
-"""verifiers (v1, 0.4.0) and prime-rl: makes every toolroll environment available as a verifiers
-environment.
+"""Makes every toolroll environment available as an environment of verifiers (v1, 0.4.0), and so of
+prime-rl.
 
     config = vf.resolve_env_config({"taskset": {"id": "toolroll-verifiers", "env": "desk"}})
     env = vf.load_environment(config)
 
-verifiers finds a taskset by the name of a top-level module, so this package is a separate top-level
-module. It exports the taskset (the tasks and their reward), the harness that plays them, and an
-environment whose agent runs in this process.
+verifiers finds a taskset by the name of a top-level module, so this package is not part of the
+package `toolroll`. It exports the taskset (the tasks and their reward), the harness that plays
+them, and an environment whose agent runs in this process.
 
-- The harness executes the environment in this process. Each model turn is one chat completion
-  request to verifiers' interception server, so any verifiers client works.
+- The harness executes the environment in this process. Each turn of the model is one chat
+  completion request to verifiers' interception server, so any verifiers client works.
 - `rewards["environment"]` is the environment's reward. `trace.info["toolroll"]` has the step
   rewards, the stop reason and the seed.
 - An aborted episode is a failed rollout with a `HarnessError` and no reward.
@@ -37,7 +37,7 @@ _LIMITS = {StopReason.MAX_STEPS: "max_turns", StopReason.CONTEXT_FULL: "max_tota
 
 
 class ToolrollData(vf.TaskData):  # type: ignore[misc]
-    """One task. It names its environment, so that a worker needs nothing else to play it."""
+    """One task. It names the environment, so that a worker needs nothing else to play the task."""
 
     env: str
     split: str
@@ -50,9 +50,9 @@ class ToolrollConfig(vf.TasksetConfig):  # type: ignore[misc]
     """The options `--env.taskset.*`. `seed` is the seed of environments and users."""
 
     env: str = ""
-    """A name (`toolroll envs`), `path/to/file.py:NAME` or `package.module:NAME`."""
+    """A name that `toolroll envs` lists, `path/to/file.py:NAME` or `package.module:NAME`."""
     split: str | None = None
-    """Default: the environment's first split."""
+    """The split of the tasks. Default: the environment's first split."""
     env_settings: dict[str, Any] = Field(default_factory=dict)
     seed: int = 0
 
@@ -72,7 +72,7 @@ class ToolrollTask(vf.Task[ToolrollData]):  # type: ignore[misc]
 
 
 class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore[misc]
-    """The tasks of one environment. Raise `UsageError` if there is no such environment."""
+    """The tasks of one environment. Raise `UsageError` if the config has a `system_prompt`."""
 
     def __init__(self, config: ToolrollConfig) -> None:
         super().__init__(config)
@@ -82,7 +82,9 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
             )
 
     def load(self) -> Iterator[ToolrollTask]:
-        """Yield one verifiers task per task of the environment."""
+        """Yield one verifiers task per task of the environment. Raise `UsageError` if the
+        environment or the split does not exist.
+        """
         config = self.config
         own = {"env": config.env, "env_settings": config.env_settings, "seed": config.seed}
         player = EnvironmentPlayer(EpisodeSettings(split=config.split, **own))
@@ -91,7 +93,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
 
 
 class ToolrollHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """The options `--env.agent.harness.*`. The fields are the same as in `EpisodeSettings`."""
+    """The options `--env.agent.harness.*`. They mean the same as in `EpisodeSettings`."""
 
     max_turns: int = Field(30, ge=1)
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
@@ -151,7 +153,9 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
 
 
 class ToolrollEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """One agent that runs in this process, because a toolroll environment needs no sandbox."""
+    """The config of `ToolrollEnv`. Its one agent runs in this process, because a toolroll
+    environment needs no sandbox.
+    """
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
 

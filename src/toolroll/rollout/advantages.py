@@ -1,7 +1,7 @@
 """Compute turn rewards, returns and group advantages, and assign them to tokens.
 
-Each function counts an episode once, even if it forked into several sequences. An aborted episode
-has no reward, so it is left out of every baseline, and its advantage is None.
+An episode counts once, even if it forked into several sequences. An aborted episode has no reward,
+so it is left out of every baseline, and its advantage is None.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Baseline = Literal["mean", "leave_one_out", "none"]
 def turn_rewards(trajectory: Trajectory) -> Values:
     """Return the reward of each turn of `trajectory`, float64 [turns].
 
-    A fork starts with turns of an earlier sequence as its context. In the fork, the reward of these
-    turns is 0, because it counts in the sequence that trains them. So the rewards of all turns of
-    an episode add up to the episode's reward.
+    If an episode forked, a sequence may begin with turns of an earlier sequence. In the later
+    sequence these turns have mask 0 and the reward 0, because the earlier sequence trains them and
+    has their rewards. So the rewards of all turns of an episode add up to the episode's reward.
     """
     return np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
 
@@ -48,14 +48,13 @@ def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Value
     """Return the returns-to-go of an episode: a list with one array per trajectory in
     `result.trajectories`, in the same order. Each array is float64 [turns of that trajectory].
 
-    The turns of all trajectories count in the order in which they were played. If a turn is only
-    context in a fork, it gets 0 there, because the fork does not train it.
+    If the episode forked, the discount runs over the turns of all trajectories, in the order in
+    which they were played. A turn that a fork copies from an earlier trajectory gets 0 in the fork,
+    because it is not trained there.
 
-    Only the turns' own rewards (`Turn.reward`) are read, never `result.reward`. A turn without a
-    reward has 0.0. So all values are 0.0 for an aborted episode, and for trajectories that no agent
-    of this library played, such as trajectories from an endpoint's session. For such trajectories,
-    use `group_advantages`, or pass the reward to `per_token`. An episode without trajectories gives
-    an empty list, and a trajectory without turns an empty array.
+    Only `Turn.reward` is read, never `result.reward`. toolroll's agents set `Turn.reward`, unless
+    the episode was aborted. Trajectories from an endpoint's session do not have it, so all their
+    values are 0.0: use `group_advantages` for them, or pass the reward to `per_token`.
 
     Example:
         episode_returns(result, gamma=0.5)  # rewards 0, 0, 1 of three turns: [[0.25, 0.5, 1.0]]
@@ -82,10 +81,12 @@ def group_advantages(
     """Return the advantage of each episode in a group: its reward minus the baseline.
 
     `baseline`: "mean" is the mean of the group (GRPO), "leave_one_out" is the mean of the other
-    episodes (RLOO), and "none" is 0. `normalize` divides by the population standard deviation of
-    the group's rewards. If all rewards are equal up to rounding, all advantages are 0, unless
-    `baseline` is "none" and `normalize` is False. Episodes without a reward get None and do not
-    count.
+    episodes (RLOO), and "none" is 0. If `normalize` is True, the differences are divided by the
+    population standard deviation of the group's rewards. Episodes without a reward get None and do
+    not count.
+
+    If all rewards are equal up to rounding, all advantages are 0. With `baseline="none"` and
+    `normalize=False`, the advantages are always the rewards themselves.
 
     Example:
         group_advantages(results)  # rewards 1, 0, 0, None: [0.667, -0.333, -0.333, None]
@@ -117,7 +118,7 @@ def per_token(
     """Return the value of each token, float32 [n]. It is 0 for every token with loss mask 0.
 
     `values`: one value for the whole sequence (an episode's advantage), or one for each turn. Raise
-    `UsageError` for anything else, such as the None of an aborted episode.
+    `UsageError` for anything else, such as the advantage None of an aborted episode.
     """
     found = np.zeros(len(trajectory), dtype=np.float32)
     turns = trajectory.turns

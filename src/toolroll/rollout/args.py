@@ -1,3 +1,3 @@
-"""The old name of `toolroll.rollout.model.config`."""
+"""The old import path of `toolroll.rollout.model.config`."""
 
 from toolroll.rollout.model.config import *  # noqa: F403

@@ -1,8 +1,8 @@
 """The errors that toolroll raises. Messages state what is wrong, where, and what to do.
 
-There are two families. A `UsageError` can be fixed by the caller. A `RolloutError` says that a part
-of the rollout failed; it becomes the episode's status and stop reason (see
-`toolroll.rollout.types.StopReason`).
+The caller can fix a `UsageError`. A `RolloutError` means that a part of the rollout failed. If it
+ends an episode, the episode's `stop_reason` says what failed. An `ActionError` is a mistake of the
+model.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import traceback
 from typing import Any
 
 _TRACEBACK = 4000
-"""An episode's `info` keeps this many characters from the end of a traceback."""
+"""The number of characters that an episode's `info` keeps, from the end of a traceback."""
 _TEXT = 2000
-"""Errors and episodes keep this many characters from the start of a message."""
+"""The number of characters that errors and episodes keep, from the start of a message."""
 _SLACK = 200
-"""A text is shortened only if it is longer than the limit by more than this number of characters.
-So a shortened text, with the note at its end, is not shortened again if another message quotes it.
+"""`capped` shortens a text only if it exceeds the limit by more than this number of characters. So
+if a message quotes a text that was shortened already, it is not shortened again.
 """
 
 
 def capped(text: str, limit: int = _TEXT) -> str:
-    """Return the first `limit` characters of `text`, with a note that tells how many more there
-    were.
+    """Return the first `limit` characters of `text`, and the number of characters left out. Return
+    a text that is only a little longer than `limit` unchanged.
     """
     if len(text) <= limit + _SLACK:
         return text
@@ -40,7 +40,7 @@ class UsageError(ToolrollError):
 class RolloutError(ToolrollError):
     """A part of the rollout failed in a way that the model did not cause.
 
-    The message is capped, because it may quote a server or an environment.
+    A long message is shortened, because it may quote a server's response or an environment.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -66,13 +66,13 @@ class EngineError(RolloutError):
 class EngineUnreachableError(EngineError):
     """A server has not responded at all for `engine_timeout` seconds.
 
-    This is not a failure of one episode, so agents do not catch this error, and it ends the run.
+    Other episodes would fail too, so agents do not catch this error, and it ends the run.
     """
 
 
 class ContextOverflowError(EngineError):
-    """The prompt leaves no room for an answer in the model's context. If the context length is
-    known, such a prompt is not sent.
+    """The prompt leaves no room for an answer in the model's context. Such a prompt is not sent to
+    the engine, unless the context length is unknown.
     """
 
 
@@ -81,8 +81,8 @@ class CompletionError(EngineError):
 
 
 class TokenError(RolloutError):
-    """The recorded tokens may differ from the tokens that were served or sampled, so they are not
-    trained on.
+    """The recorded tokens may differ from the tokens that the engine got or sampled, so they are
+    not trained on.
     """
 
 
@@ -93,10 +93,11 @@ class TemplateError(RolloutError):
 
 
 class HistoryRewrittenError(TokenError):
-    """The chat template rewrites tokens that were already served, so no delta can be appended.
+    """The chat template now renders an earlier part of the conversation differently, so the next
+    prompt does not begin with the recorded tokens.
 
-    `reason` names the part that is rewritten. The caller may catch this error and start a new
-    sequence (a fork).
+    `reason` names the part that changed. The caller may catch this error and start a new sequence
+    (a fork).
     """
 
     def __init__(self, reason: str) -> None:
@@ -105,7 +106,7 @@ class HistoryRewrittenError(TokenError):
 
 
 class EnvironmentFailure(RolloutError):
-    """The environment itself failed. The model's action was not the cause."""
+    """The environment failed, and the model's action was not the cause."""
 
 
 class UserSimulatorError(RolloutError):
@@ -123,10 +124,11 @@ class ActionError(ToolrollError):
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return `error` as plain data for an episode's `info`. Long texts are shortened.
+    """Return `error` as a dict for an episode's `info`: its type and message. Long texts are
+    shortened.
 
-    Engine errors include the status, attempts and body. Errors that an environment's code raised
-    include the traceback.
+    The dict of an `EngineError` also has the status, the attempts and the body. The dict of an
+    `EnvironmentFailure` also has the traceback of the environment's exception.
     """
     data: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     if isinstance(error, EngineError):

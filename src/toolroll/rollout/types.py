@@ -1,8 +1,7 @@
-"""The data types of a rollout, and the two interfaces (`Environment`, `Agent`) between its parts.
+"""The data types of a rollout, and its interfaces, such as `Environment` and `Agent`.
 
-The data types are frozen, slotted dataclasses with no behavior except their own checks. All lists
-of a `Trajectory` are aligned to the whole sequence; frameworks get slices of them. Field names are
-usual in RL: `input_ids`, `loss_mask`, `logprobs`, `finish_reason`, `weight_version`.
+Most data types are frozen, slotted dataclasses. The arrays of a `Trajectory` have one value for
+each token of the whole sequence; frameworks get slices of them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LogprobArray = npt.NDArray[np.float32]
 
 
 class Status(Enum):
-    """The outcome of an episode. The names are the published example's (slime's tau-bench)."""
+    """The outcome of an episode. The names are those of slime's tau-bench example."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -66,8 +65,8 @@ _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
 def status_of(reason: StopReason) -> Status:
-    """Return the status for `reason`. An episode is ABORTED if a failure that the model did not
-    cause ended it: its reward is None, never 0.
+    """Return the status for `reason`. ABORTED means that a failure ended the episode that the model
+    did not cause. The reward of such an episode is None, never 0.
     """
     if reason in _COMPLETED:
         return Status.COMPLETED
@@ -92,7 +91,7 @@ def _pickled_by_field(kind: type[Record]) -> type[Record]:
 @_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
-    """The tokens [start, stop) of a list, which were sampled with the weights `version`."""
+    """A span of tokens [start, stop) that was sampled with the weights `version`."""
 
     version: str
     start: int
@@ -103,10 +102,10 @@ class WeightVersion:
 class GenerateRequest:
     """One request to the engine's `/generate`.
 
-    `input_ids_json` may contain the same ids as JSON text ("1,2,3", without brackets), and
-    `highest_id` may be the highest id, read as an unsigned number. The session keeps both, so that
-    encoding and checking a request cost O(new tokens). `session_id` becomes the routing key.
-    `extra` contains further top-level fields of the body.
+    `input_ids_json` may contain the same ids as JSON text ("1,2,3", without brackets). `highest_id`
+    may be the highest of the ids, read as unsigned numbers. A session keeps both up to date, so
+    that a request need not encode and check all ids again. `session_id` becomes the routing key.
+    `extra` contains further top-level fields of the request's JSON.
     """
 
     input_ids: IdArray
@@ -140,15 +139,13 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: npt.NDArray[np.int32] | None = None
-    """With `return_routed_experts`: the experts that were chosen for each token except the last,
-    int32 [prompt + output - 1, layers * top_k].
-    """
+    """The experts of each token except the last, [prompt + output - 1, layers * top_k]; or None."""
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
-    """With `top_logprobs_num`: the most likely (logprob, id) pairs for each sampled token."""
+    """If `top_logprobs_num` was requested: the most likely (logprob, id) pairs at each position."""
 
     @property
     def weight_version(self) -> str | None:
-        """The version of the last sampled token. None if the engine reports no versions."""
+        """The weight version of the last sampled token, or None if the engine reports none."""
         return self.weight_versions[-1].version if self.weight_versions else None
 
 
@@ -158,8 +155,8 @@ class Turn:
     """One sampled span [start, stop) of a trajectory's sequence, including the stop token.
 
     Positions in `weight_versions` count from the start of the sequence. `sampling_params` are the
-    effective ones, because logprobs depend on the temperature. If the span is not trained (mask 0),
-    `excluded` is the reason: "context" for the history of a fork, else the policy's reason.
+    parameters that the engine got. If the span is not trained (mask 0), `excluded` is the reason:
+    "context" if an earlier sequence contains the turn, else the one given to `Session.exclude`.
     `prompt_tokens` and `cached_tokens` are the engine's counts. `latency` is in seconds. `reward`
     is the turn's share of the episode's reward.
     """
@@ -194,15 +191,15 @@ class MessageSpan:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One root-to-leaf path of a session: a training sequence.
+    """One training sequence: a path from the root of a session's token tree to a leaf.
 
     `input_ids` is int32 [n]. `loss_mask` is uint8 [n], and is 1 only for tokens that the engine
     sampled at that position. `logprobs` is float32 [n], and is NaN for tokens that were not sampled
     or whose logprobs were not requested. `prompt_length` is the number of tokens before the first
-    turn that is not the context of a fork (in a transcript: before the first trained turn).
-    `source` is "engine", or "transcript" if the tokens were made from text. RL adapters refuse
-    transcripts. `fork_reason` is the reason for a fork, or None. `spans` are the tokens of a
-    transcript's messages. `lineage` contains an endpoint client's labels, such as a thread id.
+    turn that no earlier sequence contains (in a transcript: before the first trained turn).
+    `source` is "transcript" if the tokens were made from the text of messages. RL adapters refuse
+    transcripts. `fork_reason` says why the session forked into this sequence. `spans` are the
+    tokens of a transcript's messages. `lineage`: labels that a client sent, such as a thread id.
     """
 
     input_ids: IdArray
@@ -214,7 +211,7 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """From the last turn: the experts of each token except the last, [n - 1, layers * top_k]."""
+    """The experts of each token except the last, [n - 1, layers * top_k], from the last turn."""
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -244,7 +241,7 @@ class Trajectory:
 
     @property
     def weight_versions(self) -> tuple[WeightVersion, ...]:
-        """The spans of all turns, in sequence positions."""
+        """The weight versions of all turns. Positions count from the start of the sequence."""
         return tuple(span for turn in self.turns for span in turn.weight_versions)
 
 
@@ -269,9 +266,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The agent's action in one step: visible `content` (without reasoning) and executable
-    `tool_calls`.
-    """
+    """The agent's action in one step: `content` without reasoning, and executable `tool_calls`."""
 
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
@@ -323,13 +318,13 @@ class Environment(ABC):
     """
 
     reward_mode: Literal["final", "sum"] = "final"
-    """How the episode's reward is computed: the last step's reward, or the sum over all steps."""
+    """The episode's reward is the reward of its last step ("final"), or of all steps ("sum")."""
 
     parallel_calls: ParallelCalls = "all"
     """How to handle several tool calls in one turn. An agent's `CallPolicy` can override it."""
 
     blocking: bool = True
-    """False if plain `reset` and `step` take microseconds. They then run on the event loop."""
+    """False if plain `reset` and `step` take only microseconds, and may run on the event loop."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
@@ -340,14 +335,16 @@ class Environment(ABC):
         """Execute `action`. This is not called after `done`."""
 
     def truncated_reward(self) -> float | None:
-        """Return the reward of an episode that ran out of steps or of context. None means 0.0."""
+        """Return the reward of an episode that ended before `done`, for example at a limit of turns
+        or tokens. None means 0.0, or the sum of the step rewards if `reward_mode` is "sum".
+        """
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return numbers about this episode (tool errors, user tokens ...). This is called once,
-        after the last step.
+        """Return finite numbers about this episode, such as tool errors or user tokens. This is
+        called once, after the last step.
 
-        Finite numbers are kept. `info["metrics_error"]` names all other values, and any error.
+        Other values are left out. `info["metrics_error"]` names them, or an exception raised here.
         """
         return {}
 
@@ -368,11 +365,11 @@ class UserSimulator(Protocol):
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Return user_calls, user_prompt_tokens, user_completion_tokens, user_seconds ..."""
+        """Return numbers about this user's requests, such as `user_calls` and `user_seconds`."""
         ...
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Release the simulator's resources, such as its connection."""
         ...
 
 
@@ -417,7 +414,7 @@ class EnvironmentFactory(Protocol):
 
 @dataclass
 class InteractionResult:
-    """The result of one episode. Fields up to `response_length` are the published example's.
+    """The result of an episode. Fields up to `response_length` are as in slime's tau-bench example.
 
     `tokens` (prompt and response), `loss_mask` and `logprobs` (both for the response only) are
     views of the last trajectory, which contains the conversation as it ended. If the session
@@ -474,13 +471,13 @@ class InteractionResult:
 
 
 def response_text(messages: Sequence[Message]) -> str:
-    """Return everything that the assistant wrote in `messages`."""
+    """Return the contents of all assistant messages, joined without a separator."""
     return "".join(str(m.get("content") or "") for m in messages if m.get("role") == "assistant")
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played (task, sample) and its result."""
+    """One played sample of a task, with its result."""
 
     env: str
     task_id: str
@@ -492,7 +489,7 @@ class Episode:
 
 
 class Agent(Protocol):
-    """An agent that the runner can play: any object with this method of the published example."""
+    """An agent for the runner: any object with this method, as in slime's tau-bench example."""
 
     async def asolve(
         self,
@@ -506,5 +503,7 @@ class Agent(Protocol):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env` to its end. Raise only `CancelledError` and `UsageError`."""
+        """Play one episode of `env` to its end. Raise only `CancelledError`, `UsageError` and
+        `EngineUnreachableError`.
+        """
         ...

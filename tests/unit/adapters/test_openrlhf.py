@@ -166,9 +166,9 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
     ("outcome", "words"),
     [
         ({"rewards": 1.0}, "a dict with rewards; its keys are reward, scores, extra_logs"),
-        ("good", "run_agent returned str; return a dict with reward"),
-        ("0.5", "run_agent returned str; return a dict with reward"),
-        (float("nan"), "a finite number, or None"),
+        ("good", "run_agent returned str: return a finite number, None, or a dict"),
+        ("0.5", "run_agent returned str: return a finite number, None, or a dict"),
+        (float("nan"), "a finite number, None"),
         ({"reward": float("nan")}, "the reward nan: it must be a finite number or None"),
         ({"reward": "1.0"}, "the reward '1.0': it must be"),
         ({"reward": 1.0, "scores": float("inf")}, "the scores inf: it must be"),

@@ -147,7 +147,7 @@ def test_weights_go_through_a_folder(tmp_path: Path, success: bool) -> None:
 
 
 def test_what_is_wrong_is_refused() -> None:
-    with pytest.raises(UsageError, match="either engine_url or engine"):
+    with pytest.raises(UsageError, match="exactly one of engine_url and engine"):
         make_rollout_func(TrlSettings(env="desk"))
     with pytest.raises(UsageError, match="max_turn"):
         make_rollout_func({"env": "desk", "max_turn": 3}, engine_url="http://127.0.0.1:1")
@@ -306,7 +306,7 @@ def test_a_row_with_another_system_message_is_refused(adding: str) -> None:
     instance = environment_class(adding)()
     with pytest.raises(UsageError, match="system message"):
         instance.reset(index=0, prompt=[{"role": "user", "content": ""}])
-    with pytest.raises(UsageError, match="column index"):
+    with pytest.raises(UsageError, match="column 'index'"):
         instance.reset(prompt=[])
 
 

@@ -1,3 +1,3 @@
-"""One package per RL framework. Each package has the functions that the framework's trainer calls,
-and converts an `InteractionResult` to the framework's samples.
+"""One package per RL framework. Each package has the functions or classes that the framework calls
+to play episodes, and returns the episodes in the framework's format.
 """

@@ -1,7 +1,8 @@
-"""`Background`: an event loop in a separate thread, for trainers whose calls are not async.
+"""`Background`: an event loop in a separate thread, for trainers that call synchronous functions.
 
-Invariant: a call returns only after its coroutine has ended. An interrupt (Ctrl-C) cancels the
-coroutine, so that its episodes close their environments before the call returns.
+Invariant: `run` ends only after its coroutine has ended. An interrupt (Ctrl-C) cancels the
+coroutine, so that its episodes close their environments before `run` ends. Only a second interrupt
+ends `run` at once.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs coroutines for threads that have no event loop. The first coroutine starts a thread with
-    the name `name`.
+    """Runs coroutines for threads that have no event loop. All coroutines run in one thread named
+    `name`, which the first of them starts.
     """
 
     def __init__(self, name: str) -> None:
@@ -50,9 +51,9 @@ class Background:
         return tasks[0].result()
 
     def finish(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run `coroutine` to its end, for a finalizer. The garbage collector may call this method
-        in the loop's own thread, where waiting is impossible. In that case the method only starts
-        the coroutine.
+        """Run `coroutine` to its end. Finalizers call this method, and the garbage collector may
+        run a finalizer in the loop's own thread, where waiting would block the loop. In that
+        thread, the method only starts the coroutine.
         """
         if threading.current_thread() is self._thread:
             asyncio.run_coroutine_threadsafe(coroutine, self._started())

@@ -1,7 +1,7 @@
-"""`DrivenEpisode`: an episode that its caller drives, for frameworks that sample themselves.
+"""`DrivenEpisode`: an episode for frameworks that sample the tokens themselves.
 
 Such a framework (tinker-cookbook, for example) calls its environment with the ids that it sampled,
-and expects the next prompt. The episode is an ordinary one whose engine waits for these ids.
+and expects the next prompt. The episode runs as usual, with an engine that waits for these ids.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ class _WaitingEngine(FrameworkEngine):
 
 
 class DrivenEpisode:
-    """One episode of `env`. It returns each prompt and takes the ids that you sampled from it.
+    """One episode of `env` for which you sample: `start` and `step` return a prompt, and `step`
+    takes the ids that you sampled for this prompt.
 
-    `tokenizer` has the chat template. `context_length` is the model's limit in tokens.
-    `tool_call_parser` is one of SGLang's names, or "auto" to infer it from the template. `settings`
-    are the agent's settings: `parallel_calls`, `on_invalid_call`, `verify` ...
+    `tokenizer` must have a chat template. `context_length` is the model's limit in tokens.
+    `tool_call_parser` is SGLang's name of a parser, or "auto" to infer the parser from the chat
+    template. `settings` are the agent's settings, such as `parallel_calls` or `on_invalid_call`.
 
     Example:
         episode = DrivenEpisode(env, task, tokenizer, context_length=32768)
@@ -108,11 +109,12 @@ class DrivenEpisode:
         finish_reason: str | None = None,
         weight_version: str | None = None,
     ) -> list[int] | None:
-        """Take the ids that were sampled from the last prompt, including the stop token. Return the
+        """Take the ids that you sampled for the last prompt, including the stop token. Return the
         next prompt, or None if the episode is over.
 
         `finish_reason`: "stop", "length" or "abort". By default, it is "stop" if the last id is a
-        stop token of the template, otherwise "length". Raise `UsageError` if no prompt is waiting.
+        stop token of the template, otherwise "length". Raise `UsageError` if there is no prompt
+        without sampled ids.
         """
         if not self._waiting:
             raise UsageError(
@@ -122,7 +124,7 @@ class DrivenEpisode:
         ended = len(ids) > 0 and ids[-1] in self._template.stop_token_ids
         if finish_reason is None:
             finish_reason = "stop" if ended else "length"
-        # "": the caller stopped at a text, because the last token is not a stop token
+        # "": a stop string ended the turn, because the last token is not a stop token
         matched = "" if finish_reason == "stop" and not ended else None
         versions = () if weight_version is None else (WeightVersion(weight_version, 0, len(ids)),)
         self._waiting = False
@@ -133,7 +135,7 @@ class DrivenEpisode:
     def result(self) -> InteractionResult:
         """The result of the episode. Raise `UsageError` while the episode is not over."""
         if self._playing is None or not self._playing.done():
-            raise UsageError("the episode is not over: step until there is no next prompt")
+            raise UsageError("the episode is not over: call step until it returns None")
         return self._playing.result()
 
     async def aclose(self) -> None:
@@ -156,5 +158,5 @@ class DrivenEpisode:
             ids: list[int] = asked.result().input_ids.tolist()
             return ids
         asked.cancel()
-        self._playing.result()  # raises an error outside the episode, such as wrong settings
+        self._playing.result()  # raises errors that do not abort an episode, such as wrong settings
         return None

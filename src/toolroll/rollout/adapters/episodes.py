@@ -1,7 +1,7 @@
-"""`EpisodePlayer`: plays the episodes that a trainer asks for, on one model.
+"""`EpisodePlayer`: plays episodes of tasks on one model.
 
-Every adapter uses it. Frameworks differ in how they name a task and in the form of a sample, but
-not in how an episode is played.
+The adapters for slime, miles, TRL, verl, SkyRL and AReaL use it. Each of them finds the task in the
+framework's sample, and converts the episode to the framework's format.
 """
 
 from __future__ import annotations
@@ -45,27 +45,28 @@ class EpisodeSettings(ModelSettings):
     """A trainer's settings for its episodes. The names are the same for every framework."""
 
     env: str | None = Field(
-        default=None, description="the environment; one that the task itself names has priority"
+        default=None, description="the environment, if the task's metadata does not name one"
     )
     split: str | None = Field(
         default=None,
-        description="the tasks' split; one that the task itself names has priority; default: "
-        "the environment's first",
+        description="the split of the tasks, if the task's metadata does not name one; default: "
+        "the environment's first split",
     )
     env_settings: dict[str, Any] = Field(
-        default_factory=dict, description="the environment's own keys"
+        default_factory=dict, description="settings that the environment defines"
     )
     agent: str = Field(
-        default="tool-calling", description="an agent's name (entry points toolroll.agents)"
+        default="tool-calling", description="the agent: an entry point of toolroll.agents"
     )
     max_turns: int = Field(default=30, ge=1, description="limit of the model's turns per episode")
     on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
     parallel_calls: Literal["all", "first", "refuse"] | None = Field(
         default=None,
-        description="what to do with several calls in one turn; default: the environment's rule",
+        description="what to do with several tool calls in one turn; default: the environment's "
+        "rule",
     )
     on_length: Literal["stop", "continue"] = Field(
-        default="stop", description="what to do after a turn that was cut by max_new_tokens"
+        default="stop", description="what to do after a turn that max_new_tokens truncated"
     )
     user: str | None = Field(
         default=None,
@@ -90,8 +91,8 @@ class EpisodeSettings(ModelSettings):
 
     @classmethod
     def read(cls, value: Self | Mapping[str, Any], *, what: str) -> Self:
-        """Return `value` as settings of this class. Raise `UsageError` if a key is unknown or has a
-        wrong value. `what` is the name of the settings, for the error message.
+        """Return `value` as an instance of this class. Raise `UsageError` if a key is unknown or
+        has a wrong value. `what` is the name of the settings, for the error message.
         """
         if isinstance(value, cls):
             return value
@@ -105,8 +106,8 @@ class EpisodeSettings(ModelSettings):
 class EpisodePlayer:
     """Plays episodes with `settings` on `model`. `aclose` closes the model too.
 
-    If `stopped` returns True, a failed episode is not played again. `name` converts a setting's
-    name to the framework's spelling for error messages.
+    A failed episode is not played again if `stopped()` is True. `name` converts a setting's name to
+    the framework's spelling for error messages.
 
     Example:
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
@@ -146,9 +147,9 @@ class EpisodePlayer:
         """Play the task `index`, and return the episode.
 
         `metadata` may contain an `env` and a `split` for this task. `number` is the sample's number
-        among the task's samples, so each sample gets a different seed. If a failure aborts the
-        episode, it is played again up to `settings.retries` times, and then returned as aborted.
-        Raise `UsageError` for settings that cannot work.
+        among the task's samples, and gives each sample a different seed. An aborted episode is
+        played again up to `settings.retries` times, unless its stop reason is ENGINE_ABORT. Raise
+        `UsageError` if the settings, `metadata` or `index` are not valid.
         """
         await self._open()
         factory, task = await self._find(index, metadata or {})
@@ -191,8 +192,8 @@ class EpisodePlayer:
         )
 
     async def _open(self) -> None:
-        """Check the engine's model and the chat template, and open the user simulators. This is
-        done once.
+        """Check the engine's model and the chat template, and open the user simulators. Only the
+        first call does this.
         """
         async with self._opening:
             if self._options is not None:
@@ -217,7 +218,7 @@ class EpisodePlayer:
     async def _find(
         self, index: int, metadata: Mapping[str, Any]
     ) -> tuple[EnvironmentFactory, Task]:
-        """Return the environment and the task."""
+        """Return the environment's factory and the task `index`."""
         name = metadata.get("env") or self.settings.env
         if name is None:
             raise UsageError(
@@ -279,8 +280,8 @@ def task_index(prompt: Any) -> int:
 
 
 def check_template(template: ChatTemplate) -> None:
-    """Log warnings about training with this template. Raise `UsageError` if the template would
-    produce wrong tokens.
+    """Log a warning for each kind of conversation that this chat template forks or refuses. Raise
+    `UsageError` if the template would produce wrong tokens.
     """
     report = certify(template)
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]

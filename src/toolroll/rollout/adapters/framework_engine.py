@@ -1,9 +1,9 @@
 """`FrameworkEngine`: an `EngineClient` that calls the engine object of a training framework.
-`LoopPlayers`: the players that use it.
+`LoopPlayers`: the `EpisodePlayer`s that use such engines.
 
-Invariants: the object is called only in the caller's event loop. An answer is refused if the engine
-cannot have sampled its ids, or if an id has no finite logprob. `parse_completion` has the same rule
-for SGLang. No HTTP is used.
+Invariants: the engine object is called only in the caller's event loop, without HTTP. An answer is
+refused if the engine cannot have sampled its ids, or if an id has no finite logprob, as
+`parse_completion` does for SGLang.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ TEXT_ONLY = frozenset(
     "no_stop_trim skip_special_tokens spaces_between_special_tokens include_stop_str_in_output "
     "detokenize".split()
 )
-"""Parameters that change only an engine's text, which is not used."""
+"""Sampling parameters that change only the text that an engine returns, which is not used here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One turn as a framework's engine returns it. `finish_reason`: "stop", "length" or "abort".
-    `matched`: the stop token or stop string, if the engine reports it. The other fields are the
-    same as in `Completion`.
+    `matched`: the stop token or stop string that ended the turn, if the engine reports it. The
+    other fields are the same as in `Completion`.
     """
 
     ids: Sequence[int]
@@ -90,7 +90,9 @@ class FrameworkEngine(EngineClient):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Return one turn. Raise `CompletionError` if no engine can have sampled this turn."""
+        """Sample one turn and check it. Raise `CompletionError` if its ids, logprobs or finish
+        reason are not valid.
+        """
         began = perf_counter()
         turn = await self.sample(request)
         ids = check_ids(turn.ids, request, vocab_size=self._model_info.sampled_limit)
@@ -102,7 +104,8 @@ class FrameworkEngine(EngineClient):
             )
         if turn.finish_reason == "stop" and not len(ids):
             raise CompletionError(
-                f"{self._name}'s engine stopped without a token: the stop token must be sampled"
+                f"{self._name}'s engine stopped without a token: the sampled ids must include the "
+                "stop token"
             )
         if progress is not None:
             progress(ids.tolist())
@@ -139,8 +142,8 @@ class FrameworkEngine(EngineClient):
 def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
     """Return the stop token or stop string that ended the turn, or None.
 
-    If the engine reports neither, return the last token. But if stop strings were requested, the
-    last token may be part of a stop string. So return it only if it is a requested stop token.
+    If the engine reports neither, return the last token. If stop strings were requested, the last
+    token may be part of one: then return it only if it is one of the requested stop tokens.
     """
     if turn.finish_reason != "stop" or turn.matched is not None:
         return turn.matched if turn.finish_reason == "stop" else None
@@ -149,8 +152,8 @@ def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
 
 
 class LoopPlayers:
-    """One `EpisodePlayer` per event loop and engine object, because connections belong to a loop.
-    `make` returns the engine client for an engine object.
+    """One `EpisodePlayer` per event loop and engine object, because a connection can be used only
+    in one event loop. `make` returns the engine client for an engine object.
     """
 
     def __init__(
@@ -192,7 +195,7 @@ class LoopPlayers:
         return players[id(engine)][1]
 
     async def aclose(self) -> None:
-        """Close the players that belong to the running loop."""
+        """Close the players of the running loop, with their models and user simulators."""
         for _, player in self._players.pop(asyncio.get_running_loop(), {}).values():
             await player.aclose()
 
@@ -200,7 +203,7 @@ class LoopPlayers:
 def from_vllm(
     params: Mapping[str, Any], *, ignored: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Convert vLLM's sampling parameters to SGLang's names. Leave out parameters that are not set.
+    """Convert vLLM's sampling parameters to SGLang's names. Leave out parameters that are None.
 
     Raise `UsageError` for a parameter that is neither known nor `ignored`.
     """

@@ -1,4 +1,4 @@
-"""`FRAMEWORKS`: the training frameworks that have an adapter, and their rules."""
+"""`FRAMEWORKS`: the training frameworks that have an adapter, and what each adapter returns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A training framework. `version`: the tested version. `path`: the import path of the adapter
-    for the framework's configuration. `forks`: how a forked episode is returned. `aborted`: how a
+    """A training framework. `version`: the tested version. `path`: the import path of the adapter's
+    class or function for the framework. `forks`: how a forked episode is returned. `aborted`: how a
     failed episode is returned.
     """
 

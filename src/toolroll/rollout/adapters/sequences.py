@@ -1,4 +1,4 @@
-"""`TrainingSequence`: one sequence of an episode as lists, by the rules that all adapters share.
+"""`TrainingSequence`: one sequence of an episode as lists for a trainer, by these rules:
 
 - Only tokens that an engine sampled are trained. Tokens made from text are refused.
 - An aborted episode has no reward and no trained tokens (I9 in the README).
@@ -40,8 +40,8 @@ class TrainingSequence:
 
     @property
     def weight_versions(self) -> list[str]:
-        """The weight version of each span. All tokens of a span have the same version. Spans after
-        the last token of a truncated sequence are left out.
+        """The weight version of each span of sampled tokens with one version, in order. If the
+        sequence was truncated, spans after its last token are left out.
         """
         if self.trajectory is None:
             return []
@@ -52,9 +52,9 @@ class TrainingSequence:
 def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[TrainingSequence]:
     """Return the sequences of an episode: one sequence, or several if the episode forked.
 
-    `filler` is the token id that is used if the episode ended before its first prompt. Raise
-    `UsageError` if the tokens were made from text, because no engine sampled them. Raise
-    `TokenError` if a trained token has no logprob.
+    If the episode ended before its first prompt, its only sequence consists of the token id
+    `filler`, which is not trained. Raise `UsageError` if the tokens were made from text, because no
+    engine sampled them. Raise `TokenError` if a trained token has no logprob.
     """
     if any(trajectory.source != "engine" for trajectory in result.trajectories):
         raise UsageError(

@@ -1,5 +1,5 @@
-"""`SingleSequence`: an episode for a framework that takes one sequence of limited length per
-sample.
+"""`SingleSequence`: the sequence of an episode to train on, for a framework that takes one sequence
+of limited length per sample.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from toolroll.rollout.types import InteractionResult
 @dataclass(frozen=True, slots=True)
 class SingleSequence:
     """The one sequence that is trained, truncated to the framework's limit. `left_out_tokens`
-    counts the trained tokens that are left out: those of the other sequences if the episode forked,
-    and those after the limit.
+    counts the trainable tokens that are left out: those of the other sequences if the episode
+    forked, and those that the limit removes.
     """
 
     sequence: TrainingSequence
@@ -31,8 +31,8 @@ def single_sequence(
     """Apply the limits to each sequence. Return the sequence that then has the most trained tokens.
 
     A response is truncated to `max_response` tokens. If a prompt has more than `max_prompt` tokens,
-    no token of its sequence is trained. `filler` is a token id for an episode that ended before its
-    first prompt.
+    no token of its sequence is trained. `filler` is the token id that stands for an episode that
+    ended before its first prompt.
     """
     sequences = training_sequences(result, filler=filler)
     chosen = most_trained([_cut(one, max_response, max_prompt) for one in sequences])

@@ -1,8 +1,8 @@
 """Ids for tool calls, for model formats without ids.
 
-An id has nine characters of [A-Za-z0-9], because Mistral's chat template accepts only these. It is
-derived from the session, the position of the turn and the index of the call, so that the same
-episode gets the same ids if it is played again.
+An id has nine characters of [A-Za-z0-9], because Mistral's chat template accepts only such ids. It
+is a hash of the session id, the position of the turn and the index of the call. So the same session
+id, turn and index always give the same id.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LENGTH = 9
 
 
 def call_id(seed: str, index: int) -> str:
-    """Return the id of call `index` of the turn with `seed`."""
+    """Return the id of the call with the index `index` in its turn. `seed` identifies the turn."""
     number = int.from_bytes(
         hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "big"
     )
@@ -29,7 +29,7 @@ def call_id(seed: str, index: int) -> str:
 
 
 def with_call_ids(reply: ParsedReply, seed: str) -> ParsedReply:
-    """Return `reply` with an id for every call that has none."""
+    """Return `reply` with an id for every call that has none. `seed` identifies the turn."""
     if all(call.id for call in reply.tool_calls):
         return reply
     calls = tuple(

@@ -1,8 +1,8 @@
 """`RolloutArgs`: the address of the engine and the settings of its model.
 
-Some fields have the names of the published example (`sglang_router_ip`, `sglang_router_port`,
-`use_http2`, `hf_checkpoint`). `read_args` reads them from a mapping or a Namespace. Attributes of a
-Namespace that are not fields (a trainer's own options) are ignored.
+`read_args` reads them from a mapping or from a trainer's Namespace. Some fields have the names that
+slime's tau-bench example uses: `sglang_router_ip`, `sglang_router_port`, `use_http2` and
+`hf_checkpoint`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ class ModelSettings(BaseModel):
         default=None, description="a Jinja file, or Jinja text, instead of the tokenizer's template"
     )
     context_length: int | None = Field(
-        default=None, ge=1, description="in tokens; default: what the engine reports"
+        default=None,
+        ge=1,
+        description="the model's context length in tokens; default: what the engine reports",
     )
     history: Literal["fork", "preserve"] = Field(
         default="fork",
-        description="if the template rewrites earlier turns: start a new sequence (fork), or keep "
-        "what was served (preserve)",
+        description="if the chat template renders earlier turns differently than before: start a "
+        "new sequence (fork), or keep the tokens that were sent (preserve)",
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",
-        description="when sequences are checked: never (off), when an episode has ended (sample), "
-        "or also after every turn (always)",
+        description="when the recorded tokens are checked: never (off), when an episode has ended "
+        "(sample), or also after every turn (always)",
     )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
-        description="limit of all text that one reset or step returns; more is a failure of the "
-        "environment",
+        description="limit in bytes for the text that one reset or step returns; more text is a "
+        "failure of the environment",
     )
     engine_timeout: float = Field(
         default=0.0,
@@ -70,14 +72,15 @@ class ModelSettings(BaseModel):
 
 
 class RolloutArgs(ModelSettings):
-    """The settings of one served model. Settings that the published example also has keep the
-    example's defaults.
+    """The settings of one served model. Fields that slime's tau-bench example also has keep its
+    defaults.
     """
 
     sglang_router_ip: str = "127.0.0.1"
     sglang_router_port: int = Field(default=30000, ge=1, le=65535)
     engine_url: str | None = Field(
-        default=None, description="the whole address, instead of ip and port"
+        default=None,
+        description="the engine's URL, instead of sglang_router_ip and sglang_router_port",
     )
     use_http2: bool = False
     hf_checkpoint: str | None = Field(default=None, description="folder or name of the tokenizer")
@@ -87,7 +90,7 @@ class RolloutArgs(ModelSettings):
     return_routed_experts: bool = Field(
         default=False, description="return the experts of each token of an MoE model"
     )
-    concurrency: int = Field(default=64, ge=1, description="episodes at the same time")
+    concurrency: int = Field(default=64, ge=1, description="number of concurrent episodes")
 
     @property
     def url(self) -> str:
@@ -98,9 +101,9 @@ class RolloutArgs(ModelSettings):
 def read_args(value: Any) -> RolloutArgs:
     """Return `value` as `RolloutArgs`.
 
-    `value` is None, a mapping, a Namespace (or any object with such attributes), or a
-    `RolloutArgs`. All keys of a mapping must be fields of `RolloutArgs`. Other attributes of a
-    Namespace are ignored. Raise `UsageError` if a value is not valid.
+    `value` is None, a mapping, a `RolloutArgs`, or a Namespace (or another object with attributes).
+    All keys of a mapping must be fields of `RolloutArgs`. A Namespace may have other attributes,
+    which are ignored. Raise `UsageError` if a value is not valid.
     """
     if isinstance(value, RolloutArgs):
         return value
@@ -114,8 +117,8 @@ def read_args(value: Any) -> RolloutArgs:
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a trainer's Namespace that are fields of `RolloutArgs`. In a
-    Namespace, None means "not set".
+    """Return the attributes of a trainer's Namespace that are fields of `RolloutArgs` and are not
+    None.
     """
     return {
         name: attributes[name]

@@ -2,17 +2,16 @@
 
 Invariants:
 
-- A prompt is sent as the session's own ids, never as text.
-- Each message from the environment is added to a sequence once, as part of a delta.
-- If the template rewrites what was served, the session forks, and the reason is stored. With
-  `history="preserve"`, the tokens that were served are kept instead, and the rewrite is counted.
-- If new tools change the prompt that was served, the session always forks.
+- A prompt is sent as the token ids that the session recorded, never as text.
+- After each turn, only the ids of the new messages are appended. Earlier ids are not encoded again.
+- If the template now renders an earlier turn differently, the session forks, and the reason is
+  stored. With `history="preserve"`, the recorded ids are kept instead, and the case is counted.
+- If a new list of tools changes the beginning of the prompt, the session always forks.
 - Rendering, encoding and parsing of long texts run in a thread.
 
-Before the tokens are used, `settle` checks each sequence with `Verifier`, which shares no code with
-the code that made the sequence. Ids that a hook returns are compared with the template's ids. If
-they differ, or if a check fails, `mismatches` counts this, and the episode's samples are excluded
-from training.
+At the end, `settle` checks each sequence with `Verifier`, which shares no code with the code that
+made the sequence. Ids that a hook returns are compared with the template's ids. If they differ, or
+if a check fails, `mismatches` counts this, and the whole episode is excluded from training.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ after every turn ("always").
 """
 
 DeltaHook = Callable[[Sequence[Message], IdArray], Sequence[int]]
-"""A function that takes the conversation and the ids that would be served, and returns the ids to
-serve.
+"""A function that takes the conversation and the ids that would be appended to the prompt, and
+returns the ids to append in their place.
 """
 GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
@@ -60,10 +59,12 @@ GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 class Conversation:
     """A conversation with the model `served` that starts with `messages` and `tools`.
 
-    `messages` grows with the conversation. Lone surrogates in it are replaced, because tokenizers
-    reject them. `session` holds the tokens. `prompt_hook` and `delta_hook` (published hooks of the
-    agent mixin) replace the ids of the first prompt and of the deltas. The ids that they return are
-    served. If they differ from the template's ids, this is counted as a mismatch.
+    The attribute `messages` grows with the conversation. Lone surrogates are replaced, because
+    tokenizers reject them. `session` holds the tokens.
+
+    `prompt_hook` replaces the ids of the first prompt, and `delta_hook` the ids that are appended
+    after each turn (for hooks of `TrainableAgentMixin`). The engine gets the ids that they return.
+    If these differ from the template's ids, this is counted as a mismatch.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Conversation:
         self._tools_size = text_size(self.tools)
         self._new_tools: list[Tool] | None = None
         self._cursor: Cursor | None = None
-        self._last: SampledText | None = None  # what was sampled after the cursor's prompt
+        self._last: SampledText | None = None  # the last turn, sampled after the cursor's prompt
         self._observed = False  # the session has the next prompt (also after a failed request)
         self._turns: list[TurnSpan] = []  # of the current sequence
         self._forked = self._preserved = False
@@ -109,9 +110,8 @@ class Conversation:
     # --- the environment's side -------------------------------------------------------------------
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Add messages from the environment, and `tools` if the tool list changed.
-
-        They are encoded by the next call of `reply`.
+        """Add messages from the environment, and `tools` if the tool list changed. The next call of
+        `reply` encodes them.
         """
         new = [replace_surrogates(dict(message)) for message in messages]
         self.messages += new
@@ -126,9 +126,8 @@ class Conversation:
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
         """Sample the next turn and add it to `messages`.
 
-        Raises `ContextOverflowError` if the prompt leaves no room for an answer (then nothing is
-        sent), `TemplateError` if the template refuses the conversation, and `EngineError` if the
-        engine fails.
+        Raise `ContextOverflowError` if the prompt leaves no room for an answer, `TemplateError` if
+        the template refuses the conversation, and `EngineError` if the engine fails.
         """
         large = self._size + self._tools_size > LONG
         if not self._observed:
@@ -270,7 +269,9 @@ class Conversation:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Check the episode's sequences and wait for the results. Call this once, at the end."""
+        """Check the episode's sequences, and exclude the episode from training if a check fails.
+        Call this once, at the end.
+        """
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:

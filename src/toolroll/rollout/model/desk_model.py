@@ -1,6 +1,7 @@
-"""The model of the package: a Llama network with 1 million parameters, trained on `desk`.
+"""`desk-1m`, the model in this package: a Llama network with 1 million parameters, trained on the
+environment `desk`.
 
-`examples/learn_desk` trains it from scratch. The folder is an ordinary Hugging Face folder. The
+`examples/learn_desk` trains it from scratch. The model's folder is in Hugging Face's format. The
 embedded engine serves it without torch; SGLang and transformers can load it too.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DESK_MODEL = "desk-1m"
-"""The model's name for `--model`."""
+"""The name of this model for `--model`."""
 
 _FOLDER = Path(__file__).with_name("desk_1m")
 

@@ -1,5 +1,5 @@
-"""The embedded tokenizer: a small byte-level BPE tokenizer with its own chat template. Both are
-part of this package.
+"""The embedded tokenizer: a small byte-level BPE tokenizer in this package, with its own chat
+template.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CONTROL_TOKENS = (
     "<think>",
     "</think>",
 )
-"""`<|end|>` ends a turn. The first three are special tokens. The others appear in decoded text, as
-in Qwen's tokenizer.
+"""The added tokens of the embedded tokenizer. `<|end|>` ends a turn. The first three are special
+tokens, which decoding can skip. The others always appear in decoded text, as in Qwen's tokenizer.
 """
 
 

@@ -1,7 +1,7 @@
 """Check that an engine serves the model that a tokenizer belongs to: both must encode a probe text
 to the same ids.
 
-The engine gets text, never ids, because an id outside another model's vocabulary would crash it.
+The engine gets the probe as text, because ids outside its model's vocabulary would crash it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _GENERATED = {
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """What a server reported: the names of the model at `url`, and its ids for the probe text (None
-    if they are unknown).
+    """What the server at `url` reported: the names of its model, and the ids of the probe text. The
+    ids are None if the server does not report them.
     """
 
     url: str
@@ -69,8 +69,9 @@ async def check_identity(
     """Check that `engine` serves a model that uses the tokenizer of `template`. Return warnings,
     each of one line.
 
-    Every worker is asked for the ids of a probe text (`/tokenize`). If no worker returns ids, one
-    short generation after this text is compared. Raises `UsageError` if the tokenizers differ.
+    Every worker is asked for the ids of a probe text (`/tokenize`). If no worker returns ids, the
+    engine generates a few tokens after this text, and the ids or text in its answer are compared.
+    Raise `UsageError` if the tokenizers differ.
 
     Args:
         engine: The engine to check.
@@ -123,7 +124,7 @@ async def check_identity(
 
 
 async def _ask(engine: EngineClient, worker: str, text: str) -> _Answered:
-    """Ask one worker for its names and for the ids of `text`."""
+    """Ask one worker for the names of its model and for the ids of `text`."""
     info = await engine.get(f"{worker}/model_info")
     info = info if isinstance(info, Mapping) else {}
     found = [info.get(key) for key in ("model_path", "served_model_name", "tokenizer_path")]
@@ -162,10 +163,10 @@ async def _posted(
 def _compare_generated(
     tokenizer: Any, text: str, answer: Mapping[str, Any], engine: _Answered, name: str
 ) -> list[str]:
-    """Return a message about the first difference, or an empty list.
+    """Return a list with a message about the first difference, or an empty list if there is none.
 
-    The ids of the prompt are compared. If the answer has none, the text of the sampled ids is
-    compared.
+    The ids of the prompt are compared. If the answer does not have them, the engine's text of the
+    sampled ids is compared with the tokenizer's.
     """
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
@@ -207,8 +208,8 @@ def _settled(text: str) -> str:
 
 
 def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None:
-    """Return a message about the first id that differs. Return None if the ids are the same or
-    unknown.
+    """Return a message about the first id that differs, or None if all ids are the same or if
+    `answer` has no ids.
     """
     theirs = answer.ids
     if theirs is None or list(theirs) == list(ours):
@@ -231,8 +232,8 @@ def _served(answer: _Answered, name: str) -> str:
 
 
 def _same(name: str) -> Any:
-    """Return a predicate that is True if two names (folders or hub names) may mean the same
-    model.
+    """Return a function that returns True if its argument may mean the same model as `name`. Both
+    are folders or names on a hub.
     """
     last = desk_model_path().name if name == DESK_MODEL else PurePosixPath(name).name.lower()
     return lambda other: other == name or PurePosixPath(other).name.lower() == last

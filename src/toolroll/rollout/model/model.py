@@ -1,8 +1,8 @@
 """`Model`: a served model, with its engine, chat template and parser, and with threads for blocking
-work.
+calls of environments.
 
-All episodes of a process share one `Model`. It is created from `rollout_args` in any form (a
-Namespace, a mapping, `RolloutArgs`).
+Usually all episodes of a process share one `Model`. `Model.from_args` creates it from
+`RolloutArgs`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ T = TypeVar("T")
 class Model:
     """A served model. Use it as an async context manager, or call `aclose` at the end.
 
-    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed. After
-    that, the partial turn is returned. `threads`: the maximum number of concurrent blocking calls
-    of environments and user simulators, usually the number of concurrent episodes.
+    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed. If it
+    is then aborted again, the partial turn is returned. `threads`: the maximum number of concurrent
+    blocking calls of environments and user simulators, usually the number of concurrent episodes.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Model:
         tokenizer: Any = None,
         engine: Callable[[EngineConfig], EngineClient] = Engine,
     ) -> Model:
-        """Create a model for the engine at the address in `args`. `tokenizer` replaces the
-        tokenizer that `args` names.
+        """Create a model for the engine at the address in `args`.
 
-        `engine` creates the client. `tool_call_parser="auto"` selects the parser for the format
-        that the chat template writes. Raises `UnknownParserError` if no parser reads this format.
+        `tokenizer` replaces the tokenizer that `args` names. `engine` creates the engine client.
+        If `args.tool_call_parser` is "auto", the parser for the format that the chat template
+        writes is selected. Raise `UnknownParserError` if no parser reads this format.
         """
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
         source, parser = read_template(args.chat_template), args.tool_call_parser
@@ -120,8 +120,8 @@ class Model:
         return self.engine.url
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload` unchanged, and return the engine's JSON (for the published hook
-        `_call_llm`). `generate` is faster.
+        """Post `payload` to the engine unchanged, and return the engine's JSON. Agents that
+        override `_call_llm` use this method. `generate` is faster.
         """
         return await self.engine.post(url, payload)
 
@@ -129,9 +129,9 @@ class Model:
         self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate
     ) -> dict[str, Any]:
         """Return the parameters to send: `sampling_params`, with the template's stop tokens added,
-        and with `max_new_tokens` reduced to the room that is left.
+        and with `max_new_tokens` reduced to the room that is left in the model's context.
 
-        Raises `ContextOverflowError` if no room is left.
+        Raise `ContextOverflowError` if no room is left.
         """
         params = dict(sampling_params)
         params["stop_token_ids"] = sorted(
@@ -144,7 +144,7 @@ class Model:
     ) -> Completion:
         """Sample one turn. If the engine aborts it, resume it up to `max_resumes` times.
 
-        `progress` is called with all ids that are sampled so far.
+        `progress` is called during the sampling, with all ids of the turn so far.
         """
         return await generate_resumed(
             self.engine, request, max_resumes=self._max_resumes, progress=progress
@@ -154,8 +154,8 @@ class Model:
         """Check that the engine serves a model with this tokenizer, and that the parser can read
         the format that the chat template writes. Return warnings.
 
-        Raise `UsageError` if the tokenizers differ. If `allow_mismatch` is True, return a warning
-        instead.
+        If the tokenizers differ, raise `UsageError`, or return a warning if `allow_mismatch` is
+        True.
         """
         found = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
@@ -167,8 +167,8 @@ class Model:
         if better is not None:
             found.append(
                 f"the chat template writes tool calls that the parser {self.parser.name!r} "
-                f"(tool_call_parser, --parser) cannot read, but {better!r} can: a call that is "
-                "not read counts as text"
+                f"(tool_call_parser, --parser) cannot read, but {better!r} can: a call that the "
+                "parser cannot read counts as text"
             )
         return found
 

@@ -29,7 +29,8 @@ class AssistantTurn:
 
     `counts`: prompt_tokens, completion_tokens, cached_tokens and engine_retries, if known.
     `seconds`: how long the turn took. `text`: the text without the stop token. `node`: the turn's
-    node in the session. For an agent without tokens, `text` and `node` are empty.
+    node in the session's token tree. If an agent samples from an API without token ids, `text` is
+    empty and `node` is None.
     """
 
     parsed: ParsedReply
@@ -43,12 +44,11 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """One parsed completion, with its prefill.
+    """One parsed turn. All fields include the `prefill` that was given to `parse_turn`.
 
-    `sampled`: the whole sampled text and its stop token, for the next delta. `text`: the text
-    without the stop token, and without the stop string if it is one of the `stop_strings` of
-    `parse_turn`. `message`: the message in OpenAI's format. Its
-    `tool_calls` include invalid calls.
+    `sampled`: the whole text and its stop token, to build the next prompt. `text`: the text without
+    the stop token, and without a stop string that `parse_turn` got in `stop_strings`. `message`:
+    the message in OpenAI's format. Its `tool_calls` include invalid calls.
     """
 
     sampled: SampledText
@@ -78,14 +78,13 @@ def parse_turn(
         template: The template that the prompt was rendered with.
         completion: What the engine sampled.
         sampling_params: The sampling parameters that were sent.
-        tools: The tools that were offered. None: there are no tools, and text that looks like a
-            call is text.
-        seed: The seed from which the call ids are derived.
-        parse: A function that parses the text in place of the model's parser (a published hook).
+        tools: The tools that were offered. If None, text that looks like a call stays text.
+        seed: A text that identifies the turn. The ids of the calls are derived from it.
+        parse: A function that parses the text in place of the model's parser.
         stop_strings: The stop strings that were requested. If one of them ended the turn, the text
             ends before it.
         streamed: If True, parse the text like a stream (see `parse_options`).
-        prefill: The start of the turn, which the client gave. The sampled text continues it.
+        prefill: The start of the turn, which the client wrote. The sampled text continues it.
         prefill_ids: The ids of `prefill`.
     """
     ids = completion.output_ids
@@ -125,7 +124,7 @@ def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) 
 
 
 def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
-    """Return the stop tokens that were requested, and the one at which the engine stopped."""
+    """Return the ids of the stop tokens that were requested, and of the one that ended the turn."""
     matched = [completion.matched] if isinstance(completion.matched, int) else []
     return [*(sampling_params.get("stop_token_ids") or ()), *matched]
 
@@ -135,10 +134,10 @@ def parse_options(
 ) -> dict[str, Any]:
     """Return the keyword arguments for the parser's `parse` and `stream`.
 
-    In a whole reply, a closing tag may close reasoning that nothing opened. Then all text before
-    the tag is reasoning. A stream cannot wait for a closing tag. So if `streamed` is True,
-    reasoning starts only at an opening tag, in the prompt or in the reply. The result is then the
-    same for the whole reply and for its pieces.
+    A reply may contain a closing reasoning tag without an opening tag. If `streamed` is False, all
+    text before such a tag is reasoning. A stream cannot wait for the tag. So if `streamed` is True,
+    reasoning starts only at an opening tag, in the prompt or in the reply. Then parsing the whole
+    reply gives the same result as parsing it as a stream.
     """
     reasoning = served.parser.reasoning
     opened = reasoning is not None and template.opens_reasoning(reasoning)

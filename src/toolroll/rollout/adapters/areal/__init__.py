@@ -1,4 +1,4 @@
-"""AReaL: `ToolrollWorkflow`, a `RolloutWorkflow` for `workflow=`.
+"""AReaL: `ToolrollWorkflow`, a `RolloutWorkflow` to pass to `trainer.train`.
 
     workflow = ToolrollWorkflow(config.gconfig, tokenizer, EpisodeSettings(env="desk"))
     trainer.train(workflow=workflow)
@@ -6,10 +6,12 @@
 Written for areal 1.0.4. In a row of the data set, the keys `index` and `metadata` name the task.
 `toolroll tasks ENV` writes such rows.
 
-- Forks: AReaL takes one sequence per episode, so it gets the sequence with the most trained tokens.
-  The statistic `left_out_tokens` counts the trained tokens of the other sequences.
-- Aborted episodes are rejected (None), and AReaL then trains on another episode. Episodes without a
-  sampled token, such as those whose first prompt is too long, are rejected too.
+- AReaL takes one sequence per episode. If an episode forked into several sequences, AReaL gets the
+  one with the most trained tokens. The statistic `left_out_tokens` counts the trained tokens of the
+  other sequences.
+- An episode is rejected if it was aborted, or has no reward or no trained token (for example
+  because its first prompt is too long). The workflow then returns None, and AReaL trains on another
+  episode.
 - `versions` has the weight version of each sampled token, and -1 for all other tokens.
 - `logprobs` are 0.0 for tokens that were not sampled.
 """

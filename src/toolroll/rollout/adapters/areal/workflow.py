@@ -20,9 +20,9 @@ from toolroll.rollout.types import Status
 class ToolrollWorkflow:
     """Plays episodes for AReaL's trainer.
 
-    `gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. Its
-    `max_tokens` limits the prompt and the response together, unless `settings` has a
-    `context_length`. Raise `UsageError` for a setting of AReaL that episodes do not support.
+    `gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. The
+    limit for the prompt and the response together is `settings.context_length`, or
+    `gconfig.max_tokens` if that is None. Raise `UsageError` if `gconfig.use_beam_search` is True.
 
     Example:
         workflow = ToolrollWorkflow(config.gconfig, tokenizer, EpisodeSettings(env="desk"))
@@ -55,8 +55,8 @@ class ToolrollWorkflow:
 
         Return a dict of tensors with these types and shapes: `input_ids`, `loss_mask` and
         `versions`: int32 [1, n]; `logprobs`: float32 [1, n]; `attention_mask`: bool [1, n];
-        `rewards`: float32 [1]. Return None if no token of the episode may be trained. Raise
-        `UsageError` if the settings or the task are not valid.
+        `rewards`: float32 [1]. Return None if the episode was aborted, or has no reward or no
+        trained token. Raise `UsageError` if the settings or the task are not valid.
         """
         if "index" not in data:
             raise UsageError(
@@ -83,7 +83,7 @@ class ToolrollWorkflow:
         return _tensors(single.sequence, result.reward)
 
     async def aclose(self) -> None:
-        """Close the players that belong to the running event loop."""
+        """Close the models and user simulators that were opened in the running event loop."""
         await self._players.aclose()
 
 

@@ -1,9 +1,9 @@
-"""Atropos: versions of `BaseEnv` and `ServerManager` whose managed sessions have exact tokens.
+"""Atropos: `BaseEnv` and `ServerManager` with a `managed_server` that records the sampled token ids
+exactly.
 
 An environment changes only one line: `from atroposlib.envs.base import BaseEnv, ...` becomes `from
 toolroll.rollout.adapters.atropos import BaseEnv, ...`. This package exports every name of
-`atroposlib.envs.base`. atroposlib is imported, and the two classes are created, when they are first
-used.
+`atroposlib.envs.base`, and imports atroposlib when one of these names is first used.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _theirs() -> Any:
 @cache
 def _server_manager() -> type[Any]:
     class ServerManager(_theirs().ServerManager):  # type: ignore[misc]
-        """Atropos' `ServerManager`, with a `managed_server` that returns exact tokens."""
+        """Atropos' `ServerManager`, with a `managed_server` that records the sampled token ids."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -49,7 +49,7 @@ def _server_manager() -> type[Any]:
 @cache
 def _base_env() -> type[Any]:
     class BaseEnv(_theirs().BaseEnv):  # type: ignore[misc]
-        """Atropos' `BaseEnv`, with a `self.server.managed_server` that returns exact tokens."""
+        """Atropos' `BaseEnv`. Its `self.server.managed_server` records the sampled token ids."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)

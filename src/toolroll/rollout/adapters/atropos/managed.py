@@ -1,8 +1,9 @@
-"""`ManagedServers`: opens the managed sessions of Atropos' `ServerManager`, with exact tokens.
+"""`ManagedServers`: a `managed_server` for Atropos' `ServerManager` that records the sampled token
+ids exactly.
 
-Invariants: the server is chosen as in Atropos: among the healthy servers, it is the first with the
-most free slots. Sessions with the same server and tokenizer share connections. The connections are
-closed when the last of these sessions ends.
+Invariants: as in Atropos, a session uses the healthy server with the most free slots. Sessions with
+the same server and tokenizer share connections, which are closed when the last of these sessions
+ends.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class ManagedServers:
         base_url: str | None = None,
         preserve_think_blocks: bool | None = None,  # noqa: FBT001 - as published
     ) -> AsyncIterator[ManagedServer | DummyManagedServer]:
-        """Yield a `ManagedServer` on the most available server, or on the server at `base_url`.
+        """Yield a `ManagedServer` for the server at `base_url`. By default, use the healthy server
+        with the most free slots.
 
-        A server of OpenAI's type returns no token ids. For such a server, yield a
+        Atropos' `OpenAIServer` returns no token ids. For such a server, yield a
         `DummyManagedServer` if the environment variable ATROPOS_ALLOW_DUMMY_MANAGED_SERVER is set.
         Otherwise raise `NotImplementedError`.
         """

@@ -1,4 +1,4 @@
-"""`generate`: plays one sample's episode, as a generate function with miles' own signature."""
+"""`generate`: a custom generate function for miles that plays one sample's episode."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from toolroll.rollout.adapters.slime.settings import PREFIX, SlimeSettings
 async def generate(input: Any) -> Any:
     """Play the task whose index is `input.sample.prompt`. Return miles' `GenerateFnOutput`.
 
-    No turn is started once miles aborts the rollout (`input.state.aborted`). Raise `UsageError` if
-    the settings are not valid.
+    Once miles aborts the rollout (`input.state.aborted`), no further turn is started. Raise
+    `UsageError` if the settings are not valid.
     """
     # Miles recognizes its own signature by the parameter's name, `input`.
     samples = await play_sample(

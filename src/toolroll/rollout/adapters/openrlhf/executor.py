@@ -1,7 +1,7 @@
 """`AgentExecutor`: plays one sample of OpenRLHF with any program that uses `openai.AsyncOpenAI`.
 
-Invariants: the agent's calls are answered in the caller's event loop, without a server, port or
-thread. Samples share no mutable state. A context overflow truncates the sample, which keeps its
+Invariants: the agent's requests are answered in the caller's event loop, without a server or port.
+Samples share no mutable state. If the context overflows, the sample is truncated and keeps its
 earlier turns.
 """
 
@@ -73,10 +73,10 @@ class AgentExecutor:
     async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
         """Play one sample with `self.client` and return its reward.
 
-        Return a number, None if there is no reward, or a dict with `reward`, `scores` (default: the
-        reward; OpenRLHF filters by them) and `extra_logs`. The client's requests belong to the
-        session `session_id`. The default implementation plays a single turn without a reward:
-        `prompt` is the user's message, or the list of messages.
+        Return a number, None if there is no reward, or a dict. The dict may have `reward`, `scores`
+        (by which OpenRLHF filters samples; default: the reward) and `extra_logs`. All requests of
+        `self.client` belong to the session `session_id`. The default implementation plays a single
+        turn without a reward: `prompt` is the user's message, or the list of messages.
         """
         messages: Any = (
             prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
@@ -84,7 +84,7 @@ class AgentExecutor:
         await self.client.chat.completions.create(model=self.model_name, messages=messages)
         return {}
 
-    # --- what `run_agent` may use, each for its own sample ----------------------------------------
+    # --- what `run_agent` may use: the values of the running sample -------------------------------
 
     @property
     def client(self) -> ToolrollClient:
@@ -125,8 +125,9 @@ class AgentExecutor:
     # --- what OpenRLHF calls ----------------------------------------------------------------------
 
     def choose(self, trajectories: Sequence[Trajectory]) -> Trajectory:
-        """Return the sequence to train on, which is the one with the most trained tokens. The other
-        sequences come from sub-agents or forks, and are counted in `extra_logs`.
+        """Return the sequence to train on: the one with the most trained tokens. There are several
+        sequences if the agent has sub-agents or the session forked. The trained tokens of the other
+        sequences are counted in `extra_logs["left_out_tokens"]`.
         """
         return max(trajectories, key=lambda found: found.trained_tokens)
 
@@ -144,7 +145,7 @@ class AgentExecutor:
 
         If the first prompt leaves no room for an answer, its first tokens are dropped, as in
         OpenRLHF's own executors. `rollout_log_probs` is None if the trainer requests no logprobs.
-        Raise `UsageError` for images, and for a result of `run_agent` that cannot be read.
+        Raise `UsageError` for images, and if the result of `run_agent` has a wrong type.
         """
         if images:
             raise UsageError(
@@ -203,8 +204,8 @@ class AgentExecutor:
         return _outcome(found), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
-        """Return the chat template of `tokenizer`. It is always the same object, so that its cache
-        is shared.
+        """Return the chat template of `tokenizer`. All samples get the same object, and so share
+        its cache.
         """
         if tokenizer not in self._templates:
             self._templates[tokenizer] = ChatTemplate(tokenizer)
@@ -215,14 +216,14 @@ _OUTCOME = ("reward", "scores", "extra_logs")
 
 
 def _outcome(found: Any) -> Mapping[str, Any]:
-    """Return `found`, the result of `run_agent`, as a dict."""
+    """Return the result of `run_agent` as a dict. Raise `UsageError` if it is not valid."""
     if found is None:
         return {}
     if not isinstance(found, Mapping):
         if finite(found) is None:
             raise UsageError(
-                f"run_agent returned {type(found).__name__}; return a dict with "
-                f"{', '.join(_OUTCOME)}, a finite number, or None"
+                f"run_agent returned {type(found).__name__}: return a finite number, None, or a "
+                f"dict with the keys {', '.join(_OUTCOME)}"
             )
         return {"reward": float(found)}
     unknown = sorted(set(found) - set(_OUTCOME))

@@ -11,20 +11,20 @@
 
 `resolve_policy_model_name` is SkyRL's, in `skyrl.backends.skyrl_train.inference_servers.utils`.
 Written for skyrl 0.3.0. In a row of the data set, the columns `index` and `metadata` name the task.
-`toolroll tasks ENV` writes such rows. `prompt` may contain anything that SkyRL accepts, and
-`env_class` is not read.
+`toolroll tasks ENV` writes such rows. With these columns, `prompt` may contain anything that SkyRL
+accepts. `env_class` is not read.
 
-- Forks: SkyRL takes one sequence per prompt, so it gets the sequence with the most trained tokens.
-  `rollout_metrics["toolroll/left_out_tokens"]` counts the trained tokens of the other sequences.
+- SkyRL takes one sequence per episode. If an episode forked into several sequences, SkyRL gets the
+  one with the most trained tokens. `rollout_metrics["toolroll/left_out_tokens"]` counts the trained
+  tokens of the other sequences.
 - Aborted episodes have the stop reason "abort" and a zero loss mask. SkyRL requires a number as
-  their reward, and includes it in the group's baseline. So their reward is the mean of the prompt's
-  graded samples in the batch, which does not change the baseline. It is 0.0 if no sample is graded.
+  their reward, and includes it in the group's baseline. To keep the baseline unchanged, this number
+  is the mean reward of the prompt's graded samples in the batch, or 0.0 if no sample is graded.
 - An episode without a sampled token has a zero mask, for example if its first prompt is too long.
 - Rewards are given per token. If the environment's step rewards add up to the episode's reward,
   each step reward is at the last token of its turn. Otherwise the episode's reward is at the last
   sampled token.
-- The weight version of a turn is recorded with the episode if it did not change during the turn.
-  SkyRL has no field for weight versions.
+- SkyRL's output has no field for weight versions.
 """
 
 from toolroll.rollout.adapters.skyrl.engine import SkyrlEngine

@@ -11,9 +11,10 @@ from toolroll.rollout.types import GenerateRequest, WeightVersion
 class SkyrlEngine(FrameworkEngine):
     """SkyRL's inference engine client as an `EngineClient`.
 
-    `client` is SkyRL's `InferenceEngineInterface`. `cache_salt`: never reuse the prefix cache of an
-    earlier weight version, as with SkyRL's `use_cache_salt`. `model` is the name of the policy's
-    weights at the engine; None for the engine's default.
+    `client` is SkyRL's `InferenceEngineInterface`. If `cache_salt` is True and the client reports
+    its weight version, a request never uses prefix cache entries of another version (like SkyRL's
+    `use_cache_salt`). `model` is the engine's name for the policy's weights; None selects the
+    engine's default.
     """
 
     def __init__(
@@ -54,6 +55,6 @@ class SkyrlEngine(FrameworkEngine):
         )
 
     def _version(self) -> str | None:
-        """Return the engine's weight version, or None. Older clients do not report it."""
+        """Return the engine's weight version, or None if the client does not report it."""
         version = getattr(self._client, "weight_version", None)
         return None if version is None else str(version)

@@ -25,7 +25,7 @@ _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """One episode, and its sequence that is trained."""
+    """One episode, and the one of its sequences that is trained."""
 
     result: InteractionResult
     single: SingleSequence
@@ -42,9 +42,9 @@ class ToolrollGenerator:
     `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
     `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`.
 
-    `policy_model_name` is what SkyRL's `resolve_policy_model_name(cfg)` returns. It is required if
-    SkyRL updates a LoRA adapter in the engines, because it is then the adapter's name. Raise
-    `UsageError` if it is missing, and for a setting of SkyRL that episodes do not support.
+    `policy_model_name` is what SkyRL's `resolve_policy_model_name(cfg)` returns. If SkyRL trains a
+    LoRA adapter, this is the adapter's name, and is required. Raise `UsageError` if it is missing,
+    and for a setting of SkyRL that episodes do not support.
 
     Example:
         generator = ToolrollGenerator(
@@ -122,7 +122,7 @@ class ToolrollGenerator:
         return self._output(played, input_batch, with_logprobs=params.get("logprobs") is not None)
 
     async def aclose(self) -> None:
-        """Close the players that belong to the running loop."""
+        """Close the models and user simulators that were opened in the running event loop."""
         await self._players.aclose()
 
     async def _play(self, batch: Mapping[str, Any], at: int, params: Mapping[str, Any]) -> _Played:
@@ -195,15 +195,15 @@ class ToolrollGenerator:
 
 
 def _text(prompt: Any) -> Any:
-    """Return the text of a prompt's last message. If no column contains the task's index, this text
-    must be the index.
+    """Return the text of a prompt's last message. If a row has no column `index`, this text must be
+    the task's index.
     """
     return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
 
 
 def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -> list[float]:
-    """Replace each None in `rewards` with the mean reward of the same instance. If the instance has
-    no reward, replace it with 0.0.
+    """Replace each None in `rewards` with the mean reward of the same instance (SkyRL's name for a
+    prompt), or with 0.0 if the instance has no reward.
     """
     graded: dict[str, list[float]] = {}
     for reward, instance in zip(rewards, instances, strict=True):
@@ -219,8 +219,8 @@ def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
     """Return one reward for each token of the response. Their sum is `reward`.
 
     If the rewards of the trained turns add up to `reward`, the last token of each turn has the
-    turn's reward. They do not add up if, for example, another sequence of a fork has a part of
-    `reward`. Then the last sampled token has the whole `reward`.
+    turn's reward. Otherwise (for example, if turns in another sequence of the episode have a part
+    of `reward`), the last sampled token has the whole `reward`.
     """
     cut = len(sequence.prompt_ids)
     turns = sequence.trajectory.turns if sequence.trajectory is not None else ()
@@ -253,9 +253,10 @@ def _metrics(played: Sequence[_Played]) -> dict[str, float]:
 
 
 def _count_as_subclass() -> None:
-    """Make `ToolrollGenerator` a subclass of SkyRL's own class, if SkyRL is loaded.
+    """Register `ToolrollGenerator` as a subclass of SkyRL's `GeneratorInterface`, if SkyRL is
+    imported already.
 
-    This does not import SkyRL, because importing it would load torch and all its backends.
+    This function does not import SkyRL, because that would load torch and all of SkyRL's backends.
     """
     base = sys.modules.get("skyrl.train.generators.base")
     if base is not None:

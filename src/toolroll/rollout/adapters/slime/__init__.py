@@ -1,5 +1,5 @@
-"""slime: functions that you name on slime's command line. miles can call them with its older
-signature.
+"""slime: functions that you name on slime's command line. `generate` also works in miles, as the
+older form of its generate functions.
 
     --custom-generate-function-path toolroll.rollout.adapters.slime.generate
     --rollout-function-path toolroll.rollout.adapters.slime.generate_rollout

@@ -26,8 +26,8 @@ from toolroll.rollout.errors import RolloutError, UsageError
 async def evaluate(
     args: Any, rollout_id: int
 ) -> tuple[dict[str, dict[str, list[Any]]], dict[str, float]]:
-    """Play all of `args.eval_datasets`, one after another. Return the data by dataset name, and
-    metrics.
+    """Play all of `args.eval_datasets`, one after another. Return the `data` of slime's
+    `RolloutFnEvalOutput`, by dataset name, and its `metrics`.
     """
     datasets = attribute(args, "eval_datasets", [])
     if not datasets:

@@ -1,7 +1,7 @@
 """`generate`: plays one sample's episode, for `--custom-generate-function-path`.
 
-slime's configuration names functions, not objects. So the state that calls share (connections,
-tokenizer, certified template) is kept here, in one `Player` per event loop and settings.
+slime's configuration names functions, not objects. So this module keeps the state that calls share
+(connections, tokenizer, chat template), in one `Player` per event loop and settings.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def player(args: Any) -> Player:
 
 
 async def aclose() -> None:
-    """Close the connections of the running loop. This is not needed if the trainer lives as long as
-    its process.
+    """Close the connections of the running event loop. A trainer that ends with its process need
+    not call this.
     """
     for found in _players.pop(asyncio.get_running_loop(), {}).values():
         await found.aclose()
@@ -43,14 +43,15 @@ async def aclose() -> None:
 async def generate(
     args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False
 ) -> Any:
-    """Play the task whose index is `sample.prompt`. This is slime's custom generate function, with
-    the signature that miles used before.
+    """Play the task whose index is `sample.prompt`. This is a custom generate function for slime,
+    which miles accepts too.
 
-    Return `EpisodeSamples`: a list with one sample, or with several that share one `rollout_id` if
-    the chat template made the episode fork. With `evaluation`, return only the first sample. An
-    episode that failed for a reason that the model did not cause is ABORTED: one sample without a
-    reward, with a zero mask and `remove_sample`. An ABORTED `sample` is played from the beginning.
-    Raise `UsageError` for invalid settings.
+    Return `EpisodeSamples`: a list with one sample, or, if the episode forked, with several samples
+    that share one `rollout_id`. If `evaluation` is True, return only the first sample.
+
+    A failure that the model did not cause gives one ABORTED sample without a reward, with a zero
+    mask and `remove_sample`. If `sample` is ABORTED, its episode is played from the beginning.
+    Raise `UsageError` if the settings are not valid.
     """
     return await play_sample(
         args, sample, sampling_params, evaluation=evaluation, stopped=_slime_stops(args)
@@ -65,8 +66,8 @@ async def play_sample(
     evaluation: bool,
     stopped: Callable[[], bool],
 ) -> Any:
-    """Return the result of `generate`. `stopped` is called before each turn. Once it returns True,
-    no further turn is started.
+    """Play the sample's episode and return what `generate` returns. `stopped` is called before each
+    turn. Once it returns True, no further turn is started.
     """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=evaluation)

@@ -1,6 +1,6 @@
 """Metrics of a rollout, for slime's logger.
 
-Invariants: every episode counts once, whatever its number of sequences. Aborted episodes are
+Invariants: every episode counts once, even if it forked into several samples. Aborted episodes are
 counted separately and are not included in means.
 """
 
@@ -27,8 +27,8 @@ _PER_EPISODE = (
 def rollout_metrics(
     groups: Iterable[Sequence[Any]], *, prefix: str = "toolroll/"
 ) -> dict[str, float]:
-    """Return the metrics of `groups`: means per episode, shares, and the staleness of weight
-    versions. An item of a group is a sample, or a list of samples if the episode forked.
+    """Return means per episode, shares of episodes, and the `staleness` of weight versions. An item
+    of a group is a sample, or a list of samples if the episode forked.
     """
     groups = [list(group) for group in groups]
     episodes = [item[0] if isinstance(item, list) else item for group in groups for item in group]
@@ -56,9 +56,9 @@ def rollout_metrics(
 
 
 def staleness(samples: Iterable[Any]) -> dict[str, float]:
-    """Return the staleness of the sampled spans (mean and maximum), and the share of samples with
-    several weight versions. The staleness of a span is the number of weight updates between it and
-    the newest span. Return an empty dict if the versions are not numbers.
+    """Return the mean and maximum staleness of the sampled spans, and the share of samples with
+    several weight versions. The staleness of a span is the newest weight version in `samples` minus
+    the span's version. Return an empty dict if no version is a number.
     """
     versions = [
         [int(version) for version in sample.weight_versions if str(version).isdigit()]

@@ -1,9 +1,9 @@
 """`Player`: plays slime's samples. There is one player per event loop and settings, with its own
 model, environments and user simulators.
 
-Invariants: no turn starts after the rollout was stopped (slime aborts the engines until they are
-idle). A failed episode is retried a limited number of times, and then reported as aborted. The
-samples that slime passes are not changed.
+Invariants: no turn starts after the rollout was stopped, because slime repeats its abort requests
+until the engines are idle. A failed episode is retried a limited number of times, and then reported
+as aborted. The samples that slime passes are not changed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ def _is_stopped() -> bool:
 
 
 def session_field(sample: Any) -> str:
-    """Return the name of the field of `sample` that contains the session, in slime or in miles."""
+    """Return the name of the field of `sample` for the session id, which differs between slime and
+    miles.
+    """
     return "routing_key" if "routing_key" in vars(sample) else "session_id"
 
 
 class StoppableEngine(Engine):
-    """An `Engine` that sends no request once `stopped()` is True. From then on, each turn, and each
-    part of a resumed turn, ends as an abort without tokens.
+    """An `Engine` that sends no request for tokens once `stopped()` is True. From then on, each
+    call of `generate` returns an abort without tokens.
     """
 
     def __init__(self, config: EngineConfig, stopped: Callable[[], bool]) -> None:
@@ -69,8 +71,8 @@ class StoppableEngine(Engine):
         return await super().generate(request, progress=progress)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Post `payload`. If the rollout was stopped, answer a `/generate` with an abort without
-        tokens: an agent with its own `_call_llm` samples with this method.
+        """Post `payload`. Agents that override `_call_llm` sample with this method. So if the
+        rollout was stopped, a request to `/generate` gets an abort without tokens.
         """
         if self._stopped() and url.endswith("/generate"):
             reason = {"type": "abort", "message": "the rollout was stopped"}
@@ -105,9 +107,9 @@ class Player:
         *,
         stopped: Callable[[], bool] = _never,
     ) -> list[Any]:
-        """Play the sample's episode. Return one sample for each of its sequences: several if the
-        episode forked. `stopped` is called before each turn. Once it returns True, no further turn
-        of this episode is started.
+        """Play the sample's episode. Return one sample, or several if the episode forked. `stopped`
+        is called before each turn. Once it returns True, no further turn of this episode is
+        started.
         """
         field = session_field(sample)
         session = vars(sample)[field] or uuid.uuid4().hex

@@ -1,8 +1,8 @@
 """Normalize rewards within groups, for `--custom-reward-post-process-path`.
 
-slime finds the groups by counting samples. If an episode forked, it has several samples, the count
-is wrong, and slime subtracts one mean of the whole batch, in which that episode counts several
-times. Here groups are found by their index, and each episode counts once.
+slime itself finds the groups by counting samples. A forked episode has several samples, so the
+count is wrong. slime then subtracts the mean of the whole batch, in which the forked episode counts
+several times. This module finds the groups by `group_index`, and counts each episode once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[Any], lis
     `--custom-reward-post-process-path`.
 
     Samples with the same `group_index` form a group. Samples with the same `rollout_id` form an
-    episode, and all of them get its value. Raise `UsageError` for a sample without a reward or a
-    group.
+    episode, and all get the same value. If slime's estimator does not normalize within groups,
+    return the raw rewards twice. Otherwise, raise `UsageError` for a sample without a reward or
+    `group_index`.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if not normalizes_groups(args):
@@ -61,7 +62,7 @@ def _check(sample: Any, reward: Any) -> None:
 
 
 def _episode(sample: Any) -> Hashable:
-    """Return what the samples of an episode have in common."""
+    """Return a key that only the samples of one episode share."""
     if sample.rollout_id is not None:
         return "rollout_id", sample.rollout_id
     return ("index", sample.index) if sample.index is not None else ("sample", id(sample))

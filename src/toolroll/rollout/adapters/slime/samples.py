@@ -1,11 +1,10 @@
 """Convert an episode to slime's `Sample`s. Each training sequence becomes a copy of the sample that
-was passed in.
+slime passed, so slime's `Sample` is not imported.
 
 Invariants: `loss_mask` and `rollout_log_probs` cover the response, and `tokens` covers the whole
 sequence. A sequence that must not be trained (aborted, excluded by verification, nothing sampled)
-has a zero mask and `remove_sample`. An aborted episode has no reward (I9). `response_length` is at
-least 1. Forks share one `rollout_id`. Group fields are not changed. slime's own type is never
-imported, because the sample that was passed in is copied.
+has a zero mask and `remove_sample`. An aborted episode has no reward. `response_length` is at least
+1. The samples of a forked episode share one `rollout_id`. Group fields are not changed.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ KEY = "toolroll"
 class EpisodeSamples(list[Any]):
     """The samples of one episode as one item of a group: one sample, or several if it forked.
 
-    slime and miles accept lists as items only if every item of the batch is a list. Their data
-    buffers and filters read and set fields of an item as if it were a sample. So a field of this
-    list is the field of its first sample, and setting a field sets it in every sample.
+    slime and miles accept lists as items only if every item of the batch is a list, so an episode
+    with one sample is a list too. But their data buffers and filters use an item as if it were a
+    sample. So reading a field of this list reads it from the first sample, and setting a field sets
+    it in every sample.
     """
 
     @property
@@ -41,7 +41,8 @@ class EpisodeSamples(list[Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         for sample in self:
-            # The trainers set only one kind of mask: zeros, for tokens of earlier weights.
+            # The trainers set only zero masks (for tokens of earlier weights), with the length of
+            # the first sample's response.
             mask = [0] * sample.response_length
             setattr(sample, name, mask if name == "loss_mask" else value)
 
@@ -51,7 +52,7 @@ def to_samples(
 ) -> list[Any]:
     """Return `result` as copies of `sample`, one per sequence, in the order of the sequences.
 
-    `filler` is the token id that is used if the episode ended before its first prompt. Raise
+    `filler` is the token id that stands for an episode that ended before its first prompt. Raise
     `UsageError` if the tokens were made from text, because no engine sampled them.
     """
     sequences = training_sequences(result, filler=filler)
@@ -60,8 +61,8 @@ def to_samples(
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:
             raise UsageError(
-                "an episode forked, but its sample has neither rollout_id nor index: set one, to "
-                "group the sequences"
+                "an episode forked into several samples, but the original sample has neither "
+                "rollout_id nor index: set one of them, so that the samples can share it"
             )
         for sibling in filled:
             sibling.rollout_id = rollout_id
@@ -77,7 +78,7 @@ def _filled(
     made.loss_mask, made.rollout_log_probs = sequence.loss_mask, sequence.logprobs
     made.response_length = len(sequence.response_ids)
     made.response = result.response
-    # An aborted sample was removed because it was aborted: here it is played again.
+    # An aborted sample has `remove_sample` from its earlier episode: do not keep it.
     removed = sample.remove_sample and sample.status is not type(sample).Status.ABORTED
     made.remove_sample = bool(removed) or not sequence.trained_tokens
     made.status = type(sample).Status[result.status.name]
@@ -112,7 +113,7 @@ def _add_episode_counts(made: Any, result: InteractionResult) -> None:
     )
     if "prefix_cache_info" not in vars(made):  # some versions of slime and miles do not have it
         return
-    # shared with the sample that was passed in
+    # copied, because the sample that was passed in has the same object
     info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))

@@ -1,9 +1,9 @@
 """`SlimeSettings`: toolroll's settings in slime's `args`. This module also reads the arguments of
 slime that an episode needs.
 
-Invariants: an attribute named `toolroll_*` that is not listed here is refused, and the error gives
-the most similar name. Options of slime that toolroll does not support are refused with a message
-before the first episode.
+Invariants: an attribute named `toolroll_*` that is no setting is refused, and the error suggests
+the most similar name. Options of slime that toolroll does not support are refused before the first
+episode.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from toolroll.rollout.runtime.complaints import complaints
 PREFIX = "toolroll_"
 
 _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
-"""slime's parameters that affect only the text of an answer, which is not used here. Routers drop
-`spaces_between_special_tokens`.
-"""
+"""Sampling parameters of slime that affect only the text of an answer, which is not used here."""
 
 
 class SlimeSettings(EpisodeSettings):
-    """The settings in `args`. Each field is read from the attribute `toolroll_<field>`, or from the
-    key `toolroll_<field>` in the file of --custom-config-path.
+    """The settings in slime's `args`. Set a field as the key `toolroll_<field>` in the file of
+    --custom-config-path, which becomes an attribute of `args`.
     """
 
     chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="default: slime's --apply-chat-template-kwargs"
+        default=None,
+        description="variables of the chat template; default: slime's --apply-chat-template-kwargs",
     )
     max_dropped: int = Field(
         default=64,
@@ -48,8 +47,8 @@ class SlimeSettings(EpisodeSettings):
     concurrency: int | None = Field(
         default=None,
         ge=1,
-        description="number of concurrent episodes; default: slime's --sglang-server-concurrency, "
-        "per engine",
+        description="number of concurrent episodes; default: slime's --sglang-server-concurrency "
+        "times the number of engines",
     )
     seed: int | None = Field(
         default=None,
@@ -58,8 +57,8 @@ class SlimeSettings(EpisodeSettings):
 
 
 def read_settings(args: Any) -> SlimeSettings:
-    """Return the settings in `args` (a Namespace). Raises `UsageError` if one is unknown or not
-    valid.
+    """Return the settings in `args` (a Namespace). Raise `UsageError` if a setting is unknown or
+    not valid.
     """
     given = {
         name.removeprefix(PREFIX): value
@@ -85,8 +84,8 @@ def read_settings(args: Any) -> SlimeSettings:
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:
-    """Return slime's argument `name`. Return `default` if it is not set, or if this version of
-    slime or miles does not have it.
+    """Return slime's argument `name`, or `default` if it is None or if this version of slime or
+    miles does not have it.
     """
     value = vars(args).get(name)
     return default if value is None else value
@@ -113,7 +112,7 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
 
 
 def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
-    """Return the settings of the served model, read from `args`."""
+    """Return the engine's address and the model settings, from `settings` and slime's `args`."""
     template_kwargs = settings.chat_template_kwargs
     if template_kwargs is None:
         template_kwargs = attribute(args, "apply_chat_template_kwargs", {})
@@ -130,7 +129,7 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
 
 
 def concurrency(args: Any, settings: SlimeSettings) -> int:
-    """Return the number of episodes that are played at once."""
+    """Return the maximum number of concurrent episodes."""
     if settings.concurrency is not None:
         return settings.concurrency
     engines = attribute(args, "rollout_num_gpus", 1) // max(
@@ -145,9 +144,9 @@ def collects_partial(args: Any) -> bool:
 
 
 def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Return `params` for the sample at `place` in its group. With SGLang's deterministic
-    inference, add the sampling seed: slime's seed plus `place`. Without it, all samples of a group
-    would be equal.
+    """Return `params` for the sample at `place` in its group. If SGLang's deterministic inference
+    is on, add a sampling seed: slime's seed plus `place`. Without different seeds, all samples of a
+    group would be equal.
     """
     if not attribute(args, "sglang_enable_deterministic_inference", False):
         return params
@@ -155,8 +154,8 @@ def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any
 
 
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return slime's sampling parameters for the engine client. Leave out parameters that are not
-    set, and parameters that affect only the text.
+    """Return slime's sampling parameters for the engine client, without those that are None or
+    affect only the text.
     """
     return {
         name: value

@@ -1,10 +1,10 @@
 """`generate_rollout`: plays a whole rollout or evaluation, for `--rollout-function-path` and
 `--eval-function-path`.
 
-Invariants: a group is trained on only if all of its episodes were graded. A failed group is
-replaced with another group; too many failures in a row end the rollout with the last error. When a
-call returns, raises an error or is interrupted (Ctrl-C), no episode and no request keeps running.
-An evaluation's mean does not include aborted episodes.
+Invariants: a group is trained on only if all of its episodes have rewards. A group with an aborted
+episode is replaced with another group; too many such groups in a row end the rollout with an error.
+When a call returns, raises an error or is interrupted (Ctrl-C), no episode and no request keeps
+running. An evaluation's mean does not include aborted episodes.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def generate_rollout(
     """Return slime's `RolloutFnTrainOutput`, or `RolloutFnEvalOutput` if `evaluation` is True. Call
     this function from a thread without an event loop.
 
-    Raises `UsageError` for settings that cannot work, and `RolloutError` if too many groups in a
-    row could not be graded.
+    Raise `UsageError` if the settings are not valid, and `RolloutError` if too many groups in a row
+    had an aborted episode.
     """
     outputs = import_module("slime.rollout.base_types")
     if evaluation:
@@ -63,15 +63,15 @@ def close_rollout() -> None:
 
 @cache
 def _background() -> Background:
-    """Return the event loop of all rollouts. They share one, because connections are kept open and
-    belong to their loop.
+    """Return the event loop of all rollouts. They share one loop, because the connections stay open
+    between rollouts and work only in the loop that opened them.
     """
     return Background("toolroll-slime")
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` and return its result. If several errors are raised concurrently, raise the
-    first.
+    """Run `main` and return its result. If it raises a group of `ToolrollError`s, raise the first
+    of them instead.
     """
     try:
         return _background().run(main)
@@ -95,15 +95,15 @@ def train_sampling_params(args: Any) -> dict[str, Any]:
 
 
 async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[str, float]]:
-    """Return `rollout_batch_size` groups from `data_source`, and the metrics. A group is a list of
-    samples. The samples of a forked episode follow each other.
+    """Play groups from `data_source`. Return `rollout_batch_size` groups to train on, and metrics.
+    A group is a list of samples. The samples of a forked episode follow each other in it.
     """
     playing = player(args)
     check_supported(args, playing.settings, evaluation=False)
     if attribute(args, "group_rm", False):
         raise UsageError(
-            "--group-rm: rewards come from the environment; for a group reward model, use "
-            "--custom-generate-function-path"
+            "--group-rm: generate_rollout takes rewards only from the environment; to use a group "
+            "reward model, set --custom-generate-function-path instead of --rollout-function-path"
         )
     batch = _Batch(args, playing, data_source)
     try:
@@ -178,9 +178,9 @@ class _Batch:
                 self._take(task.result())
 
     async def stop(self) -> None:
-        """Cancel the running episodes, which aborts their requests at the engine. With
-        `--partial-rollout`, give the groups of these episodes back to the data source, so that a
-        later rollout plays them from the beginning.
+        """Cancel the running episodes, which aborts their requests at the engine. If
+        `--partial-rollout` is set, return the groups of these episodes to the data source, so that
+        a later rollout plays them from the beginning.
         """
         for task in self._pending:
             task.cancel()
@@ -191,7 +191,7 @@ class _Batch:
 
     def _begin(self, groups: Sequence[list[Any]]) -> None:
         if not groups:
-            raise UsageError("the data source has no more samples")
+            raise UsageError("the data source has no more samples: add tasks to its file")
         for group in groups:
             self._pending[asyncio.create_task(self._play(group))] = group
 

@@ -13,10 +13,10 @@ Rules:
 - If an episode forked, its sequence with the most trained tokens is the completion. The metric
   `toolroll/left_out_tokens` counts the trained tokens that are left out: those of the other
   sequences, and those after the limit.
-- An aborted episode has a zero mask and the reward None: TRL leaves it out of its group's mean and
-  gives it the advantage 0.
-- TRL does not update SGLang servers. `sync_weights` updates them before the first rollout of each
-  step.
+- An aborted episode has a zero mask and the reward None. TRL leaves this reward out of the group's
+  mean, and gives the episode the advantage 0.
+- TRL does not update the weights of SGLang servers. The argument `sync_weights` of
+  `make_rollout_func` is a function that does so, before the first rollout of each step.
 - The weight versions of a completion are in the field `toolroll_weight_versions`, for reward
   functions. TRL itself does not read weight versions.
 

@@ -7,8 +7,8 @@ then grades the episode. So put `finish_episodes` first in `reward_funcs`. If th
 answers such a reply (as a user does), the reward is None. For such environments, use
 `make_rollout_func`.
 
-An episode's environment is closed if its `reset` raises an error, by the next `reset`, or when TRL
-drops the instance, which is at the latest when the interpreter ends.
+An episode's environment is closed by the next `reset`, or when the instance is garbage-collected,
+at the latest when the interpreter ends. If `reset` raises an error, it is closed at once.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class _Episode:
 
     def reset(self, **row: Any) -> str:
         """Start the task with the index `row["index"]` and return the user's first message. Raise
-        `UsageError` if TRL cannot play the task, for example because its tools differ from those of
-        the first task.
+        `UsageError` if TRL cannot play the task, for example because the task's tools differ from
+        those of the first task.
         """
         self._close()
         if "index" not in row:
-            raise UsageError("a row needs the column index: make the rows with environment_rows")
+            raise UsageError("a row has no column 'index': make the rows with environment_rows")
         task = _task(self.factory, self.tasks, row["index"])
         self._over, self._failed, self._rewards = False, False, []
         self._environment = self.factory.make(EnvironmentOptions())
@@ -79,7 +79,7 @@ class _Episode:
         if tuple(sorted(_names(observation.tools))) != self.names:
             raise UsageError(
                 f"{self.factory.name}: the tools of the task {task.id} differ from those of the "
-                "first task, but TRL takes one list of tools for all tasks"
+                "first task, but TRL takes one list of tools for all tasks: use make_rollout_func"
             )
         system, user = _opening(self.factory, task, observation)
         _check_system(row.get("prompt"), system, task)
@@ -105,8 +105,8 @@ class _Episode:
         return "\n".join(str(message.get("content", "")) for message in result.messages)
 
     def _finish(self, reply: str | None) -> None:
-        """Give the environment the reply that ended the episode. `reply` is None if the tokens ran
-        out first.
+        """Give the environment the reply that ended the episode. `reply` is None if a token limit
+        ended the episode: then the environment's `truncated_reward` is the reward.
         """
         if self._environment is None or self._over or self._failed:
             return
@@ -218,11 +218,11 @@ def finish_episodes(
     completion_ids: Sequence[Sequence[int]] | None = None,
     **others: Any,
 ) -> list[float | None]:
-    """Pass each last reply to its environment. This function is for `reward_funcs`, but returns no
-    rewards.
+    """Pass the last reply of each episode to its environment. This function is for `reward_funcs`,
+    but returns None for each reward.
 
-    A reply that `max_completion_length` cut is not passed on: the environment sets the reward of a
-    truncated episode.
+    A reply that `max_completion_length` truncated is not passed on. Such an episode gets the
+    environment's `truncated_reward`.
     """
     ends = _end_tokens(others.get("log_metric"))
     given = [()] * len(completions) if completion_ids is None else completion_ids
@@ -236,10 +236,11 @@ def finish_episodes(
 
 
 def _end_tokens(log_metric: Any) -> frozenset[int]:
-    """Return the trainer's end-of-sequence tokens. They are read from the trainer that `log_metric`
-    is a method of, because TRL 1.16 passes reward functions neither the trainer nor the tokenizer.
-    A trainer without `eos_token_ids` has the tokenizer's. Return an empty set if the caller is not
-    TRL.
+    """Return the trainer's `eos_token_ids`, or else the tokenizer's `eos_token_id`. Return an empty
+    set if the caller is not TRL.
+
+    TRL 1.16 passes reward functions neither the trainer nor the tokenizer. But it passes
+    `log_metric`, which is a method of the trainer.
     """
     trainer = getattr(log_metric, "__self__", None)
     ids = getattr(trainer, "eos_token_ids", None)

@@ -1,8 +1,8 @@
 """`RolloutFunc`: the function that `GRPOTrainer(rollout_func=...)` calls for a batch of prompts.
 
 Invariants: the result has one entry per prompt, in the order of the prompts. The episodes of one
-call run concurrently in their own event loop. A wrong setting raises an error. Before an error or
-an interrupt (Ctrl-C) is raised, the episodes that are still running are cancelled and awaited.
+call run concurrently, in an event loop in another thread. Before an error or an interrupt (Ctrl-C)
+is raised, the episodes that are still running are cancelled and awaited.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def make_rollout_func(
     Args:
         settings: the settings of the episodes.
         engine_url: the address of an SGLang server or router.
-        engine: in place of `engine_url`, a function that takes the trainer and returns its engine.
-            It is called once.
+        engine: in place of `engine_url`, a function that takes the trainer and returns the engine
+            client. It is called once.
         sync_weights: a function that is called with the trainer before the first rollout of each
             step, so that the engine samples from the current weights; see `weights_from_disk`.
 
@@ -50,13 +50,15 @@ def make_rollout_func(
         ... )
     """
     if (engine_url is None) == (engine is None):
-        raise UsageError("make_rollout_func needs either engine_url or engine")
+        raise UsageError("make_rollout_func needs exactly one of engine_url and engine")
     found = TrlSettings.read(settings, what="TrlSettings")
     return RolloutFunc(found, engine_url, engine, sync_weights)
 
 
 class RolloutFunc:
-    """Plays one episode per prompt. Call `close` if the process lives longer than the training."""
+    """A `rollout_func` that plays one episode per prompt. Call `close` if the process continues
+    after the training.
+    """
 
     def __init__(
         self,
@@ -75,9 +77,9 @@ class RolloutFunc:
         self._played: Counter[tuple[int, str]] = Counter()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and `env_mask`, and the fields
-        `toolroll_*` for reward functions. All have one entry per prompt. Raise `UsageError` for
-        options of TRL that cannot be combined with this `rollout_func`.
+        """Play one episode per prompt. Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and
+        `env_mask`, and the fields `toolroll_*` for reward functions. All have one entry per prompt.
+        Raise `UsageError` for options of TRL that cannot be combined with this `rollout_func`.
         """
         _check_supported(trainer)
         if self._sync_weights is not None and self._synced != trainer.state.global_step:
@@ -141,9 +143,7 @@ class RolloutFunc:
 
 
 def _check_supported(trainer: Any) -> None:
-    """Raise `UsageError` for options that would make TRL change the tokens, and for options that
-    would have no effect.
-    """
+    """Raise `UsageError` for options of TRL that would change the tokens or have no effect."""
     if getattr(trainer, "tools", None):
         raise UsageError(
             "GRPOTrainer has tools (tools= or environment_factory=), so TRL would continue after "
@@ -157,7 +157,7 @@ def _check_supported(trainer: Any) -> None:
 
 
 def _read_prompt(prompt: Any) -> tuple[int, Mapping[str, Any]]:
-    """Return the task's index and metadata."""
+    """Return the task's index and metadata from a prompt: an index, or a row with these keys."""
     if isinstance(prompt, Mapping) and "index" in prompt:
         return task_index(prompt["index"]), prompt.get("metadata") or {}
     try:

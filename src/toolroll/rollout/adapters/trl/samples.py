@@ -20,7 +20,7 @@ def to_output(
     """Return `results` in the form that a `rollout_func` returns, with the extra fields
     `toolroll_*`.
 
-    `filler` is the token id that is used if an episode ended before its first prompt.
+    `filler` is the token id that stands for an episode that ended before its first prompt.
     """
     singles = [single_sequence(one, filler=filler, max_response=max_completion) for one in results]
     return {
@@ -49,8 +49,8 @@ def reward(
     """Return the episodes' rewards, with None for an aborted episode. This function is for
     `reward_funcs`.
 
-    TRL's `log_metric` gets the share of aborted episodes, and the mean numbers of turns and of
-    left-out tokens per episode.
+    It also passes the share of aborted episodes, and the mean numbers of turns and of left-out
+    tokens per episode, to TRL's `log_metric`.
     """
     if log_metric is not None:
         count = len(toolroll_status)

@@ -1,4 +1,4 @@
-"""`TrlSettings`: the settings of the episodes. This module also reads the sampling parameters in
+"""`TrlSettings`: the settings of the episodes. `sampling_params` reads the sampling parameters from
 TRL's `GRPOConfig`.
 """
 
@@ -12,7 +12,7 @@ from toolroll.rollout.adapters.episodes import EpisodeSettings
 
 
 class TrlSettings(EpisodeSettings):
-    """The settings of the episodes. All sampling parameters are in `GRPOConfig`."""
+    """The settings of the episodes. Set sampling parameters in `GRPOConfig`, not here."""
 
     concurrency: int = Field(
         default=64, ge=1, description="number of concurrent episodes in one process"

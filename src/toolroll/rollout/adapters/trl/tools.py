@@ -37,8 +37,8 @@ _MISSING: Any = None
 
 
 def tool_method(tool: Tool) -> Callable[..., str]:
-    """Return a method that calls the tool, for a class that has a method `_call(name,
-    arguments)`.
+    """Return a method that passes its arguments to `self._call(name, arguments)`. Raise
+    `UsageError` if a name in the schema is not a Python name.
     """
     function = tool["function"]
     name = str(function["name"])

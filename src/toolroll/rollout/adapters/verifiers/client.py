@@ -18,8 +18,9 @@ class EndpointClient:
     ids and their logprobs.
 
     `config` is verifiers' `TrainClientConfig`, with the address of `toolroll serve` as `base_url`.
-    Its settings for the renderer are not used. With this class, verifiers requests each turn as a
-    whole, even if the harness streams. Raise `UsageError` if verifiers is not installed.
+    The config's renderer settings are not used. With a config of this class, verifiers calls
+    `get_response` for each turn, even if the harness streams. Raise `UsageError` if verifiers is
+    not installed.
     """
 
     def __init__(self, config: Any) -> None:
@@ -36,8 +37,8 @@ class EndpointClient:
     ) -> Any:
         """Return verifiers' `Response` for one chat completion request in the session `session_id`.
 
-        Raise `ProviderError` if `dialect` is not chat completions, if `n` is not 1, or if the
-        answer has no token ids.
+        Raise `ProviderError` if `dialect` is not chat completions, if `n` is not 1, if the answer
+        lacks token ids or logprobs, or if the engine aborted the turn.
         """
         if dialect.upstream_path != _CHAT:
             raise _error(
@@ -56,7 +57,7 @@ class EndpointClient:
         return response
 
     async def relay(self, *given: Any, **named: Any) -> Any:
-        """Raise `NotImplementedError`, because a streamed answer would have no tokens."""
+        """Raise `NotImplementedError`, because a streamed answer has no token ids."""
         raise NotImplementedError("use a TrainClientConfig: a streamed answer has no token ids")
 
     async def relay_aux(self, *given: Any, **named: Any) -> Any:
@@ -70,9 +71,9 @@ class EndpointClient:
 
 def register(server: Any, config: Any) -> EndpointClient:
     """Make `server`, a started interception server of verifiers, use an `EndpointClient` for
-    `config`.
+    `config`. Without this call, verifiers creates a client of its own.
 
-    verifiers itself creates only clients of its own classes. The server closes the client.
+    The server closes the client when it stops.
     """
     client = EndpointClient(config)
     server.clients[config.model_dump_json()] = client
@@ -87,7 +88,7 @@ def _tokens(raw: Mapping[str, Any]) -> Any:
     content = (choice.get("logprobs") or {}).get("content") or []
     if not prompt or ids is None or [place.get("token_id") for place in content] != ids:
         raise _error(
-            "the answer has no token ids, or their logprobs do not match: base_url must be the "
+            "the answer has no token ids, or its logprobs are for other ids: base_url must be the "
             "address of `toolroll serve`",
             422,
         )

@@ -1,9 +1,9 @@
-"""`EnvironmentPlayer`: plays an environment of this library through verifiers' interception server.
+"""`EnvironmentPlayer`: plays a toolroll environment with the model behind verifiers' interception
+server.
 
-verifiers owns the model: each turn is one chat completion request to its server, and verifiers
-builds the trace from these requests. The loop over turns, the policy for invalid calls and the
-reward are the same as for every agent of this library. The classes that verifiers loads are in
-`toolroll_verifiers`.
+Each turn is one chat completion request to this server, and verifiers builds the trace from these
+requests. The loop over turns, the policy for invalid calls and the reward are the same as for
+toolroll's other agents. The classes that verifiers loads are in `toolroll_verifiers`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class EnvironmentPlayer:
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per task: `prompt`, `name` and `index`.
 
-        The environment writes the first messages when an episode starts, so `prompt` is only a
-        label. It is the task's own prompt if this is a text, otherwise the task's id.
+        `prompt` is only a label, because the environment writes the first messages when an episode
+        starts. It is the prompt in the task's data if that is a text, otherwise the task's id.
         """
         rows = []
         for task in self._tasks:
@@ -107,7 +107,7 @@ class EnvironmentPlayer:
 
 
 def record(result: InteractionResult, seed: int) -> Mapping[str, Any]:
-    """Return the data of an episode that the trace keeps, as JSON data."""
+    """Return what the trace stores about an episode, as JSON data."""
     return {
         "reward": result.reward,
         "step_rewards": list(result.step_rewards),

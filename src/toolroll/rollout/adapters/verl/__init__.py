@@ -1,5 +1,5 @@
-"""verl's agent loop (0.9.1): `ToolrollAgentLoop`, named in the file that
-`actor_rollout_ref.rollout.agent.agent_loop_config_path` gives.
+"""verl (0.9.1): `ToolrollAgentLoop`, an agent loop that you name in the file of
+`actor_rollout_ref.rollout.agent.agent_loop_config_path`.
 
     - name: toolroll
       _target_: toolroll.rollout.adapters.verl.agent_loop.ToolrollAgentLoop
@@ -13,12 +13,14 @@ Rules:
 - The agent loop returns one trajectory. If an episode forked, it is the trajectory with the most
   trained tokens. The trajectory is truncated to `response_length`. `toolroll_left_out_tokens`
   counts the trained tokens that are left out.
-- If the first prompt is longer than `prompt_length`, verl gets only its end, and a zero mask.
-- An aborted episode has a zero mask, so that none of its tokens is trained. Its reward is 0.0 and
-  is included in its group's mean, because verl would drop all rewards if any sample of a batch had
-  no number. `toolroll_aborted` marks such an episode. With `on_aborted: raise` the step fails
-  instead.
-- `min_global_steps` and `max_global_steps` cover the episode's turns, if verl reports them.
+- If the first prompt is longer than `prompt_length`, verl gets the last `prompt_length` tokens of
+  the prompt, and a zero mask.
+- An aborted episode has a zero mask, so that none of its tokens is trained. Its reward is 0.0,
+  because verl drops all rewards of a batch if one sample has none. The group's mean includes this
+  0.0. `toolroll_aborted` marks such an episode. With `on_aborted: raise`, an aborted episode ends
+  verl's step with an error.
+- `min_global_steps` and `max_global_steps` are the first and the last training step whose weights
+  sampled the sequence, if verl reports steps.
 
 verl is imported only when the first episode has ended, to create verl's output type.
 """

@@ -1,8 +1,8 @@
 """`ToolrollAgentLoop`: the class that verl instantiates for each sample.
 
-verl creates a new object for every sample. So the state that samples share (the certified template,
-the environments' tasks, the users) is kept here, in one `EpisodePlayer` per event loop, server
-manager and settings.
+verl creates a new object for every sample. So this module keeps the state that samples share (chat
+template, tasks, user simulators), in one `EpisodePlayer` per event loop, server manager and
+settings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str], _Sha
 
 
 class ToolrollAgentLoop:
-    """Plays the task that a row's `extra_info` names. `settings`: the keys of `VerlSettings`.
+    """Plays the task that a row's `extra_info` names. `settings` has the fields of `VerlSettings`.
 
     The other arguments are the same as for verl's `AgentLoopBase`.
     """
@@ -61,7 +61,7 @@ class ToolrollAgentLoop:
         self._template_kwargs = data_config.config.get("apply_chat_template_kwargs") or {}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Return the episode as verl's `AgentLoopOutput`.
+        """Play one episode and return it as verl's `AgentLoopOutput`.
 
         `response_logprobs` is None unless verl requests logprobs (`rollout.calculate_log_probs`).
         Raise `RolloutError` for an aborted episode if `on_aborted` is "raise".
@@ -97,7 +97,7 @@ class ToolrollAgentLoop:
         return verl.AgentLoopOutput(**fields)
 
     def _shared(self) -> _Shared:
-        """Return the shared state of samples with the same loop, server manager and settings."""
+        """Return the state that all samples with this loop, server manager and settings share."""
         players = _shared.setdefault(asyncio.get_running_loop(), {})
         # The player keeps a reference to the server manager, so its id is not reused.
         key = (id(self.server_manager), self.settings.model_dump_json())
@@ -130,9 +130,8 @@ class ToolrollAgentLoop:
 
 
 def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row's `extra_info`, which names its task. If `extra_info` itself lacks a key or
-    has None for it, the key is read from `extra_info.metadata`, because a Parquet file fills
-    missing keys with None.
+    """Return the row's `extra_info`, which names the row's task. A key that is missing or None is
+    read from `extra_info.metadata`. (A Parquet file stores missing keys as None.)
     """
     info = row.get("extra_info") or {}
     metadata = info.get("metadata") or {}
@@ -149,7 +148,7 @@ def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _verl() -> Any:
-    """Return verl's module, which only verl's workers have."""
+    """Import verl's agent loop module and return it. Raise `UsageError` if it is not installed."""
     try:
         verl = importlib.import_module(_VERL)
     except ImportError as error:

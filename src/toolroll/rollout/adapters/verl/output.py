@@ -17,9 +17,9 @@ from toolroll.rollout.types import InteractionResult, Status
 def to_fields(
     result: InteractionResult, *, prompt_length: int, response_length: int, filler: int = 0
 ) -> dict[str, Any]:
-    """Return the fields of `AgentLoopOutput`. `metrics` is a dict.
+    """Return the fields of verl's `AgentLoopOutput`. The field `metrics` is a dict here.
 
-    `filler` is the token id that is used if an episode ended before its first prompt.
+    `filler` is the token id that stands for an episode that ended before its first prompt.
     """
     single = single_sequence(
         result, filler=filler, max_response=response_length, max_prompt=prompt_length

@@ -1,7 +1,8 @@
 """`ServerEngine`: uses verl's `server_manager` as the engine of a `Model`.
 
-Invariants: every turn has its logprobs. The session is the request id, so that verl keeps an
-episode on one server. A parameter that the server does not have is refused, and the error names it.
+Invariants: every turn is requested with logprobs. The session id is verl's request id, so that verl
+keeps an episode on one server. If the server is vLLM, a sampling parameter that vLLM does not have
+is refused, and the error names it.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class ServerEngine(FrameworkEngine):
     async def sample(self, request: GenerateRequest) -> Sampled:
         """Sample one turn.
 
-        Raise `CompletionError` if nothing was sampled, and `UsageError` for a sampling parameter
-        that the server does not have.
+        Raise `CompletionError` if nothing was sampled and the turn was not aborted. Raise
+        `UsageError` for a sampling parameter that vLLM does not have, if the server is vLLM.
         """
         answer = await self._manager.generate(
             request.session_id,
@@ -64,7 +65,9 @@ class ServerEngine(FrameworkEngine):
         ids = [int(one) for one in answer.token_ids]
         reason = _finish(answer.stop_reason, ids, request.sampling_params)
         if not ids and reason != "abort":
-            raise CompletionError(f"verl gave no tokens, and the stop reason {answer.stop_reason}")
+            raise CompletionError(
+                f"verl gave no tokens, although its stop reason is {answer.stop_reason}"
+            )
         return Sampled(
             ids,
             answer.log_probs,
@@ -98,9 +101,9 @@ def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any
 
 
 def _versions(extra: Mapping[str, Any], count: int) -> tuple[WeightVersion, ...]:
-    """Return the training step of the weights as the weight version. If verl resumed the turn after
-    an update, the version is a range such as "2-3", because verl does not report which weights
-    sampled which tokens.
+    """Return one span for the turn. Its weight version is the training step of the weights. If verl
+    updated the weights during the turn, the version is a range such as "2-3", because verl does not
+    report which weights sampled which tokens.
     """
     first, last = extra.get("min_global_steps"), extra.get("max_global_steps")
     if first is None or last is None:

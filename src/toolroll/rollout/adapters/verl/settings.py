@@ -10,10 +10,10 @@ from toolroll.rollout.adapters.episodes import EpisodeSettings
 
 
 class VerlSettings(EpisodeSettings):
-    """The settings of the episodes. Sampling parameters and lengths are verl's own keys."""
+    """The settings of the episodes. Set sampling parameters and lengths in verl's own keys."""
 
     on_aborted: Literal["zero", "raise"] = Field(
         default="zero",
-        description="what happens to an aborted episode: zero returns a sample with the reward 0.0 "
-        "and a zero mask; raise ends verl's step with an error",
+        description="what to do with an aborted episode: return a sample with the reward 0.0 and a "
+        "zero mask (zero), or end verl's step with an error (raise)",
     )
