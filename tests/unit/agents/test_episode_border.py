@@ -405,6 +405,23 @@ async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) ->
     assert result.trajectories[0].trained_tokens > 0
 
 
+class Told(Observation):
+    """Has another constructor than its base class."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__([{"role": "user", "content": text}], [TOOL])
+
+
+async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> None:
+    class Tells(Reusing):
+        def reset(self, task: Task, seed: int) -> Observation:
+            return Told("0")
+
+    async with serving(tokenizer) as served:
+        result = await agent(served).asolve(Tells(), task=TASK)
+    assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
+
+
 async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
     """It was taken for "final"."""
 

@@ -537,6 +537,21 @@ async def test_what_a_hook_sets_is_set_on_the_environment() -> None:
     assert shop.price == 2
 
 
+async def test_a_hook_reads_what_it_has_set() -> None:
+    """The runner has a `seed` of its own, and `env` of an environment need not be one."""
+    seen: list[Any] = []
+
+    class Sets(TrainableToolCallingAgent):
+        async def _execute_tool(self, env: Any, action: Any) -> Any:
+            env.seed, env.mark = "mine", 1
+            seen.append((env.seed, env.mark))
+            return await env.step(action)
+
+    result, shop = await played(Sets)
+    assert (result.reward, seen) == (1.0, [("mine", 1)] * 2)
+    assert (shop.seed, shop.mark) == ("mine", 1)
+
+
 async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
     seen: list[Any] = []
 

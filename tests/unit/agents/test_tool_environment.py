@@ -452,3 +452,23 @@ def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
     played.reset(env.tasks("test")[0], 0)
     with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
         played.step(Action("Done."))
+
+
+def test_tasks_may_be_rows_of_a_table() -> None:
+    """A null in the column that a row does not use; collections of every kind."""
+    rows = [
+        {"prompt": "x", "messages": None},
+        {"messages": ({"role": "user", "content": "y"},)},
+    ]
+    env = tool_environment(
+        tools=[divide],
+        tasks=rows,
+        reward=lambda: 1.0,
+        told_errors={ValueError},  # type: ignore[arg-type]
+    )
+    texts = []
+    for task in env.tasks("test"):
+        seen = env.make(EnvironmentOptions()).reset(task, 0)
+        assert not hasattr(seen, "__await__")
+        texts.append([one["content"] for one in seen.messages])
+    assert texts == [["x"], ["y"]]

@@ -255,6 +255,20 @@ async def test_messages_and_tools_after_a_failed_request_are_in_the_next_prompt(
     assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
 
 
+async def test_tools_alone_after_a_failed_request_are_in_the_next_prompt(tokenizer: Any) -> None:
+    other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
+    async with talking(tokenizer) as (dialogue, engine, served):
+        with pytest.raises(UsageError):
+            await dialogue.reply({**PARAMS, "no_such_parameter": 1})
+        dialogue.extend([], tools=[TOOL, other])
+        await dialogue.reply(PARAMS)
+        await dialogue.settle()
+    assert dialogue.forks == ["tools were added after a request that failed"]
+    assert not dialogue.mismatches
+    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
+    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
+
+
 # --- verification ---------------------------------------------------------------------------------
 
 

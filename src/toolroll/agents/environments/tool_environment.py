@@ -15,7 +15,7 @@ import inspect
 import json
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,7 +123,7 @@ def tool_environment(
             f"the tool {tool.name} has the parameter {tool.first!r}: give state=, a function "
             "that creates the object for it"
         )
-    if not isinstance(told_errors, Sequence) or not all(
+    if not isinstance(told_errors, Collection) or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in told_errors
     ):
         raise UsageError(f"told_errors must be a tuple of exception types, not {told_errors!r}")
@@ -369,12 +369,16 @@ def _task(at: int, task: Any, split: str) -> Task:
         raise UsageError(f"tasks[{at}] must be a dict, not {type(task).__name__}")
     if not isinstance(task.get("prompt", ""), str):
         raise UsageError(f"tasks[{at}]: prompt must be text; give a conversation as `messages`")
+    # A row of a table may have a null in the column that it does not use.
+    task = {name: task[name] for name in task if name != "messages" or task[name] is not None}
     messages = task.get("messages", [])
-    if not isinstance(messages, list) or not all(isinstance(one, Mapping) for one in messages):
+    if not isinstance(messages, list | tuple) or not all(
+        isinstance(one, Mapping) for one in messages
+    ):
         raise UsageError(f"tasks[{at}]: messages must be a list of dicts, not {messages!r:.100}")
     if "prompt" not in task and "messages" not in task:
         raise UsageError(f"tasks[{at}] needs a prompt (text), or messages")
-    return Task(str(task.get("id", at)), at, split, dict(task))
+    return Task(str(task.get("id", at)), at, split, task)
 
 
 def _read_lines(path: Path) -> list[Any]:

@@ -158,7 +158,7 @@ class HookCall(Generic[T]):
 class HookEnvironment:
     """The environment of one episode, for overridden hooks. Attributes that are not defined here
     are looked up in the `EnvironmentRunner`, and then in the environment. An attribute that a hook
-    sets is set on the environment.
+    sets is set on the environment, and the hook can read it here.
     """
 
     def __init__(self, runner: EnvironmentRunner) -> None:
@@ -247,7 +247,10 @@ class HookEnvironment:
 
     def __setattr__(self, name: str, value: Any) -> None:
         env = self._runner.env
-        setattr(getattr(env, "env", env), name, value)
+        wrapped = getattr(env, "env", None)  # tau-bench's or Gymnasium's own environment
+        owner = wrapped if hasattr(wrapped, "step") and not hasattr(env, name) else env
+        setattr(owner, name, value)
+        vars(self)[name] = value
 
 
 async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *args: Any) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from copy import copy
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -12,6 +12,8 @@ import orjson
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runtime.jsonable import as_text, finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
+
+T = TypeVar("T", Observation, StepResult)
 
 MOST_BYTES = 1_000_000
 """The maximum size of one observation: all messages and tools of one `reset` or `step`."""
@@ -33,7 +35,7 @@ def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> O
     _check_tools(f"{env}.reset", found.tools)
     check_size(f"{env}.reset", found.messages, found.tools, most_bytes)
     _check_info(f"{env}.reset", found.info)
-    return replace(found, messages=_copied(found.messages), tools=_copied(found.tools))
+    return _own(found)
 
 
 def checked_step(
@@ -61,7 +63,17 @@ def checked_step(
             f"{where} returned no tool message for the call to {missing[0]}: return one with the "
             "call's id as tool_call_id"
         )
-    return replace(found, messages=_copied(found.messages), tools=_copied(found.tools))
+    return _own(found)
+
+
+def _own(found: T) -> T:
+    """Return a copy of `found` whose messages and tools the environment cannot change. The class of
+    `found` may be a subclass with another constructor, so the constructor is not called.
+    """
+    made = copy(found)
+    for name in ("messages", "tools"):
+        object.__setattr__(made, name, _copied(getattr(found, name)))
+    return made
 
 
 def _copied(value: Any) -> Any:

@@ -25,7 +25,7 @@ from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
-from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.report import read_summary, report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
@@ -83,6 +83,7 @@ async def play(
         sync=plan.config.sync,
         provenance=now,
     ) as folder:
+        read_summary(out)  # a damaged file is an error before the episodes, not after them
         if folder.done:
             print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
         if _has_others(folder.done, plan):

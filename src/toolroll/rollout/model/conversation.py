@@ -132,10 +132,11 @@ class Conversation:
         large = self._size + self._tools_size > LONG
         if not self._observed:
             await call_of_size(self._observe_pending, large=large)
-        elif self._pending:
-            reason = "messages were added after a request that failed"
-            tools, self._new_tools = self._new_tools, None
-            await call_of_size(self._fork, reason, tools, large=large)
+        elif self._pending or self._new_tools is not None:
+            added = "messages" if self._pending else "tools"
+            reason = f"{added} were added after a request that failed"
+            await call_of_size(self._fork, reason, self._new_tools, large=large)
+            self._new_tools = None
         self._observed = True
         params = await self.served.effective_params(sampling_params, len(self._path), self.template)
         request = GenerateRequest(
