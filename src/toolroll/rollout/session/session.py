@@ -157,7 +157,7 @@ class Session:
         return None if shared == NONE else Node(tree, shared)
 
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """Return every path from a root to a leaf, in the order in which the paths were started.
+        """Return every path from a root to a leaf, in the order in which the leaves were added.
 
         Tokens after the last sampled token are left out, because nothing was sampled from them. A
         path without sampled tokens is returned only if the session has no other path.
