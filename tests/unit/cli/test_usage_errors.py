@@ -139,7 +139,7 @@ def refused(
         (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has only pond"),
         (["view", "torn"], "torn/summary.json cannot be read ("),
         (["view", "odd"], "odd/run.json cannot be read ("),
-        (["new-env", "sums", "--at", "afile"], "--at: afile/sums.py cannot be written: "),
+        (["new-env", "no-folder", "--at", "afile"], "--at: afile/no_folder.py cannot be written: "),
     ],
 )
 def test_a_mistake_is_one_line(

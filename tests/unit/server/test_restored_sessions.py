@@ -25,6 +25,8 @@ from support.worlds import TOOL
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes, to_line
 from toolroll.rollout.server import Endpoint
+from toolroll.rollout.server.committing import NEW_TEXT
+from toolroll.rollout.server.conversation_tree import NEW_ROOT
 from toolroll.rollout.server.session_store import JOURNAL_NAME, SessionStore, store_settings
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.session.trajectory_json import to_json
@@ -142,6 +144,33 @@ async def test_a_killed_session_is_restored_bit_by_bit_and_goes_on_as_if_it_had_
             found = await again.get("/sessions/s/trajectories")
             assert found["mismatches"] == {}
             assert found["reward"] == 0.5
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+async def test_first_requests_at_the_same_time_are_forks_but_one_and_so_they_are_restored(
+    tokenizer: Any, tmp_path: Path, kind: str
+) -> None:
+    both = asyncio.Event()
+
+    async def together(request: PolicyRequest) -> str:
+        if request.index == 1:
+            both.set()
+        await both.wait()
+        return "Hello."
+
+    async with endpoint(tokenizer, together, out=tmp_path / "out") as bench:
+        if kind == "chat":
+            await asyncio.gather(*(ask(bench, [{**USER, "content": x}]) for x in ("One", "Two")))
+        else:
+            prompts = ({"prompt": x} for x in ("One", "Two"))
+            await asyncio.gather(*(bench.post(TEXT.format("s"), body) for body in prompts))
+        reasons = [one["fork_reason"] for one in await bench.trajectories()]
+        assert reasons == [None, NEW_ROOT if kind == "chat" else NEW_TEXT]
+        found = await bench.get("/sessions/s/trajectories")
+        assert found["forks"] == ([NEW_ROOT] if kind == "chat" else [])
+        live = bench.endpoint.sessions.find("s")
+        async with restarted(tokenizer, tmp_path / "out") as again:
+            assert state(again.endpoint.sessions.find("s")) == state(live)
 
 
 @pytest.mark.parametrize(

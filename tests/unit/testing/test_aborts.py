@@ -8,10 +8,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiohttp import ClientError, ClientSession
 from support.clock import skip
 from support.embedded import Held, says, wired
 
-from toolroll.rollout.testing import PolicyRequest, reference_logprobs
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, reference_logprobs
 
 IDS = [400 + at for at in range(40)]
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
@@ -92,6 +93,25 @@ async def test_a_client_that_hangs_up_is_aborted(tokenizer: Any) -> None:
         await engine.until(lambda engine: engine.log[0].finished is not None)
     [entry] = engine.log
     assert (entry.aborted, entry.status, entry.output_ids) == (True, 0, [])
+
+
+async def test_a_stream_to_a_connection_that_is_closing_is_aborted(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hang_up(request: PolicyRequest) -> str:
+        runner: Any = engine._runner
+        for connection in runner.server.connections:
+            connection.transport.close()
+        return "Fine."
+
+    async with EmbeddedEngine(tokenizer, hang_up) as engine, ClientSession() as http:
+        body = {"input_ids": [300], "stream": True, "return_logprob": True}
+        with pytest.raises(ClientError):
+            await http.post(f"{engine.url}/generate", json=body)
+        await engine.until(lambda engine: engine.log[0].finished is not None)
+    [entry] = engine.log
+    assert (entry.aborted, entry.status) == (True, 0)
+    assert "Error handling request" not in caplog.text
 
 
 async def test_the_rest_of_an_aborted_answer_follows_its_resumption(tokenizer: Any) -> None:

@@ -20,6 +20,8 @@ from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.session.node import Node
 
+NEW_TEXT = "another text of the same session"
+
 
 def commit_chat(
     live: LiveSession,
@@ -65,7 +67,8 @@ def commit_text(
 ) -> None:
     """Commit a text completion."""
     live.check()
-    observed = live.session.observe(plan.delta, after=plan.parent, reason=plan.reason)
+    reason = NEW_TEXT if plan.parent is None and live.session.nodes else None
+    observed = live.session.observe(plan.delta, after=plan.parent, reason=reason)
     nodes = []
     for choice in result.choices:
         node = live.session.sample(choice.completion, result.sampling_params, after=observed)
@@ -73,7 +76,7 @@ def commit_text(
         live.trace.append((node, "text_completion"))
         nodes.append(node)
     if live.log is not None:
-        saved = live.log.text(plan.parent, plan.delta, plan.reason, result, pending.key, nodes)
+        saved = live.log.text(plan.parent, plan.delta, reason, result, pending.key, nodes)
         _wait_for(saved, live, result, nodes)
 
 

@@ -29,14 +29,12 @@ class TextPrompt:
     """The prompt of a text completion, with its place in the session's tree.
 
     `input_ids` is the whole prompt, `parent` is the node that it extends (None: a new root), and
-    `delta` is the ids after that node. `reason` is the reason for a new root, or None if the prompt
-    extends a node or is the session's first.
+    `delta` is the ids after that node.
     """
 
     input_ids: IdArray
     parent: Node | None
     delta: IdArray
-    reason: str | None = None
 
 
 def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
@@ -53,16 +51,15 @@ def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> T
     """Find the node of the session `live` that `prompt` extends, and return the prompt with its
     exact ids. The session does not change. `check_prompt` must have accepted `prompt`.
     """
-    reason = "another text of the same session" if live.session.nodes else None
     if isinstance(prompt, str):
         found = _extended_text(live, prompt, encoder)
         if found is not None:
             return found
         ids = np.array(encoder.encode(prompt), dtype=np.int32)
-        return TextPrompt(ids, None, ids, reason)
+        return TextPrompt(ids, None, ids)
     ids = np.array(prompt, dtype=np.int32)
     node = live.texts.before_ids(ids)
-    return TextPrompt(ids, node, ids[node.stop if node else 0 :], None if node else reason)
+    return TextPrompt(ids, node, ids[node.stop if node else 0 :])
 
 
 def _extended_text(live: LiveSession, prompt: str, encoder: Encoder) -> TextPrompt | None:

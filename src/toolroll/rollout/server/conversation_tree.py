@@ -49,7 +49,7 @@ class Prompt:
     assistant message, `prefill` is that message's text, and `prefill_ids` are its ids, which are at
     the end of the prompt. `continues` is True if the prompt keeps all tokens of `turn`. `preserved`
     is True if it keeps tokens that the template would have rewritten. `fork_reason` is None if the
-    prompt simply continues a turn, or if it is the session's first prompt.
+    prompt simply continues a turn, or if the session had no turn when the prompt was planned.
     """
 
     template: ChatTemplate
@@ -226,10 +226,12 @@ class ConversationTree:
 
     def observe(self, prompt: Prompt) -> Node:
         """Add the prompt's tokens to the tree. Identical prompts share one node."""
-        before = self.session.nodes
-        node = self.session.observe(prompt.delta, after=prompt.parent, reason=prompt.fork_reason)
-        if prompt.fork_reason is not None and self.session.nodes > before:
-            self.forks.append(prompt.fork_reason)
+        before, reason = self.session.nodes, prompt.fork_reason
+        if before and prompt.turn is None and reason is None:
+            reason = NEW_ROOT  # another first request was answered after this prompt was planned
+        node = self.session.observe(prompt.delta, after=prompt.parent, reason=reason)
+        if reason is not None and self.session.nodes > before:
+            self.forks.append(reason)
         return node
 
     def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from tokenizers import Tokenizer
 
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
@@ -197,7 +197,7 @@ class EngineCore:
             body = await self._admitted(entry, request, http, send)
             entry.status = 200
             return body
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ClientConnectionResetError):  # the client disconnected
             entry.aborted = True
             raise
         except RefusedError as error:

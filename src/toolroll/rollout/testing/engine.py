@@ -14,7 +14,7 @@ import asyncio
 from contextlib import suppress
 
 import orjson
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from toolroll.rollout.testing.control import control_routes
 from toolroll.rollout.testing.core import EngineCore
@@ -177,6 +177,8 @@ class EmbeddedEngine(EngineCore):
             await send(orjson.dumps({"error": told}))
         except FaultedError as error:
             return web.Response() if error.response is None else error.response
+        except ClientConnectionResetError:
+            return response
         with suppress(ConnectionError):
             await send(b"[DONE]")
         return response
