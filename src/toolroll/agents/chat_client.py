@@ -100,8 +100,7 @@ class ChatClientConfig(BaseModel):
         try:
             return cls.model_validate(settings)
         except ValidationError as error:
-            words = (f"{name}: {text}" if name else text for name, text in complaints(error))
-            raise UsageError(f"{what}: {'; '.join(words)}") from error
+            raise UsageError(f"{what}: {complaints(error)}") from error
 
     @field_validator("base_url")
     @classmethod

@@ -99,8 +99,7 @@ class EpisodeSettings(ModelSettings):
         try:
             return cls.model_validate(dict(value))
         except ValidationError as error:
-            found = "; ".join(f"{name}: {words}" for name, words in complaints(error))
-            raise UsageError(f"{what}: {found}") from error
+            raise UsageError(f"{what}: {complaints(error)}") from error
 
 
 class EpisodePlayer:

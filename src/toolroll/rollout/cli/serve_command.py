@@ -269,13 +269,8 @@ def _valid(kind: Any, **values: Any) -> Any:
     try:
         return kind(**values)
     except ValidationError as error:
-        raise UsageError(
-            "; ".join(_message(name, words) for name, words in complaints(error))
-        ) from error
+        raise UsageError(complaints(error, _flag)) from error
 
 
-def _message(name: str, words: str) -> str:
-    """Return the error `words`, with the option for the setting `name` in front of it."""
-    if not name:
-        return words
-    return f"--{_FLAGS.get(name, name.replace('_', '-'))}: {words}"
+def _flag(setting: str) -> str:
+    return f"--{_FLAGS.get(setting, setting.replace('_', '-'))}"

@@ -113,7 +113,7 @@ def read_args(value: Any) -> RolloutArgs:
     try:
         return RolloutArgs.model_validate(given)
     except ValidationError as error:
-        raise UsageError(f"rollout_args: {_words(error)}") from error
+        raise UsageError(f"rollout_args: {complaints(error)}") from error
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,3 @@ def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
         for name in RolloutArgs.model_fields
         if attributes.get(name) is not None
     }
-
-
-def _words(error: ValidationError) -> str:
-    return "; ".join(f"{name}: {words}" if name else words for name, words in complaints(error))

@@ -314,11 +314,7 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        words = "; ".join(
-            f"--{name.replace('_', '-')}: {said}" if name else said
-            for name, said in complaints(error)
-        )
-        raise UsageError(words) from error
+        raise UsageError(complaints(error, lambda name: f"--{name.replace('_', '-')}")) from error
 
 
 def _settings_in(path: Path) -> dict[str, Any]:

@@ -25,6 +25,4 @@ def named() -> Iterator[None]:
         if error.title != "EngineConfig":
             raise
         options = {"url": "--engine", "context_length": "--context-length"}
-        raise UsageError(
-            "; ".join(f"{options.get(name, name)}: {said}" for name, said in complaints(error))
-        ) from error
+        raise UsageError(complaints(error, lambda name: options.get(name, name))) from error

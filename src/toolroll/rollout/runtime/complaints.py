@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pydantic import ValidationError
 
 _WORDS = {
@@ -20,15 +22,19 @@ _WORDS = {
 """Messages by pydantic's error type. Other types keep pydantic's own message."""
 
 
-def complaints(error: ValidationError) -> list[tuple[str, str]]:
-    """Return (setting, message) for each error; nested settings are joined with dots.
+def complaints(error: ValidationError, name_of: Callable[[str], str] = str) -> str:
+    """Return all errors in one line, each as `NAME: MESSAGE`. An error about several settings has
+    only the message.
 
-    The setting is "" if the error is about several settings.
+    `name_of` converts a setting to the name that the user knows, such as a flag. The parts of a
+    nested setting are joined with dots.
     """
-    return [
-        (".".join(map(str, found["loc"])), _words(found["type"], found["msg"], found.get("ctx")))
-        for found in error.errors(include_url=False)
-    ]
+    found = []
+    for one in error.errors(include_url=False):
+        setting = ".".join(map(str, one["loc"]))
+        words = _words(one["type"], one["msg"], one.get("ctx"))
+        found.append(f"{name_of(setting)}: {words}" if setting else words)
+    return "; ".join(found)
 
 
 def _words(kind: str, message: str, context: dict[str, object] | None) -> str:

@@ -79,8 +79,7 @@ def read_settings(args: Any) -> SlimeSettings:
             {name: value for name, value in given.items() if value is not None}
         )
     except ValidationError as error:
-        words = "; ".join(f"{PREFIX}{name}: {words}" for name, words in complaints(error))
-        raise UsageError(words) from error
+        raise UsageError(complaints(error, lambda name: f"{PREFIX}{name}")) from error
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:
