@@ -35,8 +35,8 @@ class EngineSettings:
     """The options of `toolroll engine`.
 
     `model`: the folder of a language model. By default, it is the model that comes with the
-    package, unless `tokenizer`, `script_file` or `latency` is given. These three are for scripted
-    replies.
+    package. If `tokenizer`, `script_file` or `latency` is given, the engine sends scripted replies
+    instead of a model's, and `model` must be None.
     """
 
     host: str = "127.0.0.1"
@@ -100,8 +100,8 @@ def _policy(path: Path | None) -> Policy:
 
 
 def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
-    """Return `script(replies)`. It logs a warning the first time that all replies of a routing key
-    were sent, and a request needs one more.
+    """Return `script(replies)`, with a warning when a request needs a reply after all replies of
+    its routing key were sent. The warning is logged once per routing key.
     """
     policy, used_up = script(replies), set[str]()
 

@@ -196,7 +196,9 @@ class EngineRequests:
 def read_generate(
     body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
 ) -> EngineRequests:
-    """Return the requests in a body. `encode` encodes `text`. Raises `RefusedError`."""
+    """Return the requests in a body. `encode` returns the ids of a text. Raise `RefusedError` if
+    the body is not valid.
+    """
     params = read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
     n = params.get("n") or 1
@@ -235,7 +237,9 @@ def _is_list(value: Any, kind: type) -> bool:
 
 
 def _read_integer(body: Mapping[str, Any], name: str, lowest: int) -> int:
-    """Return the field `name`, or `lowest` if it is missing."""
+    """Return the field `name`, or `lowest` if it is missing. Raise `RefusedError` if it is not an
+    integer, or less than `lowest`.
+    """
     value = body.get(name)
     if value is None:
         return lowest

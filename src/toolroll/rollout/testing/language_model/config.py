@@ -22,8 +22,8 @@ class ModelFolderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """The names are the same as in config.json. As in SGLang, `eos_token_ids` contains all ids that
-    end a sequence, including those in generation_config.json.
+    """The fields have the same names as in config.json. As in SGLang, `eos_token_ids` contains all
+    ids that end a sequence, including those in generation_config.json.
     """
 
     vocab_size: int
