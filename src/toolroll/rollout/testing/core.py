@@ -81,7 +81,9 @@ class EngineCore:
         self._waiters: list[asyncio.Future[None]] = []
         if isinstance(policy, LanguageModel):
             if latency or token_latency or split != "canonical":
-                raise ValueError("a language model has no latency, token_latency and split")
+                raise ValueError(
+                    "latency, token_latency and split cannot be combined with a language model"
+                )
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
             script = Script(policy, latency, token_latency, seed)

@@ -69,7 +69,7 @@ class ScriptedSource(TokenSource):
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Raise `ModelFolderError`, because a script has no weights."""
-        raise ModelFolderError("this engine plays a script, and has no weights")
+        raise ModelFolderError("this engine sends scripted replies, and has no weights to update")
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""

@@ -74,7 +74,7 @@ def _engine(settings: EngineSettings) -> EmbeddedEngine:
     }
     scripted = [name for name in ("tokenizer", "script_file", "latency") if getattr(settings, name)]
     if scripted and settings.model is not None:
-        raise UsageError(f"--{scripted[0].removesuffix('_file')} is for an engine without --model")
+        raise UsageError(f"--{scripted[0].removesuffix('_file')} cannot be combined with --model")
     if scripted:
         return EmbeddedEngine(
             load_tokenizer(settings.tokenizer or "embedded"),

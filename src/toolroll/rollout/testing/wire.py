@@ -279,7 +279,7 @@ def _read_prompts(
         given = text if isinstance(text, list) else [text]
         texts = [each for each in given if isinstance(each, str)]
         if not texts or len(texts) != len(given):
-            raise invalid("one of text and input_ids must be given")
+            raise invalid("input_ids must be given, or text as a string or a list of strings")
         return [np.array(encode(each), dtype=np.int64) for each in texts], isinstance(text, list)
     if not isinstance(ids, list) or not ids:
         raise invalid("input_ids must be a list of ids, or a list of such lists, and not empty")

@@ -80,7 +80,7 @@ def unknown_type(kind: Any, place: str) -> ApiError:
     if kind in _PICTURES:
         words = f"{place} is {kind!r}: this endpoint serves text only, no images"
     else:
-        words = f"{place} is {kind!r}, which cannot be honored: no chat template shows it"
+        words = f"{place} is {kind!r}, which no chat template renders"
     return refused(f"{place}.type", words)
 
 

@@ -60,4 +60,4 @@ def thinking_switches(
     if wanted == reasons:
         return {}
     words = f"the chat template has no switch for thinking ({' or '.join(_THINKING)})"
-    raise refused("thinking.type", f"thinking cannot be {thinking}: {words}")
+    raise refused("thinking.type", f"thinking cannot be {thinking}: {words}. Leave thinking out")

@@ -64,7 +64,9 @@ class LlamaConfig:
         key_heads = int(data.get("num_key_value_heads") or heads)
         head_dim = int(data.get("head_dim") or hidden // heads)
         if heads % key_heads or head_dim % 2:
-            raise ValueError(f"{heads} heads, {key_heads} key heads and head_dim {head_dim}")
+            raise ValueError(
+                f"{heads} heads, {key_heads} key heads and head_dim {head_dim} do not fit together"
+            )
         return cls(
             vocab_size=int(data["vocab_size"]),
             hidden_size=hidden,
