@@ -22,8 +22,9 @@ class Fault:
         drop: Close the connection without an answer.
         hang: Delay the answer by this number of seconds.
         garble: A function that gets the JSON of the answer and returns the JSON to send.
-        abort_after: Abort the request after this many tokens.
-        weight_version: The version that the weights have after `switch_after` tokens.
+        abort_after: Abort the request after this many tokens. Only for scripted replies.
+        weight_version: The weight version of the engine after `switch_after` tokens of this answer.
+            Only for scripted replies.
     """
 
     status: int | None = None

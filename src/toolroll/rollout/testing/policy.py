@@ -65,8 +65,8 @@ def script(replies: Mapping[str, Sequence[str]], default: str = "I am done.") ->
     reply.
 
     The routing key of an episode of `toolroll run` is `ENVIRONMENT/TASK#SAMPLE`. The routing key of
-    a request to `toolroll serve` is the name of its session. The first request whose key is not in
-    `replies` logs a warning with this key and some of the keys in `replies`.
+    a request to `toolroll serve` is the name of its session. At the first request whose key is
+    not in `replies`, the policy logs a warning with this key and some of the keys in `replies`.
     """
     unknown: set[str] = set()
 

@@ -30,11 +30,11 @@ Event = dict[str, Any]
 class Asked:
     """A request that a dialect has translated to chat completions.
 
-    `request` has all fields except the messages and tools. `messages` are the client's messages in
-    the form of chat completions. The endpoint clears this list after it has built the prompt.
-    `tools` are the client's tools in the form of chat completions. `own` is the request in the
-    dialect's own form. `lineage`: the client's labels for the agent that sent the request
-    (`thread_id` and similar labels).
+    `request` has all fields except the messages. `messages` are the client's messages in the form
+    of chat completions. The endpoint clears this list after it has built the prompt. `tools` are
+    the client's tools in the form of chat completions. `own` is the request in the dialect's own
+    form. `lineage`: the client's labels for the agent that sent the request (`thread_id` and
+    similar labels).
     """
 
     request: ChatRequest

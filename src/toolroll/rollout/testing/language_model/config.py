@@ -83,7 +83,9 @@ class LlamaConfig:
         )
 
     def differences(self, other: LlamaConfig) -> list[str]:
-        """Return the names of the fields in which the two networks differ."""
+        """Return the names of the fields in which the two networks differ. The context length and
+        the stop tokens are not compared.
+        """
         names = [name for name in self.__slots__ if name not in _BESIDE_THE_NETWORK]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
