@@ -125,5 +125,5 @@ async def test_a_model_that_cannot_be_served_says_why(tmp_path: Path, llama: Pat
         await serve(EngineSettings(port=0, model=llama, context_length=1025))
     for name, value in {"tokenizer": "embedded", "script_file": tmp_path, "latency": 0.1}.items():
         option = f"--{name.removesuffix('_file')}"
-        with pytest.raises(UsageError, match=f"{option} is for an engine without --model"):
+        with pytest.raises(UsageError, match=f"{option} cannot be combined with --model"):
             await serve(EngineSettings(port=0, model=llama, **{name: value}))  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ class _Control:
 
 
 def control_routes(engine: EngineCore) -> list[web.RouteDef]:
-    """Return all routes except `/generate`."""
+    """Return all routes except `/generate` and `/v1/chat/completions`."""
     control = _Control(engine)
     gets = {
         "/health": control.health,

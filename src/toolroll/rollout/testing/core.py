@@ -81,7 +81,9 @@ class EngineCore:
         self._waiters: list[asyncio.Future[None]] = []
         if isinstance(policy, LanguageModel):
             if latency or token_latency or split != "canonical":
-                raise ValueError("a language model has no latency, token_latency and split")
+                raise ValueError(
+                    "latency, token_latency and split cannot be combined with a language model"
+                )
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
             script = Script(policy, latency, token_latency, seed)
@@ -110,8 +112,8 @@ class EngineCore:
             await waiter
 
     def set_weight_version(self, version: str) -> None:
-        """Report `version` as the weights of all tokens that are sampled from now on, also in
-        requests that are running.
+        """Set the weight version of all tokens that are sampled from now on, also in running
+        requests.
         """
         self.weight_version = version
         for generation in self._running.values():
@@ -119,16 +121,16 @@ class EngineCore:
                 generation.switch(version)
 
     def abort(self, rid: str | None = None, *, every: bool = False) -> None:
-        """Abort all requests whose rid starts with `rid`, or all requests if `every` is True, as
-        `/abort_request` does.
+        """Abort requests as `/abort_request` does: each request whose rid starts with `rid`, or all
+        if `every` is True.
         """
         for name, generation in self._running.items():
             if every or (rid and name.startswith(rid)):
                 generation.request_abort(paused=self._paused is not None)
 
     def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling until `resume`. The mode "abort" ends the running requests. The modes
-        "in_place" and "retract" keep them, and "retract" drops their keys and values.
+        """Stop sampling until `resume`. The mode "abort" aborts all requests. The modes "in_place"
+        and "retract" keep them, and "retract" also drops their keys and values.
         """
         self._paused = mode
         self._source.pause(mode)
@@ -148,8 +150,8 @@ class EngineCore:
         self._dispatch()
 
     def flush_cache(self) -> bool:
-        """Drop the cached prefixes and return True. While requests run, keep the prefixes and
-        return False, except during a pause with the mode "retract".
+        """Drop the cached prefixes and return True. If requests are running, keep the prefixes and
+        return False, unless the engine is paused with the mode "retract".
         """
         if self._active and self._paused != "retract":
             return False
@@ -157,11 +159,12 @@ class EngineCore:
         return True
 
     async def update_weights(self, folder: str, version: str | None = None) -> None:
-        """Sample from the next token on with the weights in `folder`, as
+        """Load the weights in `folder`, and use them from the next token on, as
         `/update_weights_from_disk` does.
 
-        All cached prefixes are dropped, and the running requests are computed again. Raise
-        `ModelFolderError` if the weights do not fit the model.
+        All cached prefixes are dropped, and the keys and values of running requests are computed
+        again. Raise `ModelFolderError` if the weights do not fit the model, or if the engine has no
+        language model.
         """
 
         def updated() -> None:
@@ -177,9 +180,9 @@ class EngineCore:
     ) -> Any:
         """Return the body of the response to one request.
 
-        If `send` is given, call it with each partial body of the stream before that, as JSON.
-        Raise `RefusedError` if the request is invalid, and `FaultedError` if a fault replaces the
-        response.
+        If `send` is given, the response is streamed: before the body is returned, `send` is called
+        with each partial body, as JSON. Raise `RefusedError` if the request is invalid, and
+        `FaultedError` if a fault replaces the response.
         """
         entry = LoggedRequest(
             request.rid,
@@ -262,7 +265,9 @@ class EngineCore:
             raise RefusedError(500, "Internal Server Error")
 
     async def _start(self, generation: Generation) -> None:
-        """Wait until the request may run. Raise `GenerationAborted`."""
+        """Wait until the request may run. Raise `RefusedError` if the queue is full, and
+        `GenerationAborted` if the request is aborted while it waits.
+        """
         full = self._max_running is not None and self._active >= self._max_running
         if full and self._max_queued is not None and len(self._queue) >= self._max_queued:
             raise queue_full()
@@ -307,7 +312,7 @@ class EngineCore:
             generation.abort()
 
     def notify(self) -> None:
-        """Check the conditions that `until` waits for again."""
+        """Make `until` check its condition again."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():

@@ -1,11 +1,13 @@
 """`EmbeddedEngine`: an HTTP server with the token-level `/generate` endpoint of SGLang 0.5.23.
 
 This is a public test double. A policy decides the text, or a small language model samples it.
-Everything else is as in SGLang: the stop token is in `output_ids` but not in `text`, stop strings
-trim the text but not the ids, aborted requests return a 200 with a partial output, and errors have
-SGLang's own bodies. Invariants: the engine shares no code with this library's templates and
-sessions. Each logprob is `reference_logprob(prefix, id)`, or the language model's. `log` contains
-every request with its answer, so that tests can compare their own record of tokens with it.
+Requests and responses are as in SGLang: the stop token is in `output_ids` but not in `text`, stop
+strings trim the text but not the ids, aborted requests return a 200 with a partial output, and
+error bodies have SGLang's form.
+
+Invariants: the engine shares no code with this library's templates and sessions. Each logprob is
+`reference_logprob(prefix, id)`, or the language model's. `log` contains every request with its
+answer, so that tests can compare their own record of tokens with it.
 """
 
 from __future__ import annotations
@@ -51,24 +53,24 @@ class EmbeddedEngine(EngineCore):
             `split`.
         context_length: The maximum number of tokens of the prompt and the answer together.
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
-        latency: Seconds per request.
-        token_latency: Seconds per token, in addition.
-        split: "random" samples different token splits of the same text. They depend only on `seed`,
-            the routing key and the call.
+        latency: Seconds per request, or a function that returns them for a `PolicyRequest`.
+        token_latency: Seconds per token, in addition to `latency`.
+        split: "canonical" encodes a reply with the tokenizer. "random" also uses other token splits
+            of its text, which depend only on `seed`, the routing key and `PolicyRequest.call`.
         faults: A function that returns the fault to inject into a request, or None (see
             `fault_at`).
         vocab_size: Default: the tokenizer's.
-        max_total_tokens, max_running, max_queued: The same as the server's flags with similar
-            names. None means no limit.
+        max_total_tokens, max_running, max_queued: The same as SGLang's --max-total-tokens,
+            --max-running-requests and --max-queued-requests. None means no limit.
         keep_log: If False, `log` stays empty, for long benchmarks.
         seed: Determines the random splits, and the samples of a language model.
-        host, port: The address of the server. Port 0 is a free port.
+        host, port: The address of the server. Port 0 means any free port.
 
     Attributes:
         killed: The number of requests that would have crashed a real engine, because an id is
             outside the vocabulary.
         held: The number of requests that wait at the `hold` of their reply.
-        healthy: The answer of `/health`. Tests can set it.
+        healthy: If False, `/health` returns a 503. Tests can set it.
     """
 
     _runner: web.AppRunner | None = None
@@ -150,8 +152,8 @@ class EmbeddedEngine(EngineCore):
     async def _stream(
         self, request: web.Request, engine_request: EngineRequest
     ) -> web.StreamResponse:
-        """Send cumulative answers as server-sent events, then `[DONE]`. Errors are sent as events
-        too.
+        """Send the answer as server-sent events, each with the whole text so far, then `[DONE]`. A
+        refusal is sent as an event too.
         """
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 

@@ -17,13 +17,14 @@ class Fault:
     """The fault of one request. The fields can be combined.
 
     Attributes:
-        status: The HTTP status, with `body` and `headers` (a 200 whose body is not JSON is a
-            malformed answer).
+        status: Respond with this HTTP status, `body` and `headers` instead of the answer. For a
+            malformed answer, use 200 and a body that is not JSON.
         drop: Close the connection without an answer.
-        hang: Delay the answer by these seconds.
-        garble: Changes the JSON of the answer.
-        abort_after: Abort the request after this many tokens.
-        weight_version: The version that the weights have after `switch_after` tokens.
+        hang: Delay the answer by this number of seconds.
+        garble: A function that gets the JSON of the answer and returns the JSON to send.
+        abort_after: Abort the request after this many tokens. Only for scripted replies.
+        weight_version: The weight version of the engine after `switch_after` tokens of this answer.
+            Only for scripted replies.
     """
 
     status: int | None = None
@@ -41,8 +42,8 @@ FaultPlan = Callable[[PolicyRequest], "Fault | None"]
 
 
 class FaultedError(Exception):
-    """An injected fault replaced the answer with `response`, or with None if the connection was
-    dropped.
+    """An injected fault replaced the answer. `response` is sent instead. It is None if the fault
+    closed the connection.
     """
 
     def __init__(self, response: web.Response | None) -> None:
@@ -51,14 +52,16 @@ class FaultedError(Exception):
 
 
 def fault_at(faults: Mapping[int, Fault]) -> FaultPlan:
-    """Return a plan that injects `faults[index]` into the request with the number `index`. All
-    requests are counted, from 0.
+    """Return a plan that injects `faults[i]` into the request with the index `i`, from 0
+    (`PolicyRequest.index`).
     """
     return lambda request: faults.get(request.index)
 
 
 async def inject(http: web.Request, fault: Fault) -> None:
-    """Inject `fault` before the answer. Raises `FaultedError` if the fault replaces the answer."""
+    """Inject the faults that come before the answer: `hang`, `drop` and `status`. Raise
+    `FaultedError` if the fault replaces the answer.
+    """
     if fault.hang is not None:
         await asyncio.sleep(fault.hang)
     if fault.drop:
@@ -72,6 +75,6 @@ async def inject(http: web.Request, fault: Fault) -> None:
 
 
 def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
-    """Remove one logprob: `Fault(garble=drop_logprob)`."""
+    """Remove the last logprob from an answer. Use it as `Fault(garble=drop_logprob)`."""
     answer["meta_info"]["output_token_logprobs"] = answer["meta_info"]["output_token_logprobs"][:-1]
     return answer

@@ -1,8 +1,9 @@
-"""`Generation`: the progress of one answer, which is its sampled tokens, their weights, and its
-state (paused, held or aborted).
+"""`Generation`: the progress of one answer. This is the number of sampled tokens, their weight
+versions, and the state (paused, held or aborted).
 
-Invariants: an answer without latency needs no clock and no task. A paused answer makes no progress.
-After `abort` nothing changes, and `sampled()` returns the final number of tokens.
+Invariants: an answer without latency is complete at once, without a timer or a task. A paused
+answer makes no progress. After `abort` nothing changes, and `sampled()` returns the final number of
+tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Generation:
         self._since = None if self._paused else _now()
 
     async def advance(self, tokens: int) -> None:
-        """Wait until `tokens` tokens are sampled. Raises `GenerationAborted`."""
+        """Wait until `tokens` tokens are sampled. Raise `GenerationAborted` if the request is
+        aborted before that.
+        """
         target = self._due(tokens)
         while not self.aborted:
             self._wake.clear()
@@ -63,12 +66,14 @@ class Generation:
         raise GenerationAborted
 
     def reach(self, tokens: int) -> None:
-        """Set the number of sampled tokens, without a clock."""
+        """Set the number of sampled tokens directly, instead of by the clock."""
         self._length = self._reached = tokens
         self._wake.set()
 
     async def race(self, awaitable: Awaitable[_T]) -> _T:
-        """Return the result of `awaitable`. Raises `GenerationAborted` if an abort comes first."""
+        """Return the result of `awaitable`. Raise `GenerationAborted` if the request is aborted
+        first.
+        """
         task: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -95,7 +100,7 @@ class Generation:
         """Wait until `tokens` tokens are sampled. From then on, no more tokens are sampled until
         `release` is called.
 
-        Raise `GenerationAborted`.
+        Raise `GenerationAborted` if the request is aborted while this waits.
         """
         await self.advance(tokens)
         self._held_at = tokens
@@ -119,9 +124,10 @@ class Generation:
         self._wake.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition()` is True. The condition is checked after `wake` and `reach`.
+        """Wait until `condition()` is True. The condition is checked again after each `wake` and
+        `reach`.
 
-        Raise `GenerationAborted`.
+        Raise `GenerationAborted` if the request is aborted before that.
         """
         while not condition():
             if self.aborted:
@@ -130,7 +136,7 @@ class Generation:
             await self._wake.wait()
 
     def abort(self) -> None:
-        """Abort now."""
+        """Stop sampling at once, for good."""
         if not self.aborted:
             self._freeze()
             self.aborted = True
@@ -138,8 +144,8 @@ class Generation:
             self._wake.set()
 
     def request_abort(self, *, paused: bool) -> None:
-        """Handle `/abort_request`. Like SGLang, ignore the abort of a paused request, and ignore
-        all later aborts of this request.
+        """Abort as `/abort_request` does in SGLang. Only the first call has an effect. If the
+        engine is `paused` at the first call, that call has no effect either.
         """
         if self._abort_sent:
             return
@@ -168,7 +174,7 @@ class Generation:
     # --- weights ----------------------------------------------------------------------------------
 
     def switch(self, version: str) -> None:
-        """Record that the next tokens are sampled with the weights `version`."""
+        """Set the weight version of all tokens that are sampled from now on."""
         self._versions.append((version, self.sampled()))
 
     def spans(self, length: int) -> list[dict[str, Any]]:

@@ -19,17 +19,15 @@ _SPREAD = 8.0
 
 
 def reference_logprob(prefix_ids: Sequence[int] | npt.NDArray[Any], token_id: int) -> float:
-    """Return the logprob of `token_id` after `prefix_ids` in nats. It is a float32 in (-8.01,
-    0).
-    """
+    """Return the logprob (in nats) of `token_id` after `prefix_ids`: a float32 in (-8.01, 0)."""
     return reference_logprobs(prefix_ids, (token_id,))[0]
 
 
 def reference_logprobs(
     prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int]
 ) -> list[float]:
-    """Return the logprobs of `ids` after `prefix_ids`. This takes O(prefix + ids), because the hash
-    is incremental.
+    """Return the logprob of each of `ids`, given `prefix_ids` and the earlier `ids`. This takes
+    O(prefix + ids), because the hash is incremental.
     """
     state = _state(prefix_ids)
     values = []
@@ -42,8 +40,9 @@ def reference_logprobs(
 def top_logprobs(
     prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int], most: int
 ) -> list[list[tuple[float, int]]]:
-    """For each of `ids`, return the `most` most likely (logprob, id) at its position. Candidates
-    are the id itself and the `most` ids below it, each with its `reference_logprob`.
+    """Return the top logprobs at the position of each of `ids`: up to `most` pairs (logprob, id),
+    the most likely first. The candidates are the id itself and the `most` next lower ids, each with
+    its `reference_logprob`.
     """
     state = _state(prefix_ids)
     found = []
@@ -61,8 +60,8 @@ def top_logprobs(
 def top_input_logprobs(
     prompt: npt.NDArray[np.int32], start: int, most: int
 ) -> list[list[tuple[float, int]]]:
-    """Return `most` (logprob, id) for each prompt position after `start`, the most likely first.
-    They are for the prompt's own id and the next higher ids.
+    """Return the top logprobs at each prompt position after `start`: `most` pairs (logprob, id),
+    the most likely first. The candidates are the prompt's own id and the next higher ids.
     """
     found = []
     for at in range(start + 1, len(prompt)):

@@ -14,9 +14,9 @@ _RUNNING = 64
 
 
 def load_engine(folder: str | Path, **options: Any) -> EmbeddedEngine:
-    """Return an engine that serves the language model in a Hugging Face folder, which is a small
-    Llama network with its tokenizer. The engine samples in float32 with numpy, and does not need
-    torch.
+    """Return an engine that serves the language model in `folder`. The folder contains a small
+    Llama network and its tokenizer, in the format of Hugging Face. The engine samples in float32
+    with numpy, and does not need torch.
 
     `options` are parameters of `EmbeddedEngine`. By default, the context length, the vocabulary and
     the stop tokens are the model's, and `max_running` is 64. Raise `UsageError` if the folder

@@ -27,8 +27,8 @@ _KEPT_TOKENS = 131072
 
 
 class ModelSource(TokenSource):
-    """Samples from `model`. If a request has no `sampling_seed`, `seed`, the routing key and the
-    call determine its answer.
+    """Samples from `model`. The random numbers of a request depend on its `sampling_seed`. If it
+    has none, they depend on `seed`, the routing key and `PolicyRequest.call`.
     """
 
     def __init__(self, model: LanguageModel, sampler: Sampler, seed: int) -> None:
@@ -59,13 +59,15 @@ class ModelSource(TokenSource):
         await self._scheduler.replace(model, updated)
 
     async def aclose(self) -> None:
-        """Wait for the step that is running."""
+        """Wait until no sequence is sampled any more."""
         await self._scheduler.aclose()
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the model's answer."""
         if turn.fault.abort_after is not None or turn.fault.weight_version is not None:
-            raise ValueError("only a script has faults with abort_after or weight_version")
+            raise ValueError(
+                "a language model does not support faults with abort_after or weight_version"
+            )
         turn.count_call()
         answer = _SampledAnswer(turn, StopRules(self._sampler, turn.request.params))
         seen, request = turn.seen, turn.request
@@ -114,8 +116,8 @@ class _SampledAnswer:
         return self.finish is not None
 
     async def wait(self, report: Report | None) -> None:
-        """Wait until the answer ends, and report parts of it until then. Raise
-        `GenerationAborted`.
+        """Wait until the answer ends. If `report` is given, call it with parts of the answer until
+        then. Raise `GenerationAborted` if the request is aborted.
         """
         generation, sequence, sent = self._turn.generation, self.sequence, 0
         while report is not None:

@@ -28,8 +28,8 @@ async def play_episode(
     environment.
 
     The model's turns are `replies`, followed by a farewell. In a reply, a call is written as
-    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. By default, `replies` are the task's
-    reference actions. Raise `ValueError` if the task has none.
+    `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. If `replies` is None, the model's
+    turns are the task's reference actions. Raise `ValueError` if the task has none.
     """
     lines = (
         {session_id(factory.name, task.id, 0): list(replies)}

@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 class PolicyRequest:
     """One request. It is the argument of a policy.
 
-    `input_ids`: the prompt. `call`: how many earlier requests with this routing key the policy has
-    answered. Failed requests do not count, so a retry has the same number. `index`: the number of
-    all earlier requests, including refused ones.
+    `input_ids`: the prompt. `call`: the number of earlier requests with this routing key for which
+    the policy was called. A request that fails before that (a fault, a full queue) does not count,
+    so its retry has the same number. `index`: the number of all earlier requests, including refused
+    ones, but not those whose body cannot be read.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -44,9 +45,9 @@ class Reply:
     """One reply of a policy.
 
     `output_ids` sets exact ids instead of `text`, and no stop token is added. If `stop` is False,
-    the text gets no stop token and ends as if it were truncated by its length. `hold` pauses the
-    answer after `hold_after` tokens until the event is set. So a test can abort the request or
-    change the weights at exactly that token, without a clock.
+    no stop token is added to the text. The finish reason is then "length", unless the text itself
+    contains a stop. `hold` pauses the answer after `hold_after` tokens until the event is set. So a
+    test can abort the request or change the weights at exactly that token, without a clock.
     """
 
     text: str = ""
@@ -60,12 +61,12 @@ Policy = Callable[[PolicyRequest], "str | Reply | Awaitable[str | Reply]"]
 
 
 def script(replies: Mapping[str, Sequence[str]], default: str = "I am done.") -> Policy:
-    """Return a policy that replies `replies[routing_key][call]`, or `default` if there is no such
+    """Return a policy whose reply is `replies[routing_key][call]`, or `default` if there is no such
     reply.
 
-    The routing key of an episode of `toolroll run` is `ENVIRONMENT/TASK#SAMPLE`. That of a request
-    to `toolroll serve` is the name of its session. The first time that a key is not in `replies`,
-    a warning names this key and some of the keys in `replies`.
+    The routing key of an episode of `toolroll run` is `ENVIRONMENT/TASK#SAMPLE`. The routing key of
+    a request to `toolroll serve` is the name of its session. At the first request whose key is
+    not in `replies`, the policy logs a warning with this key and some of the keys in `replies`.
     """
     unknown: set[str] = set()
 

@@ -2,7 +2,7 @@
 `cached_tokens`.
 
 Invariants: `match` returns the length of the longest prefix that is shared with an inserted
-sequence. Tokens at the start of several sequences are stored once.
+sequence. A prefix that several sequences share is stored once.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A policy that plays an environment's reference actions and makes mistakes at a seeded rate, for
-the engine of the demo.
+"""A policy that replies with an environment's reference actions, and makes random mistakes at a
+given rate. The demo's engine uses it.
 
 The policy has no weights. It gets the solution of each task and writes it as a model would
 (`<tool_call>` JSON), so that everything except the engine runs as in a real rollout. Mistakes make
@@ -22,7 +22,7 @@ _FAREWELL = "I am afraid that I cannot help you any further. Goodbye."
 
 
 def write_action(action: Action) -> str:
-    """Return the action as a model that uses the Hermes format writes it."""
+    """Return the text of `action` in the Hermes format, as a model would write it."""
     calls = [
         "<tool_call>"
         + json.dumps({"name": call.name, "arguments": call.arguments})
@@ -40,7 +40,7 @@ def play_references(
     mistakes: float = 0.0,
     seed: int = 0,
 ) -> dict[str, list[str]]:
-    """Return the replies for each episode of `tasks`, by session id.
+    """Return the replies for each episode, by session id. Each task has `samples` episodes.
 
     The replies are the reference actions. With the probability `mistakes`, an episode contains one
     mistake. Raises `ValueError` if a task has no reference actions.

@@ -23,7 +23,9 @@ def answer_body(
     *,
     version: str,
 ) -> dict[str, Any]:
-    """Return the body of `answer`. Write its values into `entry`."""
+    """Return the response body for `answer`. Write the ids, logprobs, finish reason and weight
+    versions of the answer to `entry`, its entry in the log.
+    """
     ids, finish = answer.ids, answer.finish
     spans = generation.spans(len(ids))
     entry.output_ids, entry.logprobs, entry.weight_versions = ids, answer.logprobs, spans
@@ -54,8 +56,8 @@ def answer_body(
 
 
 def _logprobs(request: EngineRequest, entry: LoggedRequest, answer: Answer) -> dict[str, Any]:
-    """Return the logprob fields. Positions are lists `[logprob, id, null]`. The first requested
-    position of the prompt has no logprob.
+    """Return the logprob fields of a body. The entry of each position is `[logprob, id, null]`. The
+    first requested position of the prompt has null instead of a logprob.
     """
     start, inputs = request.logprob_start_len, [None, *answer.input_logprobs]
     # an aborted request may not have the logprobs of its whole prompt

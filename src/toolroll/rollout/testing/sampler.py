@@ -79,8 +79,8 @@ class Sampler:
         return [*ids, self.stop_id] if reply.stop else ids
 
     def stop_at(self, reply_ids: list[int], params: Mapping[str, Any], limit: int) -> SampledReply:
-        """Return the answer from `reply_ids`, truncated at the first stop, and the reason for the
-        stop.
+        """Return the answer: `reply_ids` up to and including the first stop, or the first `limit`
+        ids if there is no stop, with the finish reason.
         """
         rules = StopRules(self, params)
         whole = self.decode(reply_ids[:limit]) if rules.strings else ""
@@ -102,7 +102,7 @@ class Sampler:
 
 
 class StopRules:
-    """The stops of one request. They determine where its text is truncated."""
+    """The stop strings and stop tokens of one request. They determine where its answer ends."""
 
     def __init__(self, sampler: Sampler, params: Mapping[str, Any]) -> None:
         given = params.get("stop") or ()
@@ -125,7 +125,9 @@ class StopRules:
         return None
 
     def text(self, ids: list[int], finish: Mapping[str, Any] | None) -> str:
-        """Return the text of an answer, without the stop unless `no_stop_trim` is set."""
+        """Return the text of an answer, without the matched stop string or stop token unless
+        `no_stop_trim` is set.
+        """
         matched = (finish or {}).get("matched")
         trimmed = not self._params.get("no_stop_trim")
         if isinstance(matched, int):

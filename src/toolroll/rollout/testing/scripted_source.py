@@ -33,7 +33,7 @@ class Host(Protocol):
     held: int
 
     def notify(self) -> None:
-        """Check the conditions that `until` waits for again."""
+        """See `EngineCore.notify`."""
 
     def set_weight_version(self, version: str) -> None:
         """See `EngineCore.set_weight_version`."""
@@ -41,7 +41,7 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class Script:
-    """The parameters of `EmbeddedEngine` that have the same names."""
+    """For the fields, see the parameters of `EmbeddedEngine` with the same names."""
 
     policy: Policy
     latency: Latency = 0.0
@@ -51,8 +51,9 @@ class Script:
 
 class ScriptedSource(TokenSource):
     """Plays the replies of a script's policy. If a prompt continues an aborted answer, the reply is
-    the rest of that answer, without a call of the policy. All sampling parameters are accepted, and
-    those that the policy does not follow have no effect.
+    the rest of that answer, and the policy is not called. All sampling parameters are accepted.
+    Those for the length, stops and text are applied. The others have no effect unless the policy
+    reads them.
     """
 
     def __init__(self, script: Script, sampler: Sampler, host: Host) -> None:
@@ -67,8 +68,8 @@ class ScriptedSource(TokenSource):
         self._caches.clear()
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
-        """Refuse the update."""
-        raise ModelFolderError("this engine plays a script, and has no weights")
+        """Raise `ModelFolderError`, because a script has no weights."""
+        raise ModelFolderError("this engine sends scripted replies, and has no weights to update")
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""
@@ -117,7 +118,7 @@ class ScriptedSource(TokenSource):
         return sampled
 
     async def _play(self, reply: Reply, sampled: SampledReply, turn: Turn) -> None:
-        """Wait while the tokens are sampled. Raise `GenerationAborted`."""
+        """Wait while the tokens are sampled. Raise `GenerationAborted` on an abort."""
         length, fault, generation = len(sampled.ids), turn.fault, turn.generation
         if fault.weight_version is not None:
             await generation.hold_at(min(fault.switch_after, length))
@@ -140,7 +141,9 @@ class ScriptedSource(TokenSource):
     async def _play_in_parts(
         self, turn: Turn, sampled: SampledReply, reply: Reply, report: Report
     ) -> None:
-        """Send parts of the answer as they are sampled. Stop where an abort may remove the rest."""
+        """Report parts of the answer as they are sampled, up to the token at which a fault aborts
+        the request or the reply is held.
+        """
         stops = [turn.fault.abort_after, reply.hold_after if reply.hold is not None else None]
         end = min([len(sampled.ids), *(at for at in stops if at is not None)])
         for at in range(turn.stream_interval, end, turn.stream_interval):

@@ -35,8 +35,8 @@ class EngineSettings:
     """The options of `toolroll engine`.
 
     `model`: the folder of a language model. By default, it is the model that comes with the
-    package, unless `tokenizer`, `script_file` or `latency` is given. These three are for scripted
-    replies.
+    package. If `tokenizer`, `script_file` or `latency` is given, the engine sends scripted replies
+    instead of a model's, and `model` must be None.
     """
 
     host: str = "127.0.0.1"
@@ -74,7 +74,7 @@ def _engine(settings: EngineSettings) -> EmbeddedEngine:
     }
     scripted = [name for name in ("tokenizer", "script_file", "latency") if getattr(settings, name)]
     if scripted and settings.model is not None:
-        raise UsageError(f"--{scripted[0].removesuffix('_file')} is for an engine without --model")
+        raise UsageError(f"--{scripted[0].removesuffix('_file')} cannot be combined with --model")
     if scripted:
         return EmbeddedEngine(
             load_tokenizer(settings.tokenizer or "embedded"),
@@ -100,8 +100,8 @@ def _policy(path: Path | None) -> Policy:
 
 
 def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
-    """Return `script(replies)`. It logs a warning the first time that all replies of a routing key
-    were sent, and a request needs one more.
+    """Return `script(replies)`, with a warning when a request needs a reply after all replies of
+    its routing key were sent. The warning is logged once per routing key.
     """
     policy, used_up = script(replies), set[str]()
 

@@ -1,6 +1,4 @@
-"""`TokenSource`: where the tokens of the embedded engine come from, which is a script or a language
-model.
-"""
+"""`TokenSource`: the source of the embedded engine's tokens: a script or a language model."""
 
 from __future__ import annotations
 
@@ -30,10 +28,11 @@ ABORTED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, or a part of one. The `finish` of a part is None.
+    """An answer, or a part of one. `finish` is SGLang's `finish_reason`, or None for a part.
 
     `logprobs` and `top_logprobs` have one entry per id in `ids`. `input_logprobs` and
     `input_top_logprobs` have one entry for each prompt position after the first requested one.
+    Logprobs that were not requested may be missing.
     """
 
     ids: list[int]
@@ -51,8 +50,8 @@ Report = Callable[[Answer], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request that has started. `limit`: the maximum number of tokens. `calls`: the number of
-    calls for each routing key.
+    """One request that has started. `limit`: the maximum number of sampled tokens. `calls`: the
+    number of policy calls so far for each routing key, in all requests.
     """
 
     request: EngineRequest
@@ -82,17 +81,17 @@ class Turn:
 
 
 class TokenSource:
-    """The base class of sources, which sample the answers of an engine. By default, a method does
-    nothing, except `sample`.
+    """The base class of token sources. A subclass must define `sample`. The other methods do
+    nothing by default.
     """
 
     def check(self, request: EngineRequest) -> None:
         """Raise `RefusedError` if the request has parameters that are not supported."""
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
-        """Return the answer. If the request is aborted, the answer contains what was sampled until
-        then, and `ABORTED`. Set `cached_tokens` of the log entry. If the request streams, pass the
-        parts to `report`.
+        """Return the answer. If the request is aborted, return the tokens sampled until then, with
+        the finish reason `ABORTED`. Set `cached_tokens` of the log entry. If `report` is given,
+        call it with each part of a streamed answer.
         """
         raise NotImplementedError
 
@@ -112,4 +111,4 @@ class TokenSource:
         """
 
     async def aclose(self) -> None:
-        """Wait until nothing is running."""
+        """Wait until no answer is sampled any more."""

@@ -1,5 +1,5 @@
-"""Different token splits of the same text. A model may sample them, but a tokenizer would not
-return them.
+"""Random token splits of a text. A model may sample such ids, but a tokenizer would not return them
+for this text.
 
 Invariant: a split decodes to exactly the text of the ids that it replaces. Control tokens are not
 split.
@@ -34,11 +34,11 @@ class TokenSplitter:
         }
 
     def split(self, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
-        """Return another split of the text of `ids`. At each start of an id, with the probability
-        `rate`, use a random vocabulary entry that fits.
+        """Return other ids for the text of `ids`. At the start of each id, with the probability
+        `rate`, this id is replaced with a random vocabulary entry that matches the text there.
 
-        Every split of the text is possible. If the result does not decode to the same text because
-        the decoder looks at neighboring tokens, return `ids`.
+        The decoder may look at neighboring tokens. If the result therefore does not decode to the
+        same text, return `ids`.
         """
         out: list[int] = []
         run: list[int] = []
@@ -56,7 +56,7 @@ class TokenSplitter:
         return out if same else list(ids)
 
     def _walk(self, run: list[int], rng: random.Random, rate: float) -> list[int]:
-        """Return another split of a run of ordinary ids."""
+        """Return other ids for the text of `run`, which contains no added tokens."""
         pieces = [self._piece(index) or "" for index in run]
         text = "".join(pieces)
         begins: dict[int, int] = {}

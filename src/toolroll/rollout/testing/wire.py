@@ -196,7 +196,9 @@ class EngineRequests:
 def read_generate(
     body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
 ) -> EngineRequests:
-    """Return the requests in a body. `encode` encodes `text`. Raises `RefusedError`."""
+    """Return the requests in a body. `encode` returns the ids of a text. Raise `RefusedError` if
+    the body is not valid.
+    """
     params = read_params(body.get("sampling_params"))
     prompts, batch = _read_prompts(body, encode)
     n = params.get("n") or 1
@@ -235,7 +237,9 @@ def _is_list(value: Any, kind: type) -> bool:
 
 
 def _read_integer(body: Mapping[str, Any], name: str, lowest: int) -> int:
-    """Return the field `name`, or `lowest` if it is missing."""
+    """Return the field `name`, or `lowest` if it is missing. Raise `RefusedError` if it is not an
+    integer, or less than `lowest`.
+    """
     value = body.get(name)
     if value is None:
         return lowest
@@ -275,7 +279,7 @@ def _read_prompts(
         given = text if isinstance(text, list) else [text]
         texts = [each for each in given if isinstance(each, str)]
         if not texts or len(texts) != len(given):
-            raise invalid("one of text and input_ids must be given")
+            raise invalid("input_ids must be given, or text as a string or a list of strings")
         return [np.array(encode(each), dtype=np.int64) for each in texts], isinstance(text, list)
     if not isinstance(ids, list) or not ids:
         raise invalid("input_ids must be a list of ids, or a list of such lists, and not empty")

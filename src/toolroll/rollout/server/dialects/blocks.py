@@ -1,8 +1,8 @@
-"""Helpers that Messages and Responses share. They read the parts of a message and give each part's
-location in error messages.
+"""Helpers that Messages and Responses share. They read the parts of a message. `place` is the
+location of a value in the request, such as `messages[0].content`, for error messages.
 
 Invariants: text is joined, never changed. A part that no chat template can render is refused, and
-the error gives its location in the body. A marker that only controls a provider's cache is ignored.
+the error gives its location. A marker that only controls a provider's cache is ignored.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def mapping(given: Any, place: str) -> Mapping[str, Any]:
 
 
 def entries(given: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield each entry of the list at `place`, with its own location. Raise `ApiError` if it is not
-    an object.
+    """Yield each entry of `given`, the list at `place`, with the location of the entry. Raise
+    `ApiError` if an entry is not an object.
     """
     for index, entry in enumerate(given):
         where = f"{place}[{index}]"
@@ -69,7 +69,7 @@ def optional_text(given: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    """Raise `ApiError` if `given` has a field that is neither null nor `known`."""
+    """Raise `ApiError` if `given` has a field that is not null and whose name is not in `known`."""
     for name, value in given.items():
         if name not in known and value is not None:
             raise not_rendered(f"{place}.{name}")
@@ -80,7 +80,7 @@ def unknown_type(kind: Any, place: str) -> ApiError:
     if kind in _PICTURES:
         words = f"{place} is {kind!r}: this endpoint serves text only, no images"
     else:
-        words = f"{place} is {kind!r}, which cannot be honored: no chat template shows it"
+        words = f"{place} is {kind!r}, which no chat template renders"
     return refused(f"{place}.type", words)
 
 
@@ -91,8 +91,8 @@ def part_text(part: Mapping[str, Any], place: str) -> str:
 
 
 def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str:
-    """Return the text of `given`, which is one text or a list of parts. The type of each
-    part must be one of `kinds`. The texts of the parts are joined with `glue`.
+    """Return the text of `given`, which is a string or a list of parts. The type of each part must
+    be one of `kinds`. The texts of the parts are joined with `glue`.
     """
     if isinstance(given, str):
         return given
@@ -108,22 +108,22 @@ def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str
 
 
 def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a tool call in chat form."""
+    """Return a tool call in the form of chat completions."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
 def arguments_of(given: Mapping[str, Any]) -> str:
-    """Return the arguments of a call with the input `given`, as JSON text. This is the inverse of
-    `input_of`.
+    """Return the arguments of a tool call as JSON text. `given` is the input of Anthropic's
+    `tool_use` block. This is the inverse of `input_of`.
     """
     unparsed = _unparsed(given)
     return orjson.dumps(given).decode() if unparsed is None else unparsed
 
 
 def input_of(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object. Arguments that cannot be an input are wrapped
-    (see `_UNPARSED`).
+    """Return the arguments of a tool call as the input of a `tool_use` block, which must be an
+    object. Arguments that cannot be an input are wrapped in an object (see `_UNPARSED`).
     """
     found = _object(arguments)
     return {_UNPARSED: arguments} if found is None else found
@@ -137,8 +137,9 @@ def input_json(arguments: str) -> str:
 
 
 def _object(arguments: str) -> dict[str, Any] | None:
-    """Return the JSON object that `arguments` contains. Return None if it is not an object, if
-    `arguments_of` would take it for unparsed arguments, or if it is nested too deep for a body.
+    """Return the JSON object that `arguments` contains. Return None if `arguments` is not a JSON
+    object, if it is nested too deep for a request, or if `arguments_of` would read it as wrapped
+    arguments (see `_UNPARSED`).
     """
     try:
         found = orjson.loads(arguments)
@@ -150,7 +151,9 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 
 def _unparsed(given: Mapping[str, Any]) -> str | None:
-    """Return the text of unparsed arguments. Return None if `given` is an ordinary input."""
+    """Return the arguments that `input_of` wrapped in `given`. Return None if `given` is an
+    ordinary input.
+    """
     text = given.get(_UNPARSED)
     return text if len(given) == 1 and isinstance(text, str) else None
 
@@ -159,7 +162,7 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
     """Return `messages` with system messages only at positions where the chat template renders
     them.
 
-    `anywhere`: the template renders system messages at every position. If it does not, the system
+    `anywhere`: True if the template renders system messages at every position. If False, the system
     messages at the start are joined into one, and later system messages become user messages.
     """
     if anywhere:
@@ -177,7 +180,7 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     """Return `error` with the dialect's name for the field at fault, in `param` and in the message.
-    `names` maps the core's names to the dialect's.
+    `names` maps field names of chat completions to the dialect's.
     """
     param = error.param
     if param is None or isinstance(error, UnknownFieldError):

@@ -1,7 +1,8 @@
 """OpenAI's chat completions. The endpoint converts the requests of the other dialects to requests
 of this dialect (`ChatRequest`).
 
-Invariant: the chunk with the finish reason also has the exact ids of the prompt and of the reply.
+Invariant: in a stream, the chunk with the finish reason also has the exact token ids of the prompt
+and of the reply.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`Dialect`: an API that agents use to talk to the endpoint, and its interface to the core.
+"""`Dialect`: an API that agents use to talk to the endpoint, and its interface to the endpoint.
 
-Invariants: a dialect never changes tokens. It converts a body to a `ChatRequest` with chat
-messages, and converts the finished answer to its own objects. The events of a stream add up to the
-answer.
+Invariants: a dialect never changes tokens. It converts a request to a `ChatRequest` with chat
+messages, and converts the finished answer to the API's own objects. The events of a stream add up
+to the answer without `stream`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A translated request for a reply.
+    """A request that a dialect has translated to chat completions.
 
-    `request` has all fields except the messages. `messages` are the client's messages in chat form,
-    which are cleared once the prompt is built. `tools` are the client's tools in chat form. `own`
-    is the dialect's own form of the request. `lineage`: the client's labels for the agent that sent
-    the request (`thread_id` and similar labels).
+    `request` has all fields except the messages. `messages` are the client's messages in the form
+    of chat completions. The endpoint clears this list after it has built the prompt. `tools` are
+    the client's tools in the form of chat completions. `own` is the request in the dialect's own
+    form. `lineage`: the client's labels for the agent that sent the request (`thread_id` and
+    similar labels).
     """
 
     request: ChatRequest
@@ -47,11 +48,11 @@ class Asked:
 class StreamContext:
     """The data that a stream needs before the answer is finished.
 
-    `tools`: the offered tools, or None if there are none. `seeds`: for each choice of a chat
-    completion, the seed of its call ids. `answer_id` and `created`: the values that the finished
-    answer will have. `prompt_tokens`: the length of the prompt. `stop_strings`: the stop strings
-    that are cut from the text. For a text completion, only `template`, `sampling_params` and
-    `stop_strings` are set.
+    `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
+    completion, which determines the ids of its tool calls. `answer_id` and `created`: the values
+    that the finished answer will have. `prompt_tokens`: the length of the prompt. `stop_strings`:
+    the stop strings that are cut from the text. For a text completion, only `template`,
+    `sampling_params` and `stop_strings` are set.
     """
 
     template: ChatTemplate
@@ -78,8 +79,8 @@ class ReplyWriter(Protocol):
         ...
 
     def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the events for one delta of choice `index`. If the delta is a call, it already has
-        its id.
+        """Return the events for one delta of choice `index`. If the delta is a tool call, the call
+        already has its id.
         """
         ...
 
@@ -121,11 +122,13 @@ class Dialect(ABC):
         """Return the body of an error."""
 
     def line(self, event: Event) -> bytes:
-        """Return `event` as a server-sent event that is named after its type."""
+        """Return `event` as a server-sent event, with its type in the `event:` field."""
         return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)
 
     def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
-        """Return the part of the answer that later requests can refer to by id, or None."""
+        """Return the data to store, so that later requests can refer to the answer by id. Return
+        None if the answer is not stored.
+        """
         return None
 
 
@@ -141,5 +144,5 @@ class ParsedRequest:
 
 
 def data_line(event: Event) -> bytes:
-    """Return an event without a name, as a server-sent event."""
+    """Return `event` as a server-sent event without an `event:` field."""
     return b"data: " + orjson.dumps(event) + b"\n\n"

@@ -1,5 +1,5 @@
-"""Read the labels of a request. They name the client's conversation, and the part of that
-conversation, to which the request belongs.
+"""Read the labels of a request. A label names the client's conversation, or the part of the
+conversation (such as a thread or a turn) that sent the request.
 
 Invariant: only labels for conversations are kept. Ids for the client's installation, device or
 account are dropped.
@@ -29,8 +29,9 @@ _KNOWN = frozenset(
 
 def lineage_of(given: Any) -> dict[str, str]:
     """Return the conversation labels in `given`: the names in `_KNOWN`, and names that start with
-    `parent_`. Numbers become text; values that are neither text nor an integer are left out.
-    `given` is an object, or the JSON text of an object. Anything else has no labels.
+    `parent_`. Integers become text. Labels whose value is empty, or neither text nor an integer,
+    are left out. `given` is an object, or the JSON text of an object. For anything else, return an
+    empty dict.
 
     A value of the object may itself be the JSON text of an object (Codex's `x-codex-turn-metadata`,
     Claude Code's `user_id`). The labels in that inner object are returned too.

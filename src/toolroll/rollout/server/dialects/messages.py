@@ -1,8 +1,8 @@
 """Anthropic's Messages: `POST /v1/messages`.
 
-Invariants: blocks are converted to chat messages and back. `cache_control`, signatures and the
-spacing of a call's input never reach the prompt. So a request that changes them still continues an
-earlier turn.
+Invariants: content blocks are converted to chat messages and back. `cache_control`, signatures and
+the whitespace in a call's input never reach the prompt. So a request that changes only these still
+continues an earlier turn.
 """
 
 from __future__ import annotations

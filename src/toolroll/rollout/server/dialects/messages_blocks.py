@@ -1,4 +1,4 @@
-"""Convert Anthropic's blocks and tools to chat messages and tools."""
+"""Convert Anthropic's content blocks and tools to the messages and tools of chat completions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def read_blocks(given: Sequence[Any]) -> list[Message]:
 
 
 def _user(content: Any, place: str) -> list[Message]:
-    """Convert the tool results and the text of a user message to messages, in their order."""
+    """Convert a user message to chat messages: one for each tool result, and one for each run of
+    text blocks between tool results.
+    """
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
@@ -133,8 +135,8 @@ def _assistant(content: Any, place: str) -> Message:
 
 
 def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
-    """Return Anthropic's tools as chat tools. `drop`: leave out the tools that run on Anthropic's
-    servers instead of refusing them.
+    """Return Anthropic's tools in the form of chat completions. `drop`: True leaves out tools that
+    run on Anthropic's servers, and False refuses them.
     """
     found: list[Tool] = []
     for tool, place in entries(given, "tools"):
@@ -146,7 +148,7 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
 
 
 def tool_choice(request: MessagesRequest) -> dict[str, Any]:
-    """Return `tool_choice` in chat form."""
+    """Return Anthropic's `tool_choice` as the fields of chat completions."""
     choice = request.tool_choice
     if choice is None:
         return {}
@@ -163,7 +165,7 @@ def tool_choice(request: MessagesRequest) -> dict[str, Any]:
 
 
 def response_format(request: MessagesRequest) -> dict[str, Any]:
-    """Return `output_config.format` in chat form."""
+    """Return `output_config.format` as the `response_format` of chat completions."""
     wanted = request.output_config.format if request.output_config is not None else None
     if wanted is None:
         return {}

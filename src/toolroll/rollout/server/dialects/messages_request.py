@@ -1,5 +1,5 @@
-"""The body of Anthropic's `POST /v1/messages`, as pydantic models. `messages_blocks` reads the
-blocks.
+"""The request of Anthropic's `POST /v1/messages`, as pydantic models. `messages_blocks` reads the
+content blocks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ContextEdit(BaseModel):
 
 
 class ContextManagement(BaseModel):
-    """Edits that the server makes to the history. This endpoint never removes anything."""
+    """Edits of the history that the client requests. Only edits that remove nothing are valid."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -68,8 +68,9 @@ class ContextManagement(BaseModel):
 
 
 class MessagesRequest(BaseModel):
-    """`POST /v1/messages`. `cache_control`, `metadata` and `inference_geo` do not affect the
-    answer. `session_id` and `chat_template_kwargs` are fields that only this endpoint has.
+    """`POST /v1/messages`. `cache_control`, `metadata`, `service_tier` and `inference_geo` do not
+    affect the answer. `session_id` and `chat_template_kwargs` are fields that only this endpoint
+    has.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

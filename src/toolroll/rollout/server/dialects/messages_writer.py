@@ -1,7 +1,7 @@
 """The answers, stream events and errors of Anthropic's Messages.
 
-Invariants: `message_start` has the length of the served prompt. The events add up to the same
-blocks as in the answer without `stream`: both are made of the same pieces, in the same order.
+Invariants: `message_start` has the number of tokens in the prompt. The events of a stream add up to
+the blocks of the answer without `stream`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
 
 
 def signature(thought: str) -> str:
-    """Return the `signature` of a thinking block, which is also the `encrypted_content` of a
-    reasoning item. It is not checked if a client sends it back.
+    """Return a hash of the reasoning `thought`. It is the `signature` of a thinking block, or the
+    `encrypted_content` of a reasoning item. The endpoint does not check the value that a client
+    sends back.
     """
     digest = blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=24).digest()
     return base64.b64encode(digest).decode()
@@ -83,8 +84,8 @@ def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
 
 
 def usage_of(result: CompletionResult) -> dict[str, Any]:
-    """Return Anthropic's usage. Its `input_tokens` does not count the tokens that the engine had
-    cached.
+    """Return Anthropic's usage. Its `input_tokens` does not count prompt tokens that the engine
+    found in its cache.
     """
     sampled = sum(len(choice.completion.output_ids) for choice in result.choices)
     cached = max((choice.completion.cached_tokens for choice in result.choices), default=0)
@@ -106,8 +107,8 @@ def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Return Anthropic's error body, with the endpoint's stable `code`, and with `param` if a field
-    is at fault.
+    """Return Anthropic's error body. It also has the endpoint's stable `code`, and `param`, which
+    names the field at fault or is None.
     """
     error = renamed(error, _FIELD_NAMES)
     other = "invalid_request_error" if error.status < 500 else "api_error"
@@ -123,7 +124,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 
 
 class MessagesWriter:
-    """Writes one message as events. The input of a call is a single delta, which is written once
+    """Writes one message as events. The input of a tool call is a single delta. It is written when
     the parser is certain of the call.
     """
 
@@ -136,7 +137,7 @@ class MessagesWriter:
         self._thought: list[str] = []
 
     def start(self) -> Iterable[Event]:
-        """Return `message_start`, with the actual number of input tokens."""
+        """Return `message_start`, with the number of prompt tokens, and `ping`."""
         message: dict[str, Any] = {
             "id": self._context.answer_id,
             "type": "message",

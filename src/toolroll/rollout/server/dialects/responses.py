@@ -1,8 +1,8 @@
 """OpenAI's Responses: `POST /v1/responses`.
 
-Invariants: items are converted to chat messages and back. The ids and states of items never reach
-the prompt, so a request that changes them still continues an earlier turn. `previous_response_id`
-continues the turn of the response with this id.
+Invariants: items are converted to chat messages and back. The ids and statuses of items never reach
+the prompt, so a request that changes only these still continues an earlier turn.
+`previous_response_id` continues the turn of the response with this id.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def not_found(response_id: str, param: str | None = None) -> ApiError:
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
-    """Return `text.format` in chat form."""
+    """Return `text.format` as the `response_format` of chat completions."""
     wanted = request.text.format if request.text is not None else None
     if wanted is None:
         return {}

@@ -1,7 +1,7 @@
-"""Convert the items and tools of OpenAI's Responses to chat messages and tools.
+"""Convert the items and tools of OpenAI's Responses to the messages and tools of chat completions.
 
-Invariants: the items of one reply (reasoning, text, calls) become one assistant message, in the
-order in which they were sampled. Ids and states of items are ignored.
+Invariants: the items of one reply (reasoning, text, tool calls) become one assistant message. Ids
+and statuses of items are ignored.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
     """Return the input as chat messages. Raise `ApiError`, with the location, if an item cannot be
     converted.
 
-    `reasons`: the model's parser supports reasoning, so an assistant message `<think>...</think>`
-    is read as reasoning. Otherwise such a message stays text.
+    `reasons`: True if the model's parser supports reasoning. Then, at the start of a reply, an
+    assistant message `<think>...</think>` is read as reasoning. Otherwise such a message stays
+    text.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
@@ -91,8 +92,9 @@ def _output(item: Mapping[str, Any], place: str) -> Message:
 
 
 def _assistant(found: list[Message], *, both: bool) -> Message:
-    """Return the assistant message to which the next item belongs, and add it if it is new. `both`:
-    the next item and the item before it are both messages, so the next item starts a new reply.
+    """Return the assistant message to which the next item belongs: the last message of `found`, or
+    a new one, which is added to `found`. `both`: True if the next item and the item before it are
+    both messages. Then the next item starts a new reply.
     """
     if both or not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
@@ -118,8 +120,8 @@ def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
 
 
 def _untagged(item: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-    """Return the assistant message `item`. If it is tagged reasoning, return it as a reasoning
-    item.
+    """Return a reasoning item if the text of the assistant message `item` is `<think>...</think>`.
+    Otherwise return `item`.
     """
     said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
     tagged = _TAGGED.fullmatch(said)
@@ -138,8 +140,9 @@ def _thought(item: Mapping[str, Any], place: str) -> str:
 
 
 def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
-    """Return the tools as chat tools, and the names of the tools that were in namespaces. `drop`:
-    leave out the tools that run on the provider's servers instead of refusing them.
+    """Return the tools in the form of chat completions, and the names of the tools that were in
+    namespaces. `drop`: True leaves out tools that run on the provider's servers, and False refuses
+    them.
     """
     found: list[Tool] = []
     names: Names = {}

@@ -1,4 +1,4 @@
-"""The body of OpenAI's `POST /v1/responses`, as pydantic models. `responses_items` reads the
+"""The request of OpenAI's `POST /v1/responses`, as pydantic models. `responses_items` reads the
 items.
 """
 
@@ -12,8 +12,8 @@ from toolroll.rollout.server.protocol import StreamOptions
 
 
 class Reasoning(BaseModel):
-    """The reasoning effort. `summary` has no effect: the reasoning is always returned in full.
-    `context` and `mode` must be OpenAI's defaults.
+    """The reasoning effort. `summary` and `generate_summary` have no effect: the reasoning is
+    always returned in full. `context` and `mode` must be OpenAI's defaults.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -1,8 +1,7 @@
 """The answers and stream events of OpenAI's Responses.
 
 Invariants: events are numbered without gaps. The last event has the finished response, and the
-other events add up to its items. The answer without `stream` has the same items: they are made of
-the same pieces, in the same order.
+other events add up to its items. The answer without `stream` has the same items.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Item = dict[str, Any]
 def output_of(
     result: CompletionResult, encoder: Encoder, names: Names, *, encrypted: bool
 ) -> list[Item]:
-    """Return the items of a finished answer: those that a stream of the answer makes."""
+    """Return the items of a finished answer. A stream of the answer has the same items."""
     writer = ResponsesWriter({"id": result.id}, encoder, names, encrypted=encrypted)
     for step in pieces_of(result.choices[0]):
         list(writer.add(0, step))
@@ -35,7 +34,7 @@ def output_of(
 
 
 def state_of(result: CompletionResult) -> dict[str, Any]:
-    """Return the status of a finished response."""
+    """Return `status`, `incomplete_details` and `error` of a finished response."""
     cut = result.choices[0].completion.finish_reason == "length"
     return {
         "status": "incomplete" if cut else "completed",
@@ -74,10 +73,11 @@ def _reasoning_tokens(result: CompletionResult, encoder: Encoder) -> int:
 
 
 class ResponsesWriter:
-    """Writes one response as events. The arguments of a call are a single delta.
+    """Writes one response as events. The arguments of a tool call are a single delta.
 
-    `response`: the response before the first delta; only its `id` is needed for `items`, the items
-    so far. Their ids are derived from the response's id.
+    `response`: the response before the first delta. `items`: the finished items so far. Their ids
+    are derived from the response's id, so a caller that needs only `items` can pass only the `id`
+    of a response.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class ResponsesWriter:
             yield self._part("response.output_text.delta", delta=step.text, logprobs=[])
 
     def end(self, status: str) -> Iterable[Event]:
-        """Return the events that end the last item, which gets `status`. An empty reply becomes an
-        empty message, so that a client can send the reply back.
+        """Return the events that end the last item, and set the status of this item. An empty reply
+        becomes an empty message, so that a client can send the reply back.
         """
         if self._kind is None and not self.items:
             yield from self.add(0, Delta("content", ""))
@@ -219,7 +219,9 @@ class ResponsesWriter:
         return {**self._head("msg", "message"), "role": "assistant", "content": content}
 
     def _function_call(self, call_id: str, name: str, arguments: str) -> Item:
-        """Return an item that contains a call. A flattened tool gets its namespace back."""
+        """Return an item that contains a tool call. If the tool was in a namespace, the item has
+        this namespace and the tool's name in it.
+        """
         item = {**self._head("fc", "function_call"), "call_id": call_id, "arguments": arguments}
         if name in self._names:
             item["namespace"], name = self._names[name]

@@ -1,7 +1,8 @@
 """`ResponseStore`: the responses of one session that later requests can refer to by id.
 
-Invariants: a stored response holds only its own output; its conversation is read from its turn.
-Parts that many requests repeat (tools, instructions) are stored once.
+Invariants: a stored response holds only its own output. Its conversation is read from the tree of
+turns. The fields that a response repeats from its request (such as tools and instructions) are
+stored once if they are equal in several responses.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class StoredResponse:
         return b"".join((memoryview(self.kept.answer)[:-1], b",", memoryview(self.kept.echo)[1:]))
 
     def messages(self, instructions: str) -> list[Message]:
-        """Return the served conversation of the response, with `instructions` in place of the
-        response's own instructions.
+        """Return the chat messages of the conversation, up to and including this response.
+        `instructions` replace the instructions of the request that led to this response.
         """
         found, own = self.turn.messages(), self.kept.instructions
         if instructions == own:
@@ -63,6 +64,6 @@ class ResponseStore:
         return self._responses.get(response_id)
 
     def add(self, turn: TurnNode, kept: KeptResponse) -> None:
-        """Store the response `kept`, which was committed as `turn`."""
+        """Store the response `kept`, whose reply is that of `turn`."""
         echo = self._echoes.setdefault(kept.echo, kept.echo)
         self._responses[kept.id] = StoredResponse(turn, replace(kept, echo=echo))

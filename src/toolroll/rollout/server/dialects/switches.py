@@ -1,4 +1,5 @@
-"""Convert a dialect's `thinking` and effort fields to switches of the chat template.
+"""Convert a dialect's `thinking` and effort fields to switches of the chat template, which are
+variables such as `enable_thinking`.
 
 Invariants: a value that the template does not support is refused, and the error names the field. An
 API's default value is refused only if `chat_template_kwargs` contradicts it.
@@ -16,8 +17,9 @@ _THINKING = ("enable_thinking", "thinking")
 
 
 def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the switches of a request: `given`, its `chat_template_kwargs`, and `own`, the
-    switches that its other fields set. Raise `ApiError` if they set a switch to different values.
+    """Return all switches of a request. `given` is its `chat_template_kwargs`, and `own` has the
+    switches that its other fields set. Raise `ApiError` if the two set a switch to different
+    values.
     """
     for name, value in own.items():
         if name in given and given[name] != value:
@@ -30,9 +32,10 @@ def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, 
 def effort_switches(
     templates: TemplateCache, effort: str | None, param: str, *, default: str
 ) -> dict[str, Any]:
-    """Return the switch for `effort`, the value of the field `param`. If the template has no such
-    switch, return an empty dict for None and for `default`, the API's default value, and raise
-    `ApiError` for any other value.
+    """Return the switch for `effort`, the value of the request's field `param`.
+
+    If the template has no such switch, `effort` must be None or `default`, which is the API's
+    default value. Then return an empty dict. Raise `ApiError` for any other value.
     """
     if templates.effort_switch is None:
         if effort in (None, default):
@@ -44,9 +47,11 @@ def effort_switches(
 def thinking_switches(
     templates: TemplateCache, thinking: Literal["enabled", "disabled"], *, reasons: bool
 ) -> dict[str, Any]:
-    """Return the switch that turns thinking on or off. If the template has no such switch, return
-    an empty dict if `thinking` is what the model does anyway, and raise `ApiError` if not.
-    `reasons`: True if the served model's parser supports reasoning, so the model thinks.
+    """Return the switch that turns thinking on or off.
+
+    If the template has no such switch, the model thinks if `reasons` is True, which means that its
+    parser supports reasoning. If this is what `thinking` asks for, return an empty dict. Otherwise
+    raise `ApiError`.
     """
     wanted = thinking == "enabled"
     name = next((name for name in _THINKING if name in templates.variables), None)
@@ -55,4 +60,4 @@ def thinking_switches(
     if wanted == reasons:
         return {}
     words = f"the chat template has no switch for thinking ({' or '.join(_THINKING)})"
-    raise refused("thinking.type", f"thinking cannot be {thinking}: {words}")
+    raise refused("thinking.type", f"thinking cannot be {thinking}: {words}. Leave thinking out")

@@ -18,11 +18,11 @@ def is_function(
     *,
     drop: bool,
 ) -> bool:
-    """Return True if `tool` is a function of the client: its type is in `kinds`. Any other tool
-    runs on the provider's servers. Return False for a server tool if `drop` is True.
+    """Return True if `tool` is a function that the client runs: its type is in `kinds`. Any other
+    tool runs on the provider's servers. For such a tool, return False if `drop` is True, and raise
+    `ApiError` if not.
 
-    Raise `ApiError` for a server tool if `drop` is False, and for a function that has a field that
-    is not in `known`.
+    Raise `ApiError` for a function that has a field that is not in `known`.
     """
     kind = tool.get("type")
     if kind not in kinds:

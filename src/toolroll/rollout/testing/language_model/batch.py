@@ -1,8 +1,8 @@
-"""`Batch`: the language model's running sequences, which are computed step by step.
+"""`Batch`: the sequences that the language model samples. Each step is one forward pass.
 
 Invariants: a sequence's cache contains the keys and values of its first `computed` tokens, under
-the current weights. Prompts come first: no step mixes prompts with sequences that need only their
-last token.
+the current weights. A step computes either prompts or the next token of all sequences, and prompts
+come first.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _Ids = npt.NDArray[np.int32]
 
 
 class Batch:
-    """Not thread-safe. Append new sequences to `sequences`. `kept_tokens`: the positions for
-    which the prefix store has room.
+    """The running sequences. It is not thread-safe. To add a sequence, append it to `sequences`.
+    `kept_tokens`: the maximum number of tokens of ended sequences whose keys and values are kept.
     """
 
     def __init__(self, model: LanguageModel, kept_tokens: int) -> None:
@@ -48,8 +48,8 @@ class Batch:
         self.sequences: list[Sequence] = []
 
     def step(self) -> Sampled:
-        """Remove ended sequences. Compute prompts, or the next token of all sequences. Return the
-        sampled tokens, which are not appended yet.
+        """Remove ended sequences. Then compute prompts if there are any, or else the next token of
+        all sequences. Return the sampled tokens, which the caller appends to their sequences.
         """
         self._remove_ended()
         if prompts := [each for each in self.sequences if each.missing > 1]:
@@ -57,7 +57,7 @@ class Batch:
         return self._decode() if self.sequences else []
 
     def retract(self) -> None:
-        """Drop the keys and values of the running sequences. They are computed again."""
+        """Drop the keys and values of the running sequences. Later steps compute them again."""
         for sequence in self.sequences:
             sequence.computed = 0
 
@@ -123,7 +123,9 @@ class Batch:
         return self._sample(ready, hidden[rows]) if ready else []
 
     def _chosen(self, prompts: list[Sequence]) -> list[tuple[Sequence, _Ids]]:
-        """Return the ids to compute now. Computed prefixes are reused first."""
+        """Return the prompts to compute in this step, each with the ids to compute. The keys and
+        values of prefixes that are already computed are reused.
+        """
         chosen: list[tuple[Sequence, _Ids]] = []
         room = _PROMPT_TOKENS
         for sequence in prompts:
@@ -136,8 +138,9 @@ class Batch:
         return chosen
 
     def _reuse(self, sequence: Sequence, chosen: list[Sequence]) -> bool:
-        """Use the longest prefix that is already computed. Return False if the sequence should wait
-        for one of `chosen`, because they share a longer prefix.
+        """Reuse the keys and values of the longest prefix that is already computed, and return
+        True. If the sequence shares a much longer prefix with one of `chosen`, return False
+        instead: it should wait until this prefix is computed.
         """
         wanted = sequence.ids[: sequence.reusable]
         stored, kept = self._store.best(sequence.group, wanted)

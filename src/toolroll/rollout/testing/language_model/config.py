@@ -22,8 +22,8 @@ class ModelFolderError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """The names are the same as in config.json. As in SGLang, `eos_token_ids` contains all ids that
-    end a sequence, including those in generation_config.json.
+    """The fields have the same names as in config.json. As in SGLang, `eos_token_ids` contains all
+    ids that end a sequence, including those in generation_config.json.
     """
 
     vocab_size: int
@@ -64,7 +64,9 @@ class LlamaConfig:
         key_heads = int(data.get("num_key_value_heads") or heads)
         head_dim = int(data.get("head_dim") or hidden // heads)
         if heads % key_heads or head_dim % 2:
-            raise ValueError(f"{heads} heads, {key_heads} key heads and head_dim {head_dim}")
+            raise ValueError(
+                f"{heads} heads, {key_heads} key heads and head_dim {head_dim} do not fit together"
+            )
         return cls(
             vocab_size=int(data["vocab_size"]),
             hidden_size=hidden,
@@ -81,7 +83,9 @@ class LlamaConfig:
         )
 
     def differences(self, other: LlamaConfig) -> list[str]:
-        """Return the names of the fields in which the two networks differ."""
+        """Return the names of the fields in which the two networks differ. The context length and
+        the stop tokens are not compared.
+        """
         names = [name for name in self.__slots__ if name not in _BESIDE_THE_NETWORK]
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 

@@ -1,7 +1,7 @@
 """`LanguageModel`: a small Llama network, computed in float32 with numpy.
 
-Invariant: each token attends to the same keys, whether it is computed with its prompt or alone, and
-whatever else is in the batch. Only float32 rounding differs.
+Invariant: a token's hidden state is the same in a prefill and in a decode step, and does not depend
+on the other sequences of the batch. Only float32 rounding differs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive tokens of one sequence. `cache` is the sequence's cache, and the first token has
-    the position `start`. The cache contains the tokens before it, and has room for these tokens.
+    """Consecutive tokens `ids` of one sequence. The first of them is at the position `start`. The
+    sequence's `cache` contains the keys and values of all earlier tokens, and has room for those of
+    `ids`.
     """
 
     cache: KVCache
@@ -81,8 +82,8 @@ class LanguageModel:
         return updated
 
     def prefill(self, parts: Sequence[Part]) -> Tensor:
-        """Prefill: compute the tokens of all parts. Return their final hidden states,
-        concatenated.
+        """Compute the tokens of all parts, and write their keys and values to the caches. Return
+        the final hidden states, concatenated.
         """
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -100,8 +101,9 @@ class LanguageModel:
         return self._forward(ids, positions, attend)
 
     def decode(self, caches: Sequence[KVCache], ids: _Ids, positions: Sequence[int]) -> Tensor:
-        """Compute one token of each sequence and return the final hidden states. The caches contain
-        the tokens before these, and have room for these.
+        """Compute one token of each sequence: `ids[i]` at `positions[i]`, with the cache
+        `caches[i]`. The cache contains the keys and values of all earlier tokens, and has room for
+        those of this token. Return the final hidden states.
         """
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -158,8 +160,9 @@ class LanguageModel:
         return grouped
 
     def _attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, end: int) -> Tensor:
-        """Attend from the last tokens before the position `end` of one sequence. `queries` is
-        (tokens, heads, head_dim). `keys` and `values` come from one layer of the sequence's cache.
+        """Return the attention output of `queries`, which are (tokens, heads, head_dim). They
+        belong to the last tokens before the position `end` of one sequence. `keys` and `values`
+        come from one layer of the sequence's cache.
         """
         grouped = self._grouped(queries)
         found = np.empty_like(grouped)

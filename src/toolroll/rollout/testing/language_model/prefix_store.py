@@ -15,7 +15,7 @@ _Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredPrefix:
-    """The ids of a prefix. `cache` contains their keys and values."""
+    """The `ids` of a prefix, and a `cache` with their keys and values."""
 
     group: str
     ids: _Ids
@@ -23,8 +23,8 @@ class StoredPrefix:
 
 
 class PrefixStore:
-    """Keeps at most `limit` positions of caches, and drops the prefixes that were not used for the
-    longest time.
+    """Stores prefixes whose caches have at most `limit` positions in all. Beyond this limit, the
+    least recently used prefixes are dropped.
     """
 
     def __init__(self, limit: int) -> None:
@@ -32,7 +32,7 @@ class PrefixStore:
         self._prefixes: list[StoredPrefix] = []  # the last used is the last
 
     def add(self, prefix: StoredPrefix) -> None:
-        """Add a prefix. It replaces the prefixes that it continues."""
+        """Store `prefix`. Drop the stored prefixes of the same group with which it starts."""
         self._prefixes = [
             each
             for each in self._prefixes

@@ -95,7 +95,8 @@ def sample(
 ) -> tuple[npt.NDArray[np.int64], Tensor]:
     """Return one id for each row of `logits` (rows, vocabulary), and the logprobs of all ids.
 
-    Raise `FloatingPointError` if the logits are not numbers, which happens if the weights diverged.
+    Raise `FloatingPointError` if a logprob is NaN, for example because the weights diverged in
+    training.
     """
     temperatures = np.array([each.temperature for each in samplings], np.float32)
     logprobs = log_softmax(logits / temperatures[:, None])
@@ -124,15 +125,15 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 def top_logprobs(logprobs: Tensor, most: int) -> TopLogprobs:
-    """Return the `most` most likely ids of one row."""
+    """Return the `most` largest logprobs of one row, with their ids."""
     most = min(most, len(logprobs))
     best = np.argpartition(-logprobs, most - 1)[:most] if most else np.arange(0)
     return sorted(((float(logprobs[index]), int(index)) for index in best), reverse=True)
 
 
 def _filter(weights: Tensor, sampling: Sampling) -> None:
-    """Set the weights of ids outside top-k and top-p to 0. An id is inside top-p if all more likely
-    ids together do not exceed it.
+    """Set the weights (probabilities) of ids outside top-k and top-p to 0. An id is inside top-p if
+    the weights of all more likely ids add up to at most `top_p`.
     """
     order = np.argsort(-weights, kind="stable")
     ranked = weights[order]

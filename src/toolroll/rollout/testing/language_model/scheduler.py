@@ -1,8 +1,8 @@
 """`Scheduler`: runs the steps of a batch in a thread, while the event loop stays free.
 
-Invariants: at any time, the batch is used either by one step, or by the event loop between two
-steps. A token that was sampled during a pause, or after its sequence ended, is dropped; its keys
-and values stay.
+Invariants: the batch is never used by two threads at once. The event loop changes it only between
+two steps. A token that was sampled during a pause, or after its sequence ended, is dropped. The
+keys and values of the earlier tokens stay in the cache.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from toolroll.rollout.testing.language_model.sequence import Sequence
 
 
 class Scheduler:
-    """Samples all added sequences together. `kept_tokens`: the number of tokens of ended sequences
-    that stay in memory, for requests that continue them.
+    """Samples all added sequences together. `kept_tokens`: the maximum number of tokens of ended
+    sequences whose keys and values stay in memory, for requests that continue these sequences.
     """
 
     def __init__(self, model: LanguageModel, kept_tokens: int) -> None:
@@ -29,7 +29,7 @@ class Scheduler:
         self._paused = self._flush = self._retract = False
 
     def add(self, sequence: Sequence) -> None:
-        """Sample a sequence until it has ended."""
+        """Start to sample a sequence. Sampling goes on until the sequence has ended."""
         self._joining.append(sequence)
         self._wake()
 
@@ -60,7 +60,7 @@ class Scheduler:
             replaced()
 
     async def aclose(self) -> None:
-        """Wait for the step that is running."""
+        """Wait until all sequences have ended, or until a pause."""
         if self._task is not None:
             await self._task
 
@@ -94,7 +94,7 @@ class Scheduler:
                 sequence.append(token)
 
     def _fail(self, error: Exception) -> None:
-        """End all sequences, because the state of the batch is unknown."""
+        """End all sequences with `error`, because a failed step leaves an unknown state."""
         failed = self._batch.sequences
         self._batch = Batch(self._batch.model, self._kept_tokens)
         for sequence in failed:

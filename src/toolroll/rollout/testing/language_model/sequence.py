@@ -38,7 +38,7 @@ class Sequence:
         reused: The number of prompt tokens that were taken from the cache instead of computed. None
             before the prompt is computed.
         ended: True if no more tokens are sampled.
-        error: The exception that ended it.
+        error: The exception that ended the sequence, or None.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Sequence:
 
     @property
     def next_input(self) -> int:
-        """The position after which the next prompt logprob is wanted."""
+        """The prompt position from whose logits the next wanted prompt logprob is computed."""
         return self._first_input + len(self.input_logprobs)
 
     @property
