@@ -1,7 +1,8 @@
 """`Collector`: builds a reply, and the deltas of its stream, from what a parser reads.
 
-Invariant: the joined deltas of one kind equal the reply's field of this kind. Trailing white space
-is stripped from the fields, so it is held back until other text follows.
+Invariant: the joined deltas of one kind equal the reply's field of this kind. The content ends
+without white space, and the reasoning without line breaks. So these characters are held back until
+other text follows.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ class Collector:
             self._put("reasoning", self._reasoning.add(text))
 
     def call(self, call: ToolCall) -> None:
-        """Add a call, with its token span and its status. It may be unreadable. The status also
-        depends on the tools, and on the ids of earlier calls.
+        """Add a call, which may be unreadable, and set its token span. Change its status if it does
+        not fit the offered tools, or if an earlier call has the same id.
         """
         if self.calls_as_text:
             if call.span is None:
@@ -105,7 +106,9 @@ class Collector:
             self._verbatim_at = at
 
     def verbatim(self, text: str) -> None:
-        """After `begin_verbatim`, add the new part of `text` (the reply so far) as content."""
+        """If `begin_verbatim` was called, add the new part of `text` (the reply so far) as
+        content.
+        """
         if self._verbatim_at is not None:
             self._put("content", self._content.add(text[self._verbatim_at :]))
             self._verbatim_at = len(text)
