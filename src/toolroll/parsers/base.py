@@ -244,7 +244,7 @@ def broken_call(
     openers: tuple[str, ...],
     name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """Return an unreadable call that starts at `begin`, and the position where the text continues.
+    """Return an unreadable call that starts at `begin`, and the position after the call.
 
     `problem` becomes the call's error. The `raw` text starts at `start`. The call ends after one of
     `closes`, before one of `openers`, or at the end of the text, whichever comes first. If it

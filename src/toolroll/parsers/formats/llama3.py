@@ -1,9 +1,9 @@
 """Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or several of them
 separated by `;`, sometimes after `<|python_tag|>`.
 
-An object without the tag is a call only if it has the key `name`, and also `parameters`,
-`arguments` or no other key. If its JSON is unreadable, it is a call if `name` is a key near its
-start. Any other JSON is text.
+An object that follows neither `<|python_tag|>` nor `;` is a call only if it has the key `name`, and
+also `parameters`, `arguments` or no other key. If its JSON is unreadable, it is a call if the key
+`name` occurs near its start. Otherwise the object is text.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class _Trimmed:
         self.parts: list[str] = []
 
     def add(self, text: str) -> str:
-        """Add `text`. Return the text that is certain now, including text that was held back
-        before.
+        """Add `text`. Return the new text that no later text can change, including text that was
+        held back before.
         """
         body = text.rstrip(self._chars)
         if not body:
@@ -46,7 +46,7 @@ class Collector:
     """Collects reasoning, content and calls in the order in which they were written.
 
     Args:
-        source: The text of the reply, which gives the calls their token spans.
+        source: The text of the reply and the positions of its tokens.
         offered: The tools that were offered, or None if calls are not checked.
         calls_as_text: If True, all text from the first call on is content.
     """
