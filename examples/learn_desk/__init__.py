@@ -1,1 +1,3 @@
-"""A model of one million parameters learns the desk on a CPU: `python -m examples.learn_desk`."""
+"""Train a model of one million parameters on toolroll's `desk` environment, on a CPU:
+`python -m examples.learn_desk`.
+"""

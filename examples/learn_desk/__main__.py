@@ -1,4 +1,4 @@
-"""`python -m examples.learn_desk`: train the model, or one of the controls."""
+"""`python -m examples.learn_desk`: train the model, or one of the negative controls."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ async def _main() -> None:
         help="the folder of the runs; if it contains an interrupted run, that run continues",
     )
     parser.add_argument(
-        "--prepare", action="store_true", help="only train the tokenizer and play the references"
+        "--prepare",
+        action="store_true",
+        help="only train the tokenizer and play the reference episodes",
     )
     parser.add_argument("--seed", type=int, help="default: 0; not with --control")
     parser.add_argument(
         "--control",
         choices=MISTAKES,
-        help="train a control: a policy gradient with this mistake, after a third of the imitation",
+        help="train a negative control: a policy gradient with this mistake, which starts from the "
+        "network after a third of the imitation",
     )
     parser.add_argument("--threads", type=int, default=1, help="the number of threads of torch")
     given = parser.parse_args()

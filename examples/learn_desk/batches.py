@@ -64,8 +64,8 @@ def to_batch(samples: Sequence[Sample]) -> Batch:
 
 
 def shuffled(samples: Sequence[Sample], size: int, rng: random.Random) -> Iterator[list[Sample]]:
-    """Return batches of samples of about the same length, in random order, forever. Raise
-    `ValueError` if there are fewer than `size` samples.
+    """Yield batches of `size` samples forever, in random order. The samples of a batch have about
+    the same length. Raise `ValueError` if there are fewer than `size` samples.
     """
     if len(samples) < size:
         raise ValueError(f"{len(samples)} samples do not fill a batch of {size}")
@@ -90,7 +90,7 @@ def save_samples(samples: Sequence[Sample], path: Path) -> None:
 
 
 def load_samples(path: Path) -> list[Sample]:
-    """Return the samples in a file of `save_samples`. Their logprobs are 0."""
+    """Return the samples in a file that `save_samples` wrote. Their logprobs are 0."""
     with np.load(path) as file:
         lengths, ids, mask = file["lengths"], file["ids"].astype(np.int32), file["loss_mask"]
     ends = np.cumsum(lengths)

@@ -1,4 +1,5 @@
-"""Exercises before the first episode: look up a row, compare two numbers, judge a date.
+"""Drills: exercises that the network learns before it imitates episodes. They are to look up a row,
+to compare two numbers, and to judge a date.
 
 An episode needs a few of these skills among hundreds of tokens. A drill practices them a dozen
 times in a hundred tokens, so a small network learns them in minutes.
@@ -39,8 +40,8 @@ def drill(tokenizer: Any, task: Task, rng: random.Random) -> Sample:
 
 
 def _lookup(row: teacher.Facts) -> list[_Piece]:
-    """Quote the first words of a row's title ("The" and an adjective), and ask for the rest of the
-    row.
+    """Return an exercise: the first words of a row's title ("The" and an adjective). The answer is
+    the rest of the row.
     """
     quoted = teacher.quote(row, *row)
     asked = " ".join(quoted.split(" ")[:3])
@@ -67,7 +68,7 @@ def _judgment(rng: random.Random) -> list[_Piece]:
 
 
 def _verdict(text: str) -> list[_Piece]:
-    """Give `text` without its last word, and ask for this word."""
+    """Return an exercise: `text` without its last word. The answer is this word."""
     end = text.rindex(" ")
     return [(text[:end], False), (text[end:] + "\n", True)]
 
@@ -86,6 +87,6 @@ def _sample(tokenizer: Any, pieces: Sequence[_Piece]) -> Sample:
 def drill_batches(
     tokenizer: Any, tasks: Sequence[Task], size: int, rng: random.Random
 ) -> Iterator[list[Sample]]:
-    """Return batches of drills forever."""
+    """Yield batches of `size` drills forever."""
     while True:
         yield [drill(tokenizer, rng.choice(tasks), rng) for _ in range(size)]

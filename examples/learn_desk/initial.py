@@ -1,4 +1,4 @@
-"""The weights before the first step, which decide how soon the network learns to look things up.
+"""The initial weights. They decide how soon the network learns to copy facts from the context.
 
 To copy text from the context, a network needs a previous-token head and an induction head. From
 random weights, training spends its first thousand steps on these two. So this module builds them

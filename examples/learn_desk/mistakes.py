@@ -1,8 +1,8 @@
 """Negative controls: the effect of a wrong mask, wrong tokens or a wrong reward.
 
-Each control repeats one mistake that is found in real rollout code, and nothing else changes.
-`none`, `failures` and `forks` make no mistake: the other controls are compared with these three. If
-a mistake changes the tokens or the mask, the trainer's logprobs replace the recorded ones.
+The controls `none`, `failures` and `forks` contain no mistake. Each other control is like one of
+these three, with one mistake that is found in real rollout code. If a mistake changes the tokens or
+the mask, the trainer's logprobs replace the recorded ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def _everywhere(sample: Sample, _: Any) -> Sample:
 
 
 def _from_text(sample: Sample, tokenizer: Any) -> Sample:
-    """Encode the text of each part again, as rollout loops that store messages do."""
+    """Decode each span of tokens with the same mask, and encode its text again. Rollout loops that
+    store messages do this.
+    """
     ids: list[int] = []
     mask: list[int] = []
     cuts = np.flatnonzero(np.diff(sample.loss_mask)) + 1

@@ -130,8 +130,9 @@ class Network(nn.Module):
         return states @ self.model.embed_tokens.weight.T
 
     def logprobs(self, ids: Tensor, where: Tensor) -> Tensor:
-        """Return the logprobs of the tokens of `ids` at which `where`, bool [batch, tokens], is
-        True, as one flat tensor. The first token of a sequence has no logprob, so it is left out.
+        """Return a flat tensor with the logprob of each token in `ids` (int64 [batch, tokens]) for
+        which `where` (bool [batch, tokens]) is True. The first token of a sequence has no logprob,
+        so it is left out.
         """
         states = self(ids[:, :-1])[where[:, 1:]]
         found = functional.log_softmax(self.logits(states), dim=-1)
@@ -181,7 +182,7 @@ def save_network(network: Network, folder: Path, dtype: torch.dtype = torch.floa
 
 
 def load_network(folder: Path) -> Network:
-    """Return the network of a folder that `save_network` wrote, in float32."""
+    """Return the network that `save_network` wrote to `folder`. Its weights are float32."""
     config = json.loads((folder / "config.json").read_text())
     network = Network(
         Shape(

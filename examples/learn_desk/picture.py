@@ -1,4 +1,6 @@
-"""Draw the curves and print the table of controls: `python -m examples.learn_desk.picture`."""
+"""Draw the learning curves, and print the table of the negative controls:
+`python -m examples.learn_desk.picture`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Play episodes of the desk with toolroll's `Runner`, by the teacher or by the model."""
+"""Play episodes of the desk with toolroll's `Runner`. The replies are the teacher's or the
+model's.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ async def play(
 
 
 class _Made(DeskFactory):
-    """A factory with the desk's tasks. `make` returns its environments."""
+    """The desk's factory, but `make` creates the environments."""
 
     def __init__(self, make: Callable[[EnvironmentOptions], Desk]) -> None:
         self._make = make

@@ -1,4 +1,6 @@
-"""Policy gradient with the episodes' own logprobs: GRPO's advantages, PPO's clipped ratio."""
+"""Policy gradient with the logprobs that the engine returned: GRPO's advantages and PPO's clipped
+ratio.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from toolroll.rollout.types import Episode
 
 CLIP = 0.2
 _TOKENS = 16_384
-"""How many tokens, padding included, are computed at once."""
+"""The maximum number of tokens, including padding, in one forward pass."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Agreement:
 
 
 def scored(episodes: Sequence[Episode]) -> list[Scored]:
-    """Return the samples of groups whose rewards differ. The episodes of one task are a group."""
+    """Return the samples of all groups whose rewards differ, with their advantages. A group is the
+    episodes of one task.
+    """
     groups: defaultdict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         groups[episode.task_id].append(episode)
@@ -54,7 +58,7 @@ def scored(episodes: Sequence[Episode]) -> list[Scored]:
 
 
 def agreement(network: Network, samples: Sequence[Sample]) -> Agreement:
-    """Compare the recorded logprobs of all trained tokens with the network's."""
+    """Compare the recorded logprobs of all trained tokens with those that the network computes."""
     differences = []
     with torch.no_grad():
         for chunk in _chunks([Scored(sample, 0.0) for sample in samples]):
@@ -90,7 +94,9 @@ def _loss(network: Network, chunk: Sequence[Scored]) -> Tensor:
 
 
 def _chunks(batch: Sequence[Scored]) -> list[list[Scored]]:
-    """Return the samples in chunks of similar length."""
+    """Return the samples in chunks of at most `_TOKENS` tokens. The samples of a chunk have similar
+    lengths.
+    """
     chunks: list[list[Scored]] = []
     for one in sorted(batch, key=lambda each: len(each.sample.ids)):
         if not chunks or (len(chunks[-1]) + 1) * len(one.sample.ids) > _TOKENS:

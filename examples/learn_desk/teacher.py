@@ -1,6 +1,6 @@
 """What a good model would reply: the reference actions, with the thoughts that lead to them.
 
-A thought quotes facts from the conversation. After a fact that concerns a rule, it says `ok`, or
+A thought quotes facts from the conversation. If a fact concerns a rule, the thought adds `ok`, or
 the rule's code if the rule is broken. The facts are copied verbatim, because copying is what a
 small model does best.
 """
@@ -18,7 +18,7 @@ from toolroll.rollout.types import Action, Task
 
 Facts = Mapping[str, Any]
 Fact = tuple[str, str | None]
-"""A quoted fact, and the rule that it is judged by."""
+"""A quoted fact, and the code of the rule that it concerns, or None."""
 
 _LOAN = ("title", "loan_id", "due", "renewals")
 _HOLD = ("title", "hold_id")

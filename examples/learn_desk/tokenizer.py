@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template: a byte-pair encoding with 2,048 tokens."""
+"""The model's tokenizer (a byte-pair encoding with 2,048 tokens), and its chat template."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ PIECES = (
     r"2031-\d\d-\d\d|20\d\d-|[BHN]\d\d|L-\d\d| ok| [AFHR]\d|\d\d|\d"
     r"| ?[A-Z][a-z]*|[^A-Z\d]+?(?= ok| [A-Z]|[A-Z\d]|$)"
 )
-"""A full date in 2031, the year of another date, the id of a book, hold or loan, half of a card, a
-verdict (`ok` or the code of a rule), two digits, a capitalized word, or the text between these. A
-number of four digits has two tokens. Few other numbers contain the same tokens, so the model can
-find and copy the number easily.
+"""The pieces into which a text is split before it is encoded. A piece is a full date in 2031, the
+year of another date, the id of a book, hold or loan, half of a card's id, a verdict (`ok` or the
+code of a rule), two digits, a capitalized word, or the text between these. A number of four digits
+has two tokens. Few other numbers contain the same tokens, so the model can find and copy the number
+easily.
 """
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -48,7 +49,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Return a tokenizer trained on `texts`.
 
     Merges do not cross the pieces of `PIECES`, so that a title or an id has the same tokens
-    wherever it stands. JSON keys, and the fixed text between the pieces, become long tokens.
+    at every position. JSON keys, and the fixed text between the pieces, become long tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -24,7 +24,7 @@ ROOMS = {
 }
 
 
-# For a strict tool, the engine samples under a grammar. The model alone would sample other tokens.
+# If the tool were strict, a grammar would constrain which tokens the engine can sample.
 @function_tool(strict_mode=False)
 def look(at: str) -> str:
     """Look at a room of the house."""

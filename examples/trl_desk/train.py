@@ -34,7 +34,7 @@ CONFIG: dict[str, Any] = {
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return one row per task, whose prompt is the task's index."""
+    """Return one row per task. The row's prompt is the task's index."""
     return [{"prompt": str(task.index)} for task in load_environment("desk").tasks("test")]
 
 

@@ -136,8 +136,8 @@ class ChatCompletion:
     """The first choice of a response.
 
     `usage`: prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not
-    report them. `attempts`: how often the request was sent. Attempts that an outage of the server
-    ended (see `engine_timeout`) do not count.
+    report them. `attempts`: the number of times that the request was sent. Attempts that failed in
+    an outage of the server (see `engine_timeout`) do not count.
     """
 
     reply: ParsedReply

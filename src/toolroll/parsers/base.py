@@ -2,7 +2,7 @@
 
 Invariants:
 
-- Parsing never raises an error, whatever the text, and loses nothing (see
+- Parsing never raises an error, whatever the text is, and loses no text (see
   `toolroll.parsers.types`).
 - `parse` returns the same result as `feed` and `close`, however the text is split into pieces.
 - If offsets are given and a marker is one control token of the vocabulary, only that token counts
@@ -28,13 +28,13 @@ Tool = Mapping[str, Any]
 
 
 class ToolCallParser(ABC):
-    """One wire format.
+    """A parser for one wire format: the syntax in which a model writes tool calls.
 
     A subclass implements `read_calls`, a generator that reads visible text and calls; see
     `toolroll.parsers.reading.source`.
 
     Args:
-        control_tokens: The texts that are single control tokens in the vocabulary.
+        control_tokens: The control tokens of the vocabulary, as texts.
         reasoning: The tags around the model's reasoning. Default: the tags of the format.
     """
 
@@ -42,7 +42,7 @@ class ToolCallParser(ABC):
     aliases: ClassVar[tuple[str, ...]] = ()
     reasoning: Tags | None = THINK
     openers: tuple[str, ...] = ()
-    """The markers that always start a call. Reasoning that is not closed ends before them."""
+    """The markers that always start a call. Reasoning that is not closed ends before the first."""
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
     prose_has_no_markers: ClassVar[bool] = False
@@ -74,7 +74,8 @@ class ToolCallParser(ABC):
             ids: The token ids of `text`.
             offsets: For each of `ids`, its character range `[start, stop)` in `text`.
             tools: The tools that were offered. If it is None, names and arguments are not checked.
-            in_reasoning: True if the prompt opened the reasoning, or None if this is unknown.
+            in_reasoning: True if the prompt opened the reasoning, False if it did not, None if this
+                is unknown.
             calls_as_text: If True, return no calls: all text from the first call on is content.
         """
         if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
@@ -108,7 +109,9 @@ class ToolCallParser(ABC):
     def read(
         self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
     ) -> Steps[None]:
-        """Read a whole reply: reasoning, then text and calls."""
+        """Read a whole reply from `source`: the reasoning, then text and calls. Add them to
+        `out`.
+        """
         at = 0
         if self.reasoning is not None:
             at = yield from self.reasoning.read(
@@ -126,10 +129,10 @@ class ToolCallParser(ABC):
 
 
 class MarkedParser(ToolCallParser):
-    """A parser for formats in which one of `openers` starts every call.
+    """A parser for formats in which every call starts with one of `openers`.
 
     Attributes:
-        wrappers: The markers around visible text.
+        wrappers: The markers around visible text. They are skipped.
     """
 
     wrappers: ClassVar[tuple[str, ...]] = ()
@@ -154,8 +157,8 @@ class MarkedParser(ToolCallParser):
     def read_marked(
         self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
     ) -> Steps[int]:
-        """Add the calls whose opener is at `begin` and ends at `start`. Return where the text
-        continues.
+        """Add the calls after the opener, which is the text from `begin` to `start`. Return the
+        position after the calls.
         """
 
 
@@ -179,7 +182,7 @@ class ReplyStream:
     def feed(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
     ) -> list[Delta]:
-        """Add the next piece. Return the deltas that are certain now.
+        """Add the next piece of text. Return the deltas that no later text can change.
 
         `offsets` are relative to the piece. With offsets, each piece must consist of whole tokens.
         """
@@ -188,7 +191,7 @@ class ReplyStream:
         return self._out.drain()
 
     def close(self) -> list[Delta]:
-        """End the reply. Return the deltas that were held back."""
+        """End the reply. Return the deltas that `feed` held back."""
         self._source.closed = True
         self._run()
         return self._out.drain()
@@ -241,11 +244,11 @@ def broken_call(
     openers: tuple[str, ...],
     name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
-    """Return an unreadable call that starts at `begin`, and the position where the text continues.
+    """Return an unreadable call that starts at `begin`, and the position after the call.
 
     `problem` becomes the call's error. The `raw` text starts at `start`. The call ends after one of
-    `closes`, before one of `openers`, or at the end of the text, whichever comes first. Unless it
-    ends after one of `closes`, it is unclosed.
+    `closes`, before one of `openers`, or at the end of the text, whichever comes first. If it
+    does not end after one of `closes`, its status is UNCLOSED.
     """
     at, marker = yield from source.until(start, (*closes, *openers))
     raw = source.text[start:at]
@@ -265,7 +268,9 @@ def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:
 
 
 def unclosed(call: ToolCall, close: str) -> ToolCall:
-    """Return `call` as unclosed: it is readable, but its end marker `close` is missing."""
+    """Return `call` with the status UNCLOSED, because its end marker `close` is missing. If `call`
+    already has an error, return it unchanged.
+    """
     if not call.ok:
         return call
     return replace(

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UnknownParserError(ValueError):
-    """No parser has this name, or no parser can read this template."""
+    """No parser has this name, or no parser can read the calls that this chat template renders."""

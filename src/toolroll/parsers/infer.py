@@ -1,5 +1,6 @@
-"""`infer_parser`: finds a chat template's tool-call format, by parsing a call that the template
-rendered. `better_parser`: finds a parser for a template if a given parser cannot read its calls.
+"""`infer_parser`: finds the parser for a chat template. It lets the template render a call, and
+tries which parsers can read the call. `better_parser`: finds a parser for a template if the given
+parser cannot read the template's calls.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ _REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
 def infer_parser(tokenizer: Any, template: str | None = None) -> str:
-    """Return the name of the parser for `template` (Jinja text), or for the chat template of
-    `tokenizer`.
+    """Return the name of the parser for `template` (Jinja text). If `template` is None, use the
+    chat template of `tokenizer`.
 
-    If several parsers read the call, return the one that leaves the least text as content. Raises
-    `UnknownParserError` if no parser reads it. In this case, name the parser explicitly.
+    If several parsers can read the call that the template renders, return the one that leaves the
+    least text as content. Raises `UnknownParserError` if no parser can read the call. In this case,
+    name the parser explicitly.
     """
     best: tuple[int, str] | None = None
     for text in _renders(tokenizer, template):
@@ -80,8 +82,9 @@ def _is_probe(reply: ParsedReply) -> bool:
 
 
 def _renders(tokenizer: Any, template: str | None) -> list[str]:
-    """Return the texts that the template renders for the turn with the call: one for each form of
-    ids and arguments, without duplicates.
+    """Return the different texts that the template renders for an assistant turn with the test
+    call. The call is rendered with each of `_IDS`, and with its arguments as a dict and as JSON
+    text. Calls that the template refuses are left out.
     """
     found = []
     for call_id in _IDS:

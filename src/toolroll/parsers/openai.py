@@ -1,4 +1,4 @@
-"""Convert replies to OpenAI messages and to `{normal_text, calls}`."""
+"""Convert replies to OpenAI messages and back, and to `{normal_text, calls}`."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from toolroll.parsers.reading.source import Source, Steps
 class Tags:
     """Reasoning between `open` and `close`.
 
-    `implied` is used if it is unknown whether the prompt opened the reasoning. If it is True, the
-    text before a lone `close` is then reasoning. `others`: further pairs of tags, for example for
-    different reasoning efforts.
+    `implied` matters only if it is unknown whether the prompt opened the reasoning. If `implied` is
+    True, the text before a `close` without an `open` is then reasoning. `others`: further pairs of
+    tags, for example for different reasoning efforts.
     """
 
     open: str
@@ -34,10 +34,10 @@ class Tags:
     def read(
         self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None
     ) -> Steps[int]:
-        """Read the reasoning at the start of the reply. Return where the rest starts.
+        """Read the reasoning at the start of the reply. Return the position after it.
 
         `openers`: the markers that start a tool call. `in_reasoning`: True if the prompt opened the
-        reasoning, or None if this is unknown.
+        reasoning, False if it did not, None if this is unknown.
         """
         lead = yield from source.skip(0)
         closes = (self.close, *(close for _, close in self.others))

@@ -1,7 +1,7 @@
 """Find a parser by its name.
 
-The names are those of SGLang's `--tool-call-parser`, and `plain`. Other packages add names with
-`register`, or with the entry-point group `toolroll.parsers`, which maps a name to a
+Most names are those of SGLang's `--tool-call-parser`. `plain` reads no calls. Other packages add
+names with `register`, or with the entry-point group `toolroll.parsers`, which maps a name to a
 `ToolCallParser` class.
 """
 
@@ -91,12 +91,13 @@ def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> 
 def get_parser(
     name: str, control_tokens: Collection[str] = (), *, reasoning: str | None = None
 ) -> ToolCallParser:
-    """Return the parser with this name. `sglang:NAME` is SGLang's own parser of this name.
+    """Return the parser with this name.
 
     Args:
-        name: One of `parser_names()`, or `sglang:NAME`.
-        control_tokens: The texts that are single control tokens in the vocabulary.
-        reasoning: A name of SGLang's `--reasoning-parser`. Default: the format's own reasoning.
+        name: One of `parser_names()`, or `sglang:NAME` for SGLang's own parser NAME.
+        control_tokens: The control tokens of the vocabulary, as texts.
+        reasoning: A name of SGLang's `--reasoning-parser`. Default: the reasoning tags of the
+            tool-call format.
 
     Raises `UnknownParserError` if the parser is unknown, and `ValueError` if the reasoning format
     is unknown.

@@ -31,9 +31,9 @@ class ToolCall:
 
     `arguments` is the decoded JSON object, or None if it could not be read. `raw` is the text
     between the format's markers, as the model wrote it. `span` is the call's character range
-    `[start, stop)` in the reply. `token_span` is the call's range in `output_ids`, or None if the
-    parser got no offsets. `id` is the id that the model wrote, or "" until `with_id` sets one.
-    `error` is an error message that can be given to the model.
+    `[start, stop)` in the reply. `token_span` is the call's range in the token ids of the reply, or
+    None if the parser got no offsets. `id` is the id that the model wrote, or "" until `with_id`
+    sets one. `error` is an error message that can be given to the model.
     """
 
     name: str
@@ -84,8 +84,8 @@ class ParsedReply:
 class Delta:
     """One step of a streamed reply: a piece of reasoning, a piece of content, or a whole call.
 
-    The joined pieces are `ParsedReply.reasoning` and `ParsedReply.content`. The calls are
-    `ParsedReply.tool_calls`.
+    The joined pieces of each kind are `ParsedReply.reasoning` and `ParsedReply.content`. The calls
+    are `ParsedReply.tool_calls`.
     """
 
     kind: Literal["reasoning", "content", "tool_call"]

@@ -1,1 +1,1 @@
-"""The wire formats, one per file, and the base classes that formats share."""
+"""The parsers of the wire formats, and their base classes. Similar formats share a file."""

@@ -1,7 +1,7 @@
-"""Beam: messages as in harmony, but the arguments of a call are elements.
+"""Beam: messages as in harmony, but each argument of a call is an XML-like element.
 
 A call starts with ` to=name<|channel|>analysis <|constrain|>xml<|message|>`. Each argument is
-`<rfl:parameter name="key">`, then the value on separate lines, then `</rfl:parameter>`.
+`<rfl:parameter name="key">`, then the value on lines of its own, then `</rfl:parameter>`.
 
 The prompt ends with `<|start|>assistant`. The line break before a closing tag belongs to the tag.
 The closing tag may be missing if another parameter follows. Source: SGLang 0.5.23 (beam).
@@ -69,7 +69,7 @@ class BeamParser(HarmonyParser):
         self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
     ) -> Steps[int]:
         """Add the parameter whose key is at `start` to `found`. Return where the parameter ends.
-        Raises `Broken`.
+        Raises `Broken` if it cannot be read.
         """
         at, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
         key = source.text[start:at]

@@ -1,5 +1,5 @@
-"""The base class of most formats: calls are elements with a start marker and an end marker, usually
-several in a block.
+"""`BlockParser`: the base class of most parsers. Each call has a start marker and an end marker. In
+most formats, a block with its own markers encloses the calls.
 
 Invariants: the calls of a block are read one by one, and an unreadable call does not hide other
 calls. Text between calls is content. If a block has no end marker, its last call is unclosed.
@@ -20,7 +20,7 @@ from toolroll.parsers.types import ToolCall
 
 
 class Broken(Exception):
-    """The element cannot be read. `name` is the call's name if it is known."""
+    """A call cannot be read. `name` is the tool's name, or "" if it is unknown."""
 
     def __init__(self, problem: str, name: str = "") -> None:
         super().__init__(problem)
@@ -28,12 +28,12 @@ class Broken(Exception):
 
 
 class BlockParser(MarkedParser):
-    """A parser for formats whose calls are elements.
+    """A parser for formats in which each call has a start marker and an end marker.
 
     Attributes:
         block: The start and end markers of a block of calls, or None if calls have no block.
         call: The start and end markers of a call.
-        bare: True if calls outside a block count too.
+        bare: True if calls are also read outside a block.
     """
 
     prose_has_no_markers = True
@@ -84,7 +84,7 @@ class BlockParser(MarkedParser):
         block: tuple[str, str],
         offered: Offered | None,
     ) -> Steps[int]:
-        """Add the calls of the block that opens at `at`. Return where the text continues.
+        """Add the calls of the block that starts at `at`. Return the position after the block.
 
         `block`: the start and end markers of the block. `begin`: where the first call's span
         starts. It is `at`, or the start of a header before the block (Muse).
@@ -132,8 +132,9 @@ class BlockParser(MarkedParser):
     def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls of an element, and the element's end. In some formats an element has
-        several calls. Raises `Broken`.
+        """Return the calls between one pair of call markers (several in some formats), and the
+        position after the end marker. The parameters are those of `element`. Raises `Broken` if the
+        calls cannot be read.
         """
         call, stop = yield from self.element(source, begin, start, offered)
         return [call], stop
@@ -141,7 +142,8 @@ class BlockParser(MarkedParser):
     def _element(
         self, source: Source, begin: int, at: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls of the element at `at`, and the position where the text continues.
+        """Return the calls between the call markers that start at `at`, and the position after
+        them. If they cannot be read, return one unreadable call.
 
         `begin`: where the first call's span starts.
         """
@@ -159,8 +161,8 @@ class BlockParser(MarkedParser):
 def json_arguments(
     source: Source, at: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """Return the arguments of the call of `name`, and where they end. The arguments are the JSON
-    value at `at`, after white space. Raises `Broken` if they cannot be read.
+    """Return the JSON value at `at` (after white space), and where it ends. Raises `Broken` if it
+    cannot be read. `name`: the tool's name, for the error message.
     """
     at = yield from source.skip(at)
     scanned = yield from scan_json(source, at)

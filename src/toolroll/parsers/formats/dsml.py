@@ -1,5 +1,6 @@
-"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: tagged calls. An attribute of each
-parameter marks strings (except in Step 3).
+"""DeepSeek 3.2, 4 and 4.1, GigaChat 3.5, Kimi K3 and Step 3: each call and each parameter is a
+tag with a name. Except in Step 3, an attribute of each parameter says whether its value is a
+string.
 """
 
 from __future__ import annotations
@@ -23,35 +24,39 @@ def _dsml(brand: str, block: str, invoke: str, parameter: str) -> Shape:
 
 
 class DeepSeekV32Parser(TagParser):
-    """DeepSeek 3.2: `<｜DSML｜function_calls>`."""
+    """DeepSeek 3.2: a block of calls starts with `<｜DSML｜function_calls>`."""
 
     name = "deepseekv32"
     shape = _dsml("DSML", "function_calls", "invoke", "parameter")
 
 
 class DeepSeekV4Parser(TagParser):
-    """DeepSeek 4: `<｜DSML｜tool_calls>`."""
+    """DeepSeek 4: a block of calls starts with `<｜DSML｜tool_calls>`."""
 
     name = "deepseekv4"
     shape = _dsml("DSML", "tool_calls", "invoke", "parameter")
 
 
 class DeepSeekV41Parser(TagParser):
-    """DeepSeek 4.1: `<｜DSML｜ calls>`, with a space before each name."""
+    """DeepSeek 4.1: a block of calls starts with `<｜DSML｜ calls>`. A space precedes the name of
+    each tag.
+    """
 
     name = "deepseekv41"
     shape = _dsml("DSML", " calls", " invoke", " parameter")
 
 
 class GigaChat35Parser(TagParser):
-    """GigaChat 3.5: `<｜GCML｜tool_calls>`."""
+    """GigaChat 3.5: a block of calls starts with `<｜GCML｜tool_calls>`."""
 
     name = "gigachat35"
     shape = _dsml("GCML", "tool_calls", "invoke", "parameter")
 
 
 class KimiK3Parser(TagParser):
-    """Kimi K3: `<|open|>tools<|sep|>`. Visible text is in a separate response element."""
+    """Kimi K3: a block of calls starts with `<|open|>tools<|sep|>`. Visible text is in a separate
+    `response` tag.
+    """
 
     name = "kimi_k3"
     shape = Shape(
@@ -68,7 +73,7 @@ class KimiK3Parser(TagParser):
 
 
 class Step3Parser(TagParser):
-    """Step 3: `<｜tool_calls_begin｜>`."""
+    """Step 3: a block of calls starts with `<｜tool_calls_begin｜>`."""
 
     name = "step3"
     shape = Shape(

@@ -28,7 +28,7 @@ class Glm45Parser(TagParser):
 
 
 class IQuestParser(TagParser):
-    """IQuest Q1: the same pairs as in GLM, between different markers."""
+    """IQuest Q1: arguments as in GLM, but `<iquest_tool_call>` around each call."""
 
     name = "iquest_q1"
     shape = replace(

@@ -74,7 +74,7 @@ class HarmonyParser(ToolCallParser):
     def _message(
         self, source: Source, out: Collector, begin: int, offered: Offered | None
     ) -> Steps[int]:
-        """Add the message whose header is at `begin`. Return where the text continues."""
+        """Add the message whose header is at `begin`. Return the position after the message."""
         stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
         header = source.text[begin:stop]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
@@ -118,9 +118,9 @@ class HarmonyParser(ToolCallParser):
         name: str,
         offered: Offered | None,
     ) -> Steps[int]:
-        """Add the call of `name`. Its header is at `begin`, and its arguments are at `body`.
+        """Add the call of `name`, whose header is at `begin` and whose arguments are at `body`.
 
-        Return where the text continues.
+        Return the position after the call.
         """
         at = yield from source.skip(body)
         if (yield from source.starts(at, *ENDS)):

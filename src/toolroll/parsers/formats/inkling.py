@@ -1,8 +1,8 @@
-"""Inkling: `<|message_model|>`, then a marker for the kind of message, and `<|end_message|>` at the
-end.
+"""Inkling: each message is `<|message_model|>`, a marker for its kind, its content, and
+`<|end_message|>`.
 
-The kind is `<|content_thinking|>`, `<|content_text|>`, or for a call
-`name<|content_invoke_tool_json|>{"name": ..., "args": {...}}`.
+The kind is `<|content_thinking|>` or `<|content_text|>`. A call is
+`<|message_model|>name<|content_invoke_tool_json|>{"name": ..., "args": {...}}<|end_message|>`.
 
 The prompt ends with `<|message_model|>`, so a reply starts inside a header. Invariant: if a message
 is a call, the word before its kind marker is the tool's name. Otherwise the word is text.
@@ -93,7 +93,7 @@ class InklingParser(JsonBlockParser):
         return source.text[at:stop], marker
 
     def _plain(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """Add the call whose text is at `start`. Return where the text continues."""
+        """Add the call whose text is at `start`. Return the position after the call."""
         end, marker = yield from source.until(start, (_END, _STOP, _MESSAGE, _JSON, _PLAIN))
         raw, stop = source.text[start:end], end + len(marker) if marker in (_END, _STOP) else end
         out.call(made_call("", {"text": raw}, raw, (begin, stop)))

@@ -1,5 +1,6 @@
-"""The base classes of formats that write calls as JSON: one or several objects, or a list of
-objects, between two markers or after one marker.
+"""Read calls that a format writes as JSON: one or several objects, or a list of objects.
+`JsonBlockParser` is for formats with markers around the JSON. `open_json_calls` is for formats
+without an end marker.
 
 Invariants: text between blocks is content. Text inside a JSON string is not a marker, unless it is
 a control token.
@@ -22,9 +23,9 @@ class JsonBlockParser(MarkedParser):
 
     Attributes:
         names: The keys that hold the name, the arguments and the id in a call object.
-        ends: The stop tokens that also end a block. They may be in the text, or may already be
-            removed from its end.
-        bounds: The markers that start another message. An unclosed block ends before them.
+        ends: The stop tokens that also end a block. The stop token at the end of a reply may be
+            missing in its text.
+        bounds: The markers that start another message. An unclosed block ends before the first.
     """
 
     opener: ClassVar[str]
@@ -114,11 +115,11 @@ def open_json_calls(
     stops: tuple[str, ...],
     names: Names = DEFAULT_NAMES,
 ) -> Steps[int]:
-    """Add the calls of the JSON value at `at`, which has no end marker. Its start marker is at
-    `begin`.
+    """Add the calls in the JSON value at `at`. The value has a start marker at `begin`, but no end
+    marker.
 
-    Return where the text continues: after the value, or at the next of `stops` if the value cannot
-    be read.
+    Return the position after the value. If the value cannot be read, return the position of the
+    next of `stops`.
     """
     at = yield from source.skip(at)
     value, scanned = yield from read_json(source, at)
@@ -149,8 +150,8 @@ def broken_open(
 ) -> Steps[tuple[ToolCall, int]]:
     """Return an unreadable call of a format without end markers, and the call's end.
 
-    The call ends before the next of `stops`, or at the end of the text. `incomplete`: the text
-    ended inside the call.
+    The call ends before the next of `stops`, or at the end of the text. `incomplete`: True if the
+    text ended inside the call.
     """
     stop, _ = yield from source.until(start, stops)
     raw = source.text[start:stop]

@@ -1,6 +1,6 @@
-"""Kimi K2 and K2.5:
-`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` in a
-section. The header is the call's id.
+"""Kimi K2 and K2.5: a section of calls
+`<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`. The header
+`functions.name:0` is the call's id.
 """
 
 from __future__ import annotations

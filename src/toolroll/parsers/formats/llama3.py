@@ -1,8 +1,9 @@
 """Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or several of them
 separated by `;`, sometimes after `<|python_tag|>`.
 
-If a reply starts with `{`, the object is a call only if it has a name, and either arguments or no
-other key. Unreadable JSON is a call if it has a name. Other JSON is text.
+An object that follows neither `<|python_tag|>` nor `;` is a call only if it has the key `name`, and
+also `parameters`, `arguments` or no other key. If its JSON is unreadable, it is a call if the key
+`name` occurs near its start. Otherwise the object is text.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Llama3Parser(ToolCallParser):
             at = yield from self._objects(source, out, begin, begin + len(marker))
 
     def _objects(self, source: Source, out: Collector, begin: int, at: int) -> Steps[int]:
-        """Add the calls at `at`, one after another. Return where the text continues."""
+        """Add the calls at `at`, one after another. Return the position after them."""
         while True:
             at = yield from open_json_calls(source, out, begin, at, (_TAG,))
             behind = yield from source.skip(at)

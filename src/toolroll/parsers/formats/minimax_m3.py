@@ -137,7 +137,9 @@ class _Holder:
             self.repeated.add(key)
 
     def value(self) -> Any:
-        """Return the object or the array."""
+        """Return `members` or `items`, as the schema requires. If the schema does not decide,
+        elements that are all named `item` are an array.
+        """
         kinds = kinds_of(self.schema) if isinstance(self.schema, Mapping) else None
         kinds = (kinds or frozenset()) & {"array", "object"}
         if len(kinds) == 1:

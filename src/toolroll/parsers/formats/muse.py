@@ -1,5 +1,5 @@
-"""Muse Glimmer: messages `to=name<|message|>` with a block of `<atem:invoke name="...">`. A message
-`to=self` is reasoning, and a message `to=user` is content.
+"""Muse Glimmer: a message `to=name<|message|>` with a block of `<atem:invoke name="...">` contains
+calls. A message `to=self` is reasoning, and a message `to=user` is content.
 
 The prompt ends with `<|start|>assistant`, so a reply starts inside a header.
 """

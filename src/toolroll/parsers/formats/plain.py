@@ -1,5 +1,5 @@
-"""`PlainParser`: for replies without a tool-call format, either because the server parses calls
-itself or because the model makes no calls. Reasoning is still separated.
+"""`PlainParser`: a parser for replies without tool calls in their text. Use it if the server parses
+the calls itself, or if the model makes no calls. Reasoning is still separated.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class PythonicParser(ToolCallParser):
         """Add the calls of the list at `begin`. If it is not a list of calls, add only its bracket
         as text.
 
-        Return where the text continues. `alone`: the list is at the start of a line or after the
-        start marker.
+        Return the position after the added text. `alone`: True if the list is at the start of a
+        line or after the start marker.
         """
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)

@@ -1,5 +1,5 @@
 """Qwen3-Coder, Qwen3.5, Nemotron 3 and Step 3.5: `<tool_call>` around `<function=name>` with a
-`<parameter=key>` for each argument. Also MiMo, which adds HTML escapes to the values.
+`<parameter=key>` for each argument. Also MiMo, which writes the values with HTML escapes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""`sglang:NAME`: SGLang's own tool-call parser if SGLang is installed.
+"""`SGLangParser`: a parser that calls SGLang's own tool-call parser (`sglang:NAME`).
 
 Invariant: a call that SGLang's parser drops is kept as a call with an error status. This library's
-parser of the same format finds the dropped calls. If there is none, only replies without calls are
-checked: if part of the text was dropped, the whole reply is kept as one unreadable call.
+parser of the same format finds the dropped calls. If this library has no parser of the format, only
+replies in which SGLang finds no call are checked: if SGLang dropped a part of such a reply, the
+whole reply is kept as one unreadable call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recurs
 
 
 class SGLangParser(ToolCallParser):
-    """SGLang's parser `sglang_name`.
+    """A parser that calls SGLang's tool-call parser `sglang_name`.
 
     `ours` is this library's parser of the same format, or None. It provides the reasoning tags and
     the markers, and finds calls that SGLang's parser drops.
@@ -128,7 +129,7 @@ class SGLangParser(ToolCallParser):
 
 
 def _call(item: Any) -> ToolCall:
-    """Return SGLang's `ToolCallItem` as a call."""
+    """Convert SGLang's `ToolCallItem` to a `ToolCall`."""
     raw = str(item.parameters)
     try:
         arguments = json.loads(raw)

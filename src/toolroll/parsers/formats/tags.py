@@ -1,12 +1,12 @@
-"""The base class of tagged formats: calls are elements with a name, and parameters are elements
-with a key and bare text.
+"""`TagParser`: the base class for formats with tags. A call is a tag with the tool's name. In it,
+each parameter is a tag with a key, and its value is bare text.
 
 Qwen3-Coder, GLM, MiniMax, DeepSeek 3.2 and similar formats differ in their markers, which `Shape`
 lists.
 
-Invariants: a value ends at the first closing marker that another parameter or the end of the call
-follows, so a value may contain the format's own tags. A value that is never closed ends with its
-call and block, so it does not hide the next call.
+Invariants: a value ends at the first closing marker that is followed by another parameter or by the
+end of the call. So a value may contain the format's own tags. The search for this marker stops
+where the call and its block end, so a value that is never closed does not hide the next call.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Shape:
     Attributes:
         block: The start and end markers of all calls together, or None if there is no block.
         call: The start and end markers of a call.
-        name_end: The markers that end the name. The first is skipped. The others belong to what
-            follows the name.
+        name_end: The markers that end the name. The first only ends the name. Each of the others
+            is also the start of the text after the name.
         key: The start and end markers of a parameter's key.
-        value: The start and end markers of a value. The start is "" if the key's end starts the
-            value.
+        value: The start and end markers of a value. The start marker is "" if the value directly
+            follows the key's end marker.
         kind: The start and end markers of the value's JSON type, which may follow the key. None if
             the format has no types.
         typed_by: The attribute after the key that marks strings, and its value for a string.
@@ -111,8 +111,8 @@ class TagParser(BlockParser):
     def _arguments(
         self, source: Source, at: int, name: str, offered: Offered | None
     ) -> Steps[tuple[dict[str, Any], int, int]]:
-        """Return the arguments after the name, the end of the text inside the call, and the call's
-        end.
+        """Read the text after the name, which starts at `at`. Return the arguments, the position of
+        the call's end marker, and the position after this marker.
         """
         shape = self.shape
         schemas = offered.parameters(name) if offered is not None else {}

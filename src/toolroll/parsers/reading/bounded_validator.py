@@ -1,8 +1,8 @@
 """`BoundedValidator`: checks values against untrusted JSON schemas (draft 2020-12).
 
-Invariants: a schema's regular expressions are never evaluated, because Python's `re` may take
-exponential time. Nothing is fetched for a `$ref`. A check ends after `MOST_STEPS` steps. If these
-limits prevent a check, `NotChecked` is raised.
+Invariants: a schema's regular expressions are ignored, because Python's `re` may take exponential
+time. Nothing is fetched for a `$ref`, and a check ends after `MOST_STEPS` steps. If one of these
+two limits prevents a check, `NotChecked` is raised.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _bounded() -> Iterator[None]:
 
 
 def _counted(check: Keyword) -> Keyword:
-    """Return `check` with its steps counted."""
+    """Return a keyword check that does what `check` does, and counts its steps."""
 
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> _Errors:
         _spend(1 + (_length(value) + _length(instance)) // 16)
@@ -147,7 +147,7 @@ _WITHOUT_NAMES = extend(  # type: ignore[no-untyped-call]
     _BOUNDED,
     dict.fromkeys(_BY_PATTERN, _ignored),
 )
-"""The validator for schemas with `patternProperties`. Their patterns would decide which other names
-are allowed. But patterns are never evaluated, so `additionalProperties` and `unevaluatedProperties`
-are ignored.
+"""The validator for schemas with `patternProperties`. `additionalProperties` and
+`unevaluatedProperties` apply to the properties that match no pattern. Patterns are never evaluated,
+so this validator ignores these two keywords.
 """

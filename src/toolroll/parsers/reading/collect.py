@@ -1,7 +1,8 @@
 """`Collector`: builds a reply, and the deltas of its stream, from what a parser reads.
 
-Invariant: the joined deltas of one kind equal the reply's field of this kind. Trailing white space
-is stripped from the fields, so it is held back until other text follows.
+Invariant: the joined deltas of one kind equal the reply's field of this kind. The content ends
+without white space, and the reasoning without line breaks. So these characters are held back until
+other text follows.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class _Trimmed:
         self.parts: list[str] = []
 
     def add(self, text: str) -> str:
-        """Add `text`. Return the text that is certain now, including text that was held back
-        before.
+        """Add `text`. Return the new text that no later text can change, including text that was
+        held back before.
         """
         body = text.rstrip(self._chars)
         if not body:
@@ -45,7 +46,7 @@ class Collector:
     """Collects reasoning, content and calls in the order in which they were written.
 
     Args:
-        source: The text of the reply, which gives the calls their token spans.
+        source: The text of the reply and the positions of its tokens.
         offered: The tools that were offered, or None if calls are not checked.
         calls_as_text: If True, all text from the first call on is content.
     """
@@ -79,8 +80,8 @@ class Collector:
             self._put("reasoning", self._reasoning.add(text))
 
     def call(self, call: ToolCall) -> None:
-        """Add a call, with its token span and its status. It may be unreadable. The status also
-        depends on the tools, and on the ids of earlier calls.
+        """Add a call, which may be unreadable, and set its token span. Change its status if it does
+        not fit the offered tools, or if an earlier call has the same id.
         """
         if self.calls_as_text:
             if call.span is None:
@@ -105,7 +106,9 @@ class Collector:
             self._verbatim_at = at
 
     def verbatim(self, text: str) -> None:
-        """After `begin_verbatim`, add the new part of `text` (the reply so far) as content."""
+        """If `begin_verbatim` was called, add the new part of `text` (the reply so far) as
+        content.
+        """
         if self._verbatim_at is not None:
             self._put("content", self._content.add(text[self._verbatim_at :]))
             self._verbatim_at = len(text)

@@ -294,8 +294,8 @@ def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -
 
 
 def name_in(raw: str, key: str = "name") -> str:
-    """Return the tool's name in an unreadable call, for the error message. Return "" if there is
-    none.
+    """Return the string after `key` in `raw`, the text of an unreadable call. This is the tool's
+    name. Return "" if there is none.
     """
     _, found, rest = raw[:2000].partition(f'"{key}"')
     parts = rest.split('"', 2)

@@ -59,7 +59,7 @@ class Unreadable(Exception):
 
 
 def read_name(source: Source, at: int) -> Steps[str]:
-    """Return the name at `at`, which may contain dots, or ""."""
+    """Return the name at `at`, which may contain dots. Return "" if there is none."""
     char = yield from source.char(at)
     return (yield from _run(source, at, _NAME)) if _NAME_START.match(char) else ""
 

@@ -32,8 +32,8 @@ class Offered:
 
 
 def check_call(call: ToolCall, offered: Offered) -> ToolCall:
-    """Return `call`. If it is ok but does not fit the tools, set its status to unknown_tool or
-    bad_arguments.
+    """Check `call` against the tools. If it is ok but does not fit them, return a copy with the
+    status unknown_tool or bad_arguments. Otherwise return `call`.
     """
     if not call.ok:
         return call

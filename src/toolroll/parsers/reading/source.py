@@ -1,6 +1,6 @@
-"""`Source`: the text of a reply as it arrives, with the positions of its tokens. Its readers are
-generators. A reader yields when it needs more text, and continues when more text has arrived or the
-text is closed.
+"""`Source`: the text of a reply as it arrives, with the positions of its tokens. The methods that
+read it are generators, called readers. A reader yields when it needs more text, and continues when
+more text has arrived or the text is closed.
 
 Invariants:
 
@@ -8,7 +8,8 @@ Invariants:
 - If a marker is one control token of the vocabulary, only that token counts as the marker.
 - The time is linear in the length of the text, even for small pieces: failed searches are not
   repeated, and waiting searches continue where they stopped.
-- No reader keeps a match object across a yield, because a match object keeps the old text alive.
+- No reader keeps a match object across a yield. A match object refers to the text, so each new
+  piece would copy the whole text (see `Source.feed`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class Source:
-    """A growing text. `control`: the texts that are single control tokens in the vocabulary."""
+    """A growing text. `control`: the control tokens of the vocabulary, as texts."""
 
     def __init__(self, control: Collection[str] = ()) -> None:
         self.text = ""
@@ -87,7 +88,9 @@ class Source:
         return False
 
     def tokens(self, span: Span) -> Span | None:
-        """Return the token span that covers a span of characters. Return None without offsets."""
+        """Return the range of tokens that covers the characters of `span`. Return None if the
+        offsets of the tokens are unknown, or if no token covers the span.
+        """
         if self._starts is None:
             return None
         first, last = bisect_right(self._stops, span[0]), bisect_left(self._starts, span[1])

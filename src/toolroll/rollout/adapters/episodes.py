@@ -83,7 +83,10 @@ class EpisodeSettings(ModelSettings):
         description="limit in seconds for one call of the environment; default: no limit",
     )
     retries: int = Field(
-        default=1, ge=0, description="how often an episode is played again if a failure aborts it"
+        default=1,
+        ge=0,
+        description="maximum number of times that an episode is played again after a failure "
+        "aborted it",
     )
     seed: int | None = Field(
         default=None, description="the seed of environments and users; default: 0"

@@ -115,7 +115,8 @@ def serve(
     max_resumes: Annotated[
         int,
         typer.Option(
-            help="how often to resume a turn that the engine aborted", rich_help_panel=_REQUESTS
+            help="maximum number of times that one turn is resumed after the engine aborted it",
+            rich_help_panel=_REQUESTS,
         ),
     ] = 3,
     verify: Annotated[

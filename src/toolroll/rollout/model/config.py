@@ -59,8 +59,9 @@ class ModelSettings(BaseModel):
     max_resumes: int = Field(
         default=0,
         ge=0,
-        description="how often to resume a turn that the engine aborted (for a weight update); 0: "
-        "the episode is aborted, as trainers expect (`toolroll run` resumes 3 times)",
+        description="maximum number of times that one turn is resumed after the engine aborted it "
+        "(for a weight update); 0: the episode is aborted, as trainers expect (`toolroll run` "
+        "resumes a turn up to 3 times)",
     )
     pace_gc: bool = Field(
         default=True,

@@ -42,9 +42,10 @@ T = TypeVar("T")
 class Model:
     """A served model. Use it as an async context manager, or call `aclose` at the end.
 
-    `max_resumes`: how often a turn that the engine aborted (for a weight update) is resumed. If it
-    is then aborted again, the partial turn is returned. `threads`: the maximum number of concurrent
-    blocking calls of environments and user simulators, usually the number of concurrent episodes.
+    `max_resumes`: the maximum number of times that one turn is resumed after the engine aborted it
+    (for a weight update). If the engine then aborts it again, the partial turn is returned.
+    `threads`: the maximum number of concurrent blocking calls of environments and user simulators,
+    usually the number of concurrent episodes.
     """
 
     def __init__(

@@ -56,8 +56,8 @@ class TurnNode:
     """A weak reference to the request that produced this turn, while it is cached for a retry."""
 
     def answered(self) -> PendingRequest[CompletionResult] | None:
-        """Return the request that produced this turn if it is still cached. Later calls return
-        None.
+        """Return the request that produced this turn, or None if it is no longer cached. Only the
+        first call returns the request; later calls return None.
         """
         source, self.source = self.source, None
         return source() if source is not None else None
