@@ -167,6 +167,15 @@ async def test_a_first_request_that_is_refused_creates_the_session(
         assert (episode.task_id, episode.sample, episode.result.reward) == ("s", 0, 0.0)
 
 
+async def test_requests_get_no_session_that_could_not_be_added_again(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, policy) as bench:
+        sessions = bench.endpoint.sessions
+        older, newer = sessions.empty("s"), sessions.create("s")
+        sessions.put_back(older)
+        assert sessions.find("s") is newer
+        assert sessions.current(older) is newer
+
+
 async def test_a_reward_that_arrives_after_the_end_of_its_session_is_refused(
     tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -348,8 +348,7 @@ class Sessions:
         time. Do nothing if another session uses its name already. `live` gets no more answers, but
         its tokens can be read, and it can be dropped again.
         """
-        if not self.closed:
-            self._sessions.setdefault(live.id, live)
+        if not self.closed and self._sessions.setdefault(live.id, live) is live:
             live.added = True
             self._touched(live)
 
