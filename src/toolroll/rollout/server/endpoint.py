@@ -203,7 +203,7 @@ class Endpoint:
                 choices.append(await call_of_size(made, completion, seed, large=long))
             result = CompletionResult(
                 context.answer_id, context.created, self.model, prompt.input_ids, choices, sent,
-                prompt_json, use.constrained, first, dialect.exact,
+                prompt_json, use.constrained, first, dialect.exact, stops,
             )  # fmt: skip
             result.commit = lambda: self._commit_reply(live, prompt, parsed, result, pending)
             result.render = lambda: dialect.body(asked, result)
