@@ -294,7 +294,11 @@ class Endpoint:
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             stops = stop_strings(params)
-            pending.stream_context = StreamContext(self.served.template, params, stop_strings=stops)
+            answer_id, created = _name("cmpl-", pending)
+            pending.stream_context = StreamContext(
+                self.served.template, params, answer_id=answer_id, created=created,
+                stop_strings=stops,
+            )  # fmt: skip
             plan = await call_of_size(planned, large=large)
             stored = pending.stored
             ids = plan.input_ids if stored is None else live.prompt_of(stored)
@@ -308,7 +312,7 @@ class Endpoint:
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
             result = CompletionResult(
-                *_name("cmpl-", pending), self.model, ids, choices, sent, prompt_json
+                answer_id, created, self.model, ids, choices, sent, prompt_json
             )
             result.commit = lambda: commit_text(live, plan, result, pending)
             result.render = lambda: text_body(

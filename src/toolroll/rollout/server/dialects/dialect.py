@@ -50,8 +50,8 @@ class StreamContext:
     `tools`: the offered tools, or None if there are none. `seeds`: for each choice of a chat
     completion, the seed of its call ids. `answer_id` and `created`: the values that the finished
     answer will have. `prompt_tokens`: the length of the prompt. `stop_strings`: the stop strings
-    that are cut from the text. For a text completion, only `template`, `sampling_params` and
-    `stop_strings` are set.
+    that are cut from the text. For a text completion, `tools`, `seeds` and `prompt_tokens` are
+    not set.
     """
 
     template: ChatTemplate
