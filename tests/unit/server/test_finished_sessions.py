@@ -20,7 +20,7 @@ from toolroll.rollout.server.session_store import JOURNAL_NAME
 from toolroll.rollout.server.sessions import LiveSession, end
 from toolroll.rollout.server.streaming import event_lines
 from toolroll.rollout.server.verifying import start_checks
-from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.rollout.testing import Reply
 
 
 async def test_an_older_session_of_a_name_is_finished_by_the_next_server(
