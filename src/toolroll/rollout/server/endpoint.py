@@ -52,6 +52,7 @@ from toolroll.rollout.server.sampling import (
     EngineCapabilities,
     ToolUse,
     apply_tool_choice,
+    default_limit,
     sampling_params,
     stop_strings,
     top_logprobs,
@@ -265,7 +266,8 @@ class Endpoint:
         room = self.capabilities.context_length
         if not self.settings.cut_first_prompt or room is None:
             return prompt
-        return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
+        limit = default_limit(self.settings, live.sampling_params)
+        return prompt.cut(max(1, room - (limit or 1)))
 
     async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
         """Start the text completion of `body`. If `body` is a retry, join the earlier request
