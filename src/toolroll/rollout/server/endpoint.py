@@ -252,11 +252,7 @@ class Endpoint:
         return use, self.templates.get(self.templates.with_effort(switches, effort))
 
     def _plan(
-        self,
-        live: LiveSession,
-        asked: Asked,
-        tools: list[Tool],
-        template: ChatTemplate,
+        self, live: LiveSession, asked: Asked, tools: list[Tool], template: ChatTemplate
     ) -> Prompt:
         continued = bool(asked.request.continue_final_message)
         before, prefill = split_prefill(asked.messages) if continued else (asked.messages, "")
@@ -296,11 +292,10 @@ class Endpoint:
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             stops = stop_strings(params)
-            answer_id, created = _name("cmpl-", pending)
+            name = _name("cmpl-", pending)
             pending.stream_context = StreamContext(
-                self.served.template, params, answer_id=answer_id, created=created,
-                stop_strings=stops,
-            )  # fmt: skip
+                self.served.template, params, None, (), *name, stop_strings=stops
+            )
             plan = await call_of_size(planned, large=large)
             stored = pending.stored
             ids = plan.input_ids if stored is None else live.prompt_of(stored)
@@ -313,9 +308,7 @@ class Endpoint:
                 read_text = partial(self._text, completion, sent, stops)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
-            result = CompletionResult(
-                answer_id, created, self.model, ids, choices, sent, prompt_json
-            )
+            result = CompletionResult(*name, self.model, ids, choices, sent, prompt_json)
             result.commit = lambda: commit_text(live, plan, result, pending)
             result.render = lambda: text_body(
                 result,
