@@ -297,6 +297,23 @@ async def test_a_sessions_limit_precedes_the_endpoints(tokenizer: Any) -> None:
         assert limits == [9, 20, 3]
 
 
+@pytest.mark.parametrize(("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)])
+async def test_a_long_first_prompt_is_cut_to_make_room_for_the_sessions_limit(
+    tokenizer: Any, limit: dict[str, int], room: int
+) -> None:
+    settings = {"default_max_tokens": 100, "cut_first_prompt": True}
+    long = {"messages": [{"role": "user", "content": "word " * 800}]}
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings=settings, context_length=300
+    ) as bench:
+        made = {"session_id": "s", "sampling_params": limit}
+        assert (await bench.post("/sessions", made))[0] == 201
+        assert (await bench.post(CHAT, long))[0] == 200
+        [sent] = bench.engine.log
+        assert len(sent.input_ids) == room
+        assert sent.sampling_params["max_new_tokens"] == 300 - room
+
+
 async def test_a_sessions_stop_string_is_cut_from_the_text_as_a_requests_is(
     tokenizer: Any,
 ) -> None:

@@ -20,7 +20,7 @@ from toolroll.rollout.server.session_store import JOURNAL_NAME
 from toolroll.rollout.server.sessions import LiveSession, end
 from toolroll.rollout.server.streaming import event_lines
 from toolroll.rollout.server.verifying import start_checks
-from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.rollout.testing import Reply
 
 
 async def test_an_older_session_of_a_name_is_finished_by_the_next_server(
@@ -143,50 +143,37 @@ async def test_a_stream_that_its_client_still_reads_is_in_flight(
         assert (status, answer["turns"]) == (200, 2)
 
 
-async def test_a_first_request_that_is_refused_leaves_no_session(
-    tokenizer: Any, tmp_path: Path
+@pytest.mark.parametrize("out", [True, False])
+async def test_a_first_request_that_is_refused_creates_the_session(
+    tokenizer: Any, tmp_path: Path, out: bool
 ) -> None:
     long = {"messages": [{"role": "user", "content": "word " * 800}]}
-    async with endpoint(tokenizer, policy, out=tmp_path, context_length=600) as bench:
-
-        async def names() -> list[str]:
-            return [one["session_id"] for one in (await bench.get("/sessions"))["data"]]
-
-        status, answer = await bench.post(CHAT.format("s"), long)
-        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
-        assert await names() == []
-        sessions = bench.endpoint.sessions
-        reading = sessions.of("s")  # of a request whose body is being read
-        await bench.post("/sessions", {"session_id": "made"})
-        for name in ("made", "s"):
-            assert (await bench.post(CHAT.format(name), long))[0] == 400
-        assert await names() == ["made"]
-        assert not sessions.current(reading).pending.all()
+    folder = tmp_path if out else None
+    async with endpoint(tokenizer, policy, out=folder, context_length=600) as bench:
+        for name in ("s", "t"):
+            status, answer = await bench.post(CHAT.format(name), long)
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert (await bench.post(f"/sessions/{name}/reward", {"reward": 0.0}))[0] == 200
+            assert (await bench.get(f"/sessions/{name}/trajectories"))["trajectories"] == []
         await ask(bench, [USER])
-        assert (await bench.post(CHAT.format("s"), long))[0] == 400
-        assert await names() == ["made", "s"]
-    async with endpoint(tokenizer, policy, out=tmp_path) as again:
-        assert {live.id: len(live.trace) for live in again.endpoint.sessions.all()} == {
-            "made": 0,
-            "s": 1,
+        found = {one["session_id"]: one for one in (await bench.get("/sessions"))["data"]}
+        assert {name: (one["sample"], one["turns"]) for name, one in found.items()} == {
+            "s": (0, 1),
+            "t": (0, 0),
         }
+        assert [await delete(bench, name) for name in "st"] == [200, 200]
+    if out:
+        [episode] = read_episodes(tmp_path)
+        assert (episode.task_id, episode.sample, episode.result.reward) == ("s", 0, 0.0)
 
 
-async def test_a_refused_request_discards_no_session_that_another_uses(tokenizer: Any) -> None:
-    go_on, long = asyncio.Event(), {"messages": [{"role": "user", "content": "word " * 200}]}
-
-    def held(request: PolicyRequest) -> Reply:
-        return Reply("Hello.", hold=go_on, hold_after=1)
-
-    async with endpoint(tokenizer, held, context_length=100) as bench:
-        core = bench.endpoint
-        first = await core.start_reply(core.chat, core.sessions.of("s"), Received(long))
-        asking = asyncio.create_task(bench.post(CHAT.format("s"), {"messages": [USER]}))
-        while len(first[0].pending.all()) < 2 and not first[2].task.done():
-            await asyncio.sleep(0)
-        go_on.set()
-        assert (await asking)[0] == 200
-        await bench.trajectories()
+async def test_requests_get_no_session_that_could_not_be_added_again(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, policy) as bench:
+        sessions = bench.endpoint.sessions
+        older, newer = sessions.empty("s"), sessions.create("s")
+        sessions.put_back(older)
+        assert sessions.find("s") is newer
+        assert sessions.current(older) is newer
 
 
 async def test_a_reward_that_arrives_after_the_end_of_its_session_is_refused(

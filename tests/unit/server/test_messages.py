@@ -302,6 +302,15 @@ async def test_why_a_message_ended(
         assert (reply["stop_reason"], reply["stop_sequence"]) == stop
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_sessions_stop_string_ends_a_message(tokenizer: Any, stream: bool) -> None:
+    async with endpoint(tokenizer, lambda request: "One END two") as bench:
+        made = {"session_id": "s", "sampling_params": {"stop": "END"}}
+        assert (await bench.post("/sessions", made))[0] == 201
+        reply = await ask(bench, HELLO, path=PATH, stream=stream)
+        assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "END")
+
+
 async def test_a_forced_call_and_a_strict_tool_are_grammars(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
         for choice in ({"type": "any"}, {"type": "tool", "name": "look"}):

@@ -245,3 +245,16 @@ async def test_text_completions_stream(tokenizer: Any, stop: Any) -> None:
         assert text == "One two 日本 🙂 three " + ("" if stop else "six seven.")
         assert chunks[-1]["choices"][0]["logprobs"]["token_ids"] == bench.engine.log[0].output_ids
         await bench.trajectories()
+
+
+async def test_a_streamed_text_completion_has_the_id_of_the_answer(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "One two three.") as bench:
+        chunks = await events(
+            bench, "/sessions/s/v1/completions", prompt="Hi", stream_options={"include_usage": True}
+        )
+        [pending] = bench.endpoint.sessions.find("s").pending.all()
+        answer = pending.task.result()
+        assert answer.id.startswith("cmpl-")
+        assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {
+            (answer.id, answer.created)
+        }

@@ -42,8 +42,9 @@ class EndpointSettings(BaseModel):
     )
     cut_first_prompt: bool = Field(
         default=False,
-        description="if the first prompt of a conversation leaves no room for default_max_tokens, "
-        "drop the prompt's first tokens, as OpenRLHF does, instead of refusing the request",
+        description="if the first prompt of a conversation leaves no room for the default number "
+        "of new tokens (the session's max_new_tokens, else default_max_tokens), drop the prompt's "
+        "first tokens, as OpenRLHF does, instead of refusing the request",
     )
     openrlhf_token_ids: bool = Field(
         default=False,

@@ -52,6 +52,7 @@ from toolroll.rollout.server.sampling import (
     EngineCapabilities,
     ToolUse,
     apply_tool_choice,
+    default_limit,
     sampling_params,
     stop_strings,
     top_logprobs,
@@ -203,7 +204,7 @@ class Endpoint:
                 choices.append(await call_of_size(made, completion, seed, large=long))
             result = CompletionResult(
                 context.answer_id, context.created, self.model, prompt.input_ids, choices, sent,
-                prompt_json, use.constrained, first, dialect.exact,
+                prompt_json, use.constrained, first, dialect.exact, stops,
             )  # fmt: skip
             result.commit = lambda: self._commit_reply(live, prompt, parsed, result, pending)
             result.render = lambda: dialect.body(asked, result)
@@ -251,11 +252,7 @@ class Endpoint:
         return use, self.templates.get(self.templates.with_effort(switches, effort))
 
     def _plan(
-        self,
-        live: LiveSession,
-        asked: Asked,
-        tools: list[Tool],
-        template: ChatTemplate,
+        self, live: LiveSession, asked: Asked, tools: list[Tool], template: ChatTemplate
     ) -> Prompt:
         continued = bool(asked.request.continue_final_message)
         before, prefill = split_prefill(asked.messages) if continued else (asked.messages, "")
@@ -265,7 +262,8 @@ class Endpoint:
         room = self.capabilities.context_length
         if not self.settings.cut_first_prompt or room is None:
             return prompt
-        return prompt.cut(max(1, room - (self.settings.default_max_tokens or 1)))
+        limit = default_limit(self.settings, live.sampling_params)
+        return prompt.cut(max(1, room - (limit or 1)))
 
     async def start_text(self, live: LiveSession, body: Received, *, retry: int = 0) -> Started:
         """Start the text completion of `body`. If `body` is a retry, join the earlier request
@@ -294,7 +292,10 @@ class Endpoint:
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             stops = stop_strings(params)
-            pending.stream_context = StreamContext(self.served.template, params, stop_strings=stops)
+            name = _name("cmpl-", pending)
+            pending.stream_context = StreamContext(
+                self.served.template, params, None, (), *name, stop_strings=stops
+            )
             plan = await call_of_size(planned, large=large)
             stored = pending.stored
             ids = plan.input_ids if stored is None else live.prompt_of(stored)
@@ -307,9 +308,7 @@ class Endpoint:
                 read_text = partial(self._text, completion, sent, stops)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
-            result = CompletionResult(
-                *_name("cmpl-", pending), self.model, ids, choices, sent, prompt_json
-            )
+            result = CompletionResult(*name, self.model, ids, choices, sent, prompt_json)
             result.commit = lambda: commit_text(live, plan, result, pending)
             result.render = lambda: text_body(
                 result,

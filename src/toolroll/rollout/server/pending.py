@@ -82,14 +82,6 @@ class PendingRequest(Generic[T]):
         """The error of a request that ended and was not cancelled."""
         return self.failure or self.task.exception()
 
-    @property
-    def refused(self) -> bool:
-        """True if the request ended with an error because it is not valid."""
-        if not self.failed or self.task.cancelled():
-            return False
-        error = self.error
-        return error is not None and api_error(error).status == 400
-
 
 class PendingRequests(Generic[T]):
     """The requests of one session. `grace` is in seconds."""

@@ -37,9 +37,10 @@ class CompletionResult:
 
     `prompt_json`: `prompt_ids` as JSON text without brackets (`joined_ids`). `constrained`: the
     request field that caused a grammar constraint, if there was one. `first`: the number of earlier
-    answers to the same prompt. `exact`: True if the body ends with the prompt's ids. `commit` is
-    called once, when the answers are returned. `saved` is done once they are on disk. `render`
-    returns the body without the prompt's ids.
+    answers to the same prompt. `exact`: True if the body ends with the prompt's ids.
+    `stop_strings`: the stop strings that are cut from a chat reply's text. `commit` is called once,
+    when the answers are returned. `saved` is done once they are on disk. `render` returns the body
+    without the prompt's ids.
     """
 
     id: str
@@ -52,6 +53,7 @@ class CompletionResult:
     constrained: str | None = None
     first: int = 0
     exact: bool = True
+    stop_strings: Sequence[str] = ()
     saved: asyncio.Future[None] | None = field(default=None, repr=False)
     commit: Callable[[], None] | None = field(default=None, repr=False)
     render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)

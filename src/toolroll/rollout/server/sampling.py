@@ -80,16 +80,21 @@ def sampling_params(
             )
             raise refused("seed", f"{words}; to send it anyway, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
-    if limit is None and "max_new_tokens" not in session_params:
-        limit = settings.default_max_tokens
-    if limit is not None:
-        params["max_new_tokens"] = limit
-    elif "max_new_tokens" not in params:
-        params["max_new_tokens"] = (
-            NO_LIMIT if capabilities.context_length else _UNKNOWN_CONTEXT_LIMIT
-        )
+    if limit is None:
+        limit = default_limit(settings, session_params)
+    if limit is None:
+        limit = NO_LIMIT if capabilities.context_length else _UNKNOWN_CONTEXT_LIMIT
+    params["max_new_tokens"] = limit
     _check(request, settings, capabilities, params)
     return params
+
+
+def default_limit(settings: EndpointSettings, session_params: Mapping[str, Any]) -> int | None:
+    """Return the token limit of a request that sets none, or None if there is no default. The
+    session's `max_new_tokens` precedes the endpoint's `default_max_tokens`.
+    """
+    limit: int | None = session_params.get("max_new_tokens", settings.default_max_tokens)
+    return settings.sampling_params.get("max_new_tokens") if limit is None else limit
 
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:

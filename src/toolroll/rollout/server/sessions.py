@@ -128,11 +128,6 @@ class LiveSession:
             for nth in range(first, first + choices)
         ]
 
-    def unused(self, pending: PendingRequest[CompletionResult]) -> bool:
-        """Return True if the session has no tokens, no reward, and no request except `pending`."""
-        others = [one for one in self.pending.all() if one is not pending]
-        return not (others or self.session.nodes or self.reward is not None)
-
     def check(self) -> None:
         """Raise `ApiError` if the session cannot get another answer."""
         if self.log is not None:
@@ -283,10 +278,10 @@ class Sessions:
         return self._touched(live) if live is not None else self.empty(session_id)
 
     def current(self, live: LiveSession) -> LiveSession:
-        """Return `live` if other requests can find it. Otherwise return the session that another
-        request added with the same id in the meantime, or else a new session.
+        """Return `live`. But if `live` is not added, and another request added a session with the
+        same id in the meantime, return that session.
         """
-        return live if live.added else self._sessions.get(live.id) or self.empty(live.id)
+        return live if live.added else self._sessions.get(live.id, live)
 
     def get(self, session_id: str) -> LiveSession | None:
         """Return the session, or None if it does not exist. This call does not restart its idle
@@ -317,21 +312,11 @@ class Sessions:
         self, live: LiveSession, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
         """Add `live` if it is not added yet, and start a request in it. The idle time of the
-        session starts again when the request ends. If this call added the session and the request
-        is refused, the session is discarded.
+        session starts again when the request ends. The session stays added if the request fails.
         """
-        created = not live.added
         self.add(live)
         pending = live.start(key, choices, run, retry)
-
-        def ended(_: object) -> None:
-            self._touched(live)
-            same = self._sessions.get(live.id) is live
-            if created and same and pending.refused and live.unused(pending):
-                live.added = False  # a request that is being read then gets a new session
-                self.discard(live.id)
-
-        pending.task.add_done_callback(ended)
+        pending.task.add_done_callback(lambda _: self._touched(live))
         return pending
 
     def discard(self, session_id: str) -> None:
@@ -363,8 +348,7 @@ class Sessions:
         time. Do nothing if another session uses its name already. `live` gets no more answers, but
         its tokens can be read, and it can be dropped again.
         """
-        if not self.closed:
-            self._sessions.setdefault(live.id, live)
+        if not self.closed and self._sessions.setdefault(live.id, live) is live:
             live.added = True
             self._touched(live)
 

@@ -7,8 +7,6 @@ store, saved. A failure after the first event is sent as an event.
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -105,9 +103,9 @@ async def text_events(
     assert isinstance(request, CompletionRequest) and isinstance(context, StreamContext)
     encoder = endpoint.served.template.encoder
     head = {
-        "id": f"stream-{uuid.uuid4().hex}",
+        "id": context.answer_id,
         "object": "text_completion",
-        "created": int(time.time()),
+        "created": context.created,
         "model": endpoint.model,
     }
     texts = [

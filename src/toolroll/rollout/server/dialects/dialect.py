@@ -51,8 +51,8 @@ class StreamContext:
     `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
     completion, which determines the ids of its tool calls. `answer_id` and `created`: the values
     that the finished answer will have. `prompt_tokens`: the length of the prompt. `stop_strings`:
-    the stop strings that are cut from the text. For a text completion, only `template`,
-    `sampling_params` and `stop_strings` are set.
+    the stop strings that are cut from the text. For a text completion, `tools`,
+    `seeds` and `prompt_tokens` are not set.
     """
 
     template: ChatTemplate

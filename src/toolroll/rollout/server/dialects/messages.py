@@ -114,11 +114,11 @@ class AnthropicMessages(Dialect):
 
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
         """Return a `message`."""
-        return message_body(asked, result)
+        return message_body(result)
 
     def writer(self, asked: Asked, context: StreamContext) -> MessagesWriter:
         """Return the writer of one stream."""
-        return MessagesWriter(asked, context, self._model)
+        return MessagesWriter(context, self._model)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return Anthropic's error body."""

@@ -14,7 +14,7 @@ from typing import Any
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta, ToolCall
 from toolroll.rollout.server.dialects.blocks import input_json, input_of, renamed
-from toolroll.rollout.server.dialects.dialect import Asked, Event, StreamContext
+from toolroll.rollout.server.dialects.dialect import Event, StreamContext
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pieces import pieces_of
 from toolroll.rollout.server.result import Choice, CompletionResult
@@ -37,7 +37,7 @@ _FIELD_NAMES = {
 _DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
 
 
-def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
+def message_body(result: CompletionResult) -> dict[str, Any]:
     """Return a `message`."""
     [choice] = result.choices
     content: list[dict[str, Any]] = []
@@ -57,7 +57,7 @@ def message_body(asked: Asked, result: CompletionResult) -> dict[str, Any]:
         "role": "assistant",
         "model": result.model,
         "content": content,
-        **stop_of(asked.request.stop_strings, choice),
+        **stop_of(result.stop_strings, choice),
         "usage": usage_of(result),
     }
 
@@ -72,7 +72,9 @@ def signature(thought: str) -> str:
 
 
 def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
-    """Return `stop_reason` and `stop_sequence`. `stop_sequences` are those of the request."""
+    """Return `stop_reason` and `stop_sequence`. `stop_sequences` are those of the request,
+    or the defaults of its session or of the server.
+    """
     completion, reading = choice.completion, choice.reading
     matched = completion.matched
     if completion.finish_reason == "length":
@@ -128,8 +130,7 @@ class MessagesWriter:
     the parser is certain of the call.
     """
 
-    def __init__(self, asked: Asked, context: StreamContext, model: str) -> None:
-        self._stop_strings = asked.request.stop_strings
+    def __init__(self, context: StreamContext, model: str) -> None:
         self._context = context
         self._model = model
         self._index = -1
@@ -170,7 +171,7 @@ class MessagesWriter:
         """Yield the events that end the last block and the message."""
         for event in self._close():
             yield event
-        stop = stop_of(self._stop_strings, result.choices[0])
+        stop = stop_of(result.stop_strings, result.choices[0])
         yield {"type": "message_delta", "delta": stop, "usage": usage_of(result)}
         yield {"type": "message_stop"}
 
