@@ -29,8 +29,8 @@ async def _main() -> None:
     parser.add_argument(
         "--control",
         choices=MISTAKES,
-        help="train a negative control: a policy gradient with this mistake, which starts from the "
-        "network after a third of the imitation",
+        help="train a negative control: from the network after a third of the imitation, a policy "
+        "gradient with this mistake",
     )
     parser.add_argument("--threads", type=int, default=1, help="the number of threads of torch")
     given = parser.parse_args()

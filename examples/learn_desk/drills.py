@@ -1,5 +1,5 @@
-"""Drills: exercises that the network learns before it imitates episodes. They are to look up a row,
-to compare two numbers, and to judge a date.
+"""Drills: exercises that the network learns before it imitates episodes. In each drill, the
+network looks up rows, compares pairs of numbers, and judges dates.
 
 An episode needs a few of these skills among hundreds of tokens. A drill practices them a dozen
 times in a hundred tokens, so a small network learns them in minutes.

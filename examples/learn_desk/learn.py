@@ -77,9 +77,9 @@ class Learner:
     """One training run in a folder. The engine serves `model/`, and `log.jsonl` is the log.
 
     `state.pt` is written every 100 steps, and every 10 steps of the policy gradient. If this file
-    exists, the run continues from it. With `control`, the run is a policy gradient with one
-    mistake. It starts from the network after a third of the imitation, because that network can
-    still improve much.
+    exists, the run continues from it. With `control`, the run is only a policy gradient, with
+    the mistake of this control if it has one. The run starts from the network after a third of the
+    imitation, because that network can still improve much.
     """
 
     def __init__(

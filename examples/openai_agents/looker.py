@@ -1,11 +1,12 @@
-"""Run an agent of the OpenAI Agents SDK through `toolroll serve`, and print its training sequences.
+"""Run an agent of the OpenAI Agents SDK through `toolroll serve`, and print how many tokens of
+each run are trained.
 
     toolroll serve --model MODEL --engine http://127.0.0.1:30000
     python examples/openai_agents/looker.py --url http://127.0.0.1:8400
 
-The agent's code does not use toolroll: only the base URL of its client is that of a session. Each
-run of the agent has its own session. When a run has ended, this program fetches the session's
-training sequences.
+The agent's code does not use toolroll. Only its client's base URL refers to toolroll: it is the
+address of a session. Each run of the agent has its own session. When a run has ended, this program
+fetches the session's training sequences.
 """
 
 from __future__ import annotations

@@ -345,8 +345,8 @@ class TrainableAgentMixin:
         self, state: Any, messages: Sequence[Message]
     ) -> tuple[str, list[int]]:
         """Return the text and the ids of the first prompt. During an episode, these ids are sent
-        to the engine unless an override returns different ones. `state` has `tokenizer`, and
-        `args`, the rollout arguments of the episode.
+        to the engine unless an override returns different ones. `state` has the
+        attributes `tokenizer` and `args` (the rollout arguments of the episode).
         """
         model = self._open(self.rollout_args)
         template = self._template(model, self.policy) or model.template

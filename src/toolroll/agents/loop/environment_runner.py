@@ -7,7 +7,7 @@ Invariants (I8 and I9 refer to the README):
 - An exception of the environment, including `SystemExit` and `CancelledError`, becomes an
   `EnvironmentFailure` (I9). This rule does not apply to `ActionError` (the model's mistake),
   `UsageError`, any `RolloutError`, or the cancellation of the episode itself.
-- A result that is not valid or too large is an `EnvironmentFailure`.
+- A result that is invalid or too large is an `EnvironmentFailure`.
 - `step` is never called after `done`.
 """
 

@@ -26,8 +26,8 @@ async def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def reading(hook: str) -> Iterator[None]:
-    """Convert an exception that is raised while the return value of `hook` is read to an
-    `EnvironmentFailure` that names the hook. Errors of toolroll are raised unchanged.
+    """If reading the return value of `hook` raises an exception, raise an `EnvironmentFailure` that
+    names the hook. Errors of toolroll are raised unchanged.
     """
     try:
         yield

@@ -123,8 +123,8 @@ async def play(
 
 
 async def _to_its_end(closing: Coroutine[Any, Any, None]) -> None:
-    """Await `closing`. If the episode is cancelled in the meantime, wait until `closing` ends
-    first.
+    """Await `closing`. If the episode is cancelled in the meantime, raise `CancelledError` only
+    after `closing` has ended.
     """
     task = asyncio.ensure_future(closing)
     try:

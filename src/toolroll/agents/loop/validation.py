@@ -24,8 +24,8 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return a copy of `found`, which `reset` returned, that the environment cannot change. Raise
-    `EnvironmentFailure` if `found` is not valid.
+    """Return a copy of `found`, which `reset` returned. The environment cannot change the copy.
+    Raise `EnvironmentFailure` if `found` is not valid.
     """
     if not isinstance(found, Observation):
         raise EnvironmentFailure(
@@ -41,8 +41,8 @@ def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> O
 def checked_step(
     where: str, found: Any, action: Action, most_bytes: int = MOST_BYTES
 ) -> StepResult:
-    """Return a copy of `found`, which the function `where` returned, that the environment cannot
-    change. Raise `EnvironmentFailure` if `found` is not valid.
+    """Return a copy of `found`, which the function `where` returned. The environment cannot change
+    the copy. Raise `EnvironmentFailure` if `found` is not valid.
     """
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")

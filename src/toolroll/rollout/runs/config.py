@@ -98,8 +98,9 @@ class RunConfig(BaseModel):
     )
     on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
         default="feedback",
-        description="After a call that cannot be parsed: return the error to the model "
-        "(feedback), take the text as a reply (respond), or end the episode (stop).",
+        description="After an invalid call: return the error to the model (feedback), send the "
+        "reply's text to the user if it has text and no valid call (respond), or end the episode "
+        "(stop).",
     )
     parallel_calls: Literal["all", "first", "refuse"] | None = Field(
         default=None,
@@ -108,8 +109,8 @@ class RunConfig(BaseModel):
     )
     on_length: Literal["stop", "continue"] = Field(
         default="stop",
-        description="After a turn that --max-new-tokens cut: end the episode (stop), or play on "
-        "without training that turn (continue).",
+        description="After a turn that --max-new-tokens truncated: end the episode (stop), or "
+        "continue the episode (continue).",
     )
     history: Literal["fork", "preserve"] = Field(
         default="fork",
@@ -340,8 +341,8 @@ def _settings_in(path: Path) -> dict[str, Any]:
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:
-    """Return the JSON object in `text`, the value of the command-line option `option`, or None if
-    `text` is None. Raise `UsageError` if `text` is anything else.
+    """Return the JSON object in `text`, or None if `text` is None. `text` is the value of the
+    command-line option `option`. Raise `UsageError` if `text` is anything else.
     """
     if text is None:
         return None

@@ -100,8 +100,8 @@ def package_version(name: str) -> str | None:
 def commit() -> str | None:
     """Return toolroll's commit, with "-dirty" appended if tracked files differ from it.
 
-    Return None if toolroll runs neither from a checkout nor from an installation by repository
-    address.
+    Return None if toolroll neither runs from a checkout nor was installed from the address of a
+    repository (`git+https://...`).
     """
     root = Path(__file__).parents[4]
     if not (root / ".git").exists():

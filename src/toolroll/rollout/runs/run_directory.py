@@ -129,9 +129,10 @@ class RunDirectory:
             os.close(self._lock)
 
     def _agree(self) -> None:
-        """Compare the run's settings with those in `run.json`. If they differ or are missing there,
-        store the run's settings. Raise `UsageError` instead if the folder already has finished
-        episodes of this environment. Store the run's provenance too.
+        """Compare the run's settings with those in `run.json`. If `run.json` has none for this
+        environment, or different ones, store the run's settings. But raise `UsageError` if the
+        folder already has finished episodes of this environment, or if the settings differ and
+        `bound_when_empty` is set. Also store the run's provenance.
         """
         file = self.path / SETTINGS_NAME
         run_file = _read_run_file(self.path)

@@ -167,8 +167,8 @@ class Database:
         base: Stored | bytes | None,
         now: Any,
     ) -> None:
-        """If the record or table `now` differs from `base`, add its text to `found`. `place` is its
-        key there, as in `Changes`.
+        """If the record or table `now` differs from `base`, add the text of `now` to `found`, under
+        the key `place` (as in `Changes`).
         """
         if base is not None and _is_still(now, base):
             return

@@ -6,7 +6,7 @@ Invariants:
 - Rewards and reward infos are the same as tau-bench's. The reference actions are replayed once per
   task, and their changes are cached.
 - Task objects never change, because tools get copies of the arguments.
-- Between the tool calls of two episodes, the event loop can run other tasks.
+- After each tool call, the event loop can do other work before another call starts.
 """
 
 from __future__ import annotations

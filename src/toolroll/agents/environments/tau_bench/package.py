@@ -65,7 +65,7 @@ def installed(package: str, domain: str) -> bool:
 
 
 def load_domain(package: str, domain: str, split: str) -> Domain:
-    """Return the domain with the tasks of `split` and its database, both read from the package.
+    """Return the domain with its database and the tasks of `split`, as the package loads them.
 
     Raise `UsageError` if the package is not installed.
     """

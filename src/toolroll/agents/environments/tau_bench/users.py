@@ -1,5 +1,5 @@
-"""Make tau-bench's own user simulators, which use litellm, asynchronous. Each call runs in a
-thread.
+"""An asynchronous interface to tau-bench's own user simulators, which use litellm. Each call runs
+in a thread.
 
 Invariants: the event loop never waits for litellm. A failed call raises `UserSimulatorError`, and
 never becomes a line of the user. A stop marker in the simulator's reasoning does not end the
