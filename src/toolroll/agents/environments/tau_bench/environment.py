@@ -1,7 +1,7 @@
 """`TauBenchEnvironment`: one episode of tau-bench, with an asynchronous user simulator.
 
 The tasks, tools, database, policy and reward are the benchmark's. The loop is toolroll's, because
-the package's own loop gives the reward 1.0 for any step after the end, loads its database three
+the package's own loop can give the reward 1.0 for a step after the end, loads its database three
 times per episode, and blocks the event loop.
 
 Invariants: nothing happens after `done`. An error of the model is an observation. The user never
