@@ -65,8 +65,8 @@ _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
 def status_of(reason: StopReason) -> Status:
-    """Return the status for `reason`. ABORTED means that a failure ended the episode that the model
-    did not cause. The reward of such an episode is None, never 0.
+    """Return the status for `reason`. ABORTED means that the episode ended with a failure that the
+    model did not cause. The reward of such an episode is None, never 0.
     """
     if reason in _COMPLETED:
         return Status.COMPLETED

@@ -26,8 +26,10 @@ _HEADER = re.compile(r"[^\s<]*")
 
 
 class InklingParser(JsonBlockParser):
-    """The format of Inkling, which the module describes. A message with plain text for a tool is
-    kept as a call without a tool name.
+    """The format of Inkling, which the module describes.
+
+    A message that sends plain text to a tool (`<|content_invoke_tool_text|>`) becomes an invalid
+    call. Its `name` is empty, even if a name precedes the marker.
     """
 
     name = "inkling"

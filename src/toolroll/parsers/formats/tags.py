@@ -40,9 +40,10 @@ class Shape:
             follows the key's end marker.
         kind: The start and end markers of the value's JSON type, which may follow the key. None if
             the format has no types.
-        typed_by: The attribute after the key that marks strings, and its value for a string.
+        typed_by: The start of the attribute that follows a key and says whether the value is a
+            string, and the attribute's value for a string.
         json_body: True if a JSON object may replace the parameters.
-        trim_newline: True if a line break at the start and at the end of a value is not part of it.
+        trim_newline: True if one line break before a value and one after it belong to the markers.
         self_closing: The marker that ends both the name and the call if there are no parameters.
         attribute_end: The text that ends the name if attributes follow it.
         unescape: A function that decodes the escapes in a value.

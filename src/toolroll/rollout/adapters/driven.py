@@ -113,8 +113,8 @@ class DrivenEpisode:
         next prompt, or None if the episode is over.
 
         `finish_reason`: "stop", "length" or "abort". By default, it is "stop" if the last id is a
-        stop token of the template, otherwise "length". Raise `UsageError` if there is no prompt
-        without sampled ids.
+        stop token of the template, otherwise "length". Raise `UsageError` if no prompt is waiting
+        for sampled ids.
         """
         if not self._waiting:
             raise UsageError(

@@ -40,7 +40,7 @@ class TrainingSequence:
 
     @property
     def weight_versions(self) -> list[str]:
-        """The weight version of each span of sampled tokens with one version, in order. If the
+        """The weight version of each span in `Trajectory.weight_versions`, in order. If the
         sequence was truncated, spans after its last token are left out.
         """
         if self.trajectory is None:

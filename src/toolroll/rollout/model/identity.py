@@ -1,5 +1,5 @@
-"""Check that an engine serves the model that a tokenizer belongs to: both must encode a probe text
-to the same ids.
+"""Check that an engine serves the model that a tokenizer belongs to: the engine and the tokenizer
+must encode a probe text to the same ids.
 
 The engine gets the probe as text, because ids outside its model's vocabulary would crash it.
 """
@@ -232,8 +232,8 @@ def _served(answer: _Answered, name: str) -> str:
 
 
 def _same(name: str) -> Any:
-    """Return a function that returns True if its argument may mean the same model as `name`. Both
-    are folders or names on a hub.
+    """Return a function that compares a model's folder or name on a hub with `name`, and returns
+    True if the two may mean the same model.
     """
     last = desk_model_path().name if name == DESK_MODEL else PurePosixPath(name).name.lower()
     return lambda other: other == name or PurePosixPath(other).name.lower() == last

@@ -114,8 +114,8 @@ def parse_turn(
 
 
 def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) -> str:
-    """Return `text` up to the stop string at which the engine stopped, if it is in
-    `stop_strings`.
+    """If the engine stopped at one of `stop_strings`, return `text` up to this string. Otherwise
+    return `text` unchanged.
     """
     matched = completion.matched
     if isinstance(matched, str) and matched in stop_strings:

@@ -1,10 +1,10 @@
 """Find the parts of a render that spell a control token but are ordinary text, because they come
 from a message or a tool (I6 in the README).
 
-The conversation is rendered twice: as it is, and with a marker in place of each text in a message
-or a tool that spells a control token. The text that a marker replaced is ordinary text.
-`TemplateError` is raised if the two renders differ in anything else, because the position of the
-text is then unknown. It is also raised if the text of a message and the text next to it in the
+The conversation is rendered twice: as it is, and with markers. A marker replaces each text that
+comes from a message or a tool and spells a control token. Text that a marker replaced is ordinary
+text. `TemplateError` is raised if the two renders differ in anything else, because the position of
+the text is then unknown. It is also raised if the text of a message and the text next to it in the
 render spell a control token together.
 """
 
@@ -211,8 +211,8 @@ def texts_of(item: Any) -> Iterator[str]:
 
 
 def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:
-    """Return patterns for the parts of `tokens` at the start or the end of `item`, if the render
-    `text` contains the rest of the token next to them. White space around `item` is ignored.
+    """Return patterns for the parts of `tokens` with which `item` starts or ends, if the rest of
+    the token is next to that part in the render `text`. White space around `item` is ignored.
     """
     inner = item.strip()
     firsts, rests = _parts(tokens)

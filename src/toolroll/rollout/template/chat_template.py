@@ -185,7 +185,7 @@ class ChatTemplate:
     ) -> tuple[str, Sequence[Span]]:
         """Return the render of the conversation, and its body spans.
 
-        A body span is text from a message or a tool that spells a control token.
+        The text of a body span comes from a message or a tool, and spells a control token.
         """
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)

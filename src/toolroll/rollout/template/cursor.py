@@ -46,11 +46,12 @@ class TemplateParts:
         first: int = 0,
         generate: bool = True,
     ) -> list[Span]:
-        """Return the body spans of the render `text`: the text from messages and tools that spells
-        a control token. Only spans from `start` on are returned, relative to `start`.
-        `messages[first]` is the first message whose render starts there or later.
+        """Return the body spans of the render `text`: where it contains text that comes from a
+        message or a tool and spells a control token. Only spans from `start` on are returned,
+        relative to `start`. `messages[first]` is the first message whose render starts there or
+        later.
 
-        Raises `TemplateError` if this text cannot be distinguished from the template's own tokens.
+        Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
         """
         if not self.bodies.spells(text[start:], messages, tools, first=first):
             return []

@@ -78,7 +78,8 @@ class Encoder:
     It uses the added tokens that the tokenizer has at construction. The tokenizer's truncation and
     padding have no effect.
 
-    Raises `TemplateError` for a tokenizer whose text cannot be encoded piece by piece.
+    Raises `TemplateError` for a tokenizer that cannot encode a text exactly in separate pieces, or
+    that does not decode a text as it was encoded.
 
     Example::
 

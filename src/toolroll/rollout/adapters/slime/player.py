@@ -46,8 +46,8 @@ def _is_stopped() -> bool:
 
 
 def session_field(sample: Any) -> str:
-    """Return the name of the field of `sample` for the session id, which differs between slime and
-    miles.
+    """Return the name of the field of `sample` that holds the session id. slime and miles name this
+    field differently.
     """
     return "routing_key" if "routing_key" in vars(sample) else "session_id"
 

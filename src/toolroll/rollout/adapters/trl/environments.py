@@ -8,7 +8,8 @@ answers such a reply (as a user does), the reward is None. For such environments
 `make_rollout_func`.
 
 An episode's environment is closed by the next `reset`, or when the instance is garbage-collected,
-at the latest when the interpreter ends. If `reset` raises an error, it is closed at once.
+at the latest when the interpreter ends. If `reset` raises an error, the new environment
+is closed at once.
 """
 
 from __future__ import annotations
