@@ -1,9 +1,10 @@
 """The HTTP server: one class whose handlers call `Endpoint`.
 
-Invariants: every error response has the error format of the API that the request uses, and a stable
-code. Its header `x-should-retry` is true if a retry can succeed. A session can be reached with the
-server's key or with the session's own key (`access`). Nothing that a client sends becomes a file
-name. A session id is validated before it becomes a header of a request to the engine.
+Invariants: every error response has the error format of the API that the request uses, a stable
+code, and the header `x-should-retry`, which is true if a retry can succeed. A session can be
+reached with the server's key or with the session's own key (`access`). Nothing that a client sends
+becomes a file name. A session id is validated before it becomes a header of a request to the
+engine.
 """
 
 from __future__ import annotations

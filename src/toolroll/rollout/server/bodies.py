@@ -27,7 +27,7 @@ def chat_body(
 ) -> dict[str, Any]:
     """Return a `chat.completion` without the field `prompt_token_ids`, which
     `CompletionResult.body` adds. `top`: the number of top logprobs at each position. `token_ids`:
-    add the field `token_ids` for OpenRLHF.
+    add the top-level field `token_ids` for OpenRLHF.
     """
     choices = []
     for index, choice in enumerate(served.choices):
@@ -60,9 +60,9 @@ def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
 def text_body(
     served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
 ) -> dict[str, Any]:
-    """Return a `text_completion` without the field `prompt_token_ids`, which
-    `CompletionResult.body` adds. If `prompt_ids` is True, each choice also has this field, as in
-    vLLM.
+    """Return a `text_completion` without the top-level field `prompt_token_ids`, which
+    `CompletionResult.body` adds. `prompt_ids`: add a field `prompt_token_ids` to each choice, as
+    vLLM does.
     """
     repeated = prompt_token_ids(served) if prompt_ids else {}
     choices = [

@@ -31,8 +31,8 @@ def commit_chat(
     pending: PendingRequest[CompletionResult],
     switches: Mapping[str, Any],
 ) -> None:
-    """Commit a reply of any dialect. `switches`: the `chat_template_kwargs` of `prompt`, without
-    those of the served template.
+    """Commit a reply of any dialect. `switches`: the switches that the request added to the served
+    template (`TemplateCache.switches_of`).
     """
     dialect, asked = parsed.dialect, parsed.asked
     assert dialect is not None and asked is not None

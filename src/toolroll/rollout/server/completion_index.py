@@ -1,4 +1,4 @@
-"""`CompletionIndex`: finds the text completion that a prompt continues, by its ids or its text.
+"""`CompletionIndex`: finds the text completion that a prompt continues. The prompt is ids or text.
 
 Invariants: each text is decoded once, and only its length and digest are kept. A lookup by text
 reads the prompt once, however many texts there are.

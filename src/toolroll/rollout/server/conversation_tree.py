@@ -8,8 +8,8 @@ Invariants:
 - If the chat template would rewrite tokens of this conversation, or if the request sets other
   switches of the template, a new path starts, with a reason. Both paths share the nodes whose
   tokens all match.
-- A request that repeats no turn starts a new root. The root's reason says whether the client
-  changed messages before a reply that it repeats.
+- A request that continues no turn starts a new root. If the session has turns, the root's reason
+  says whether the request repeats one of their replies (then the client changed what was served).
 - Only `Session` writes tokens.
 - Planning changes nothing: a turn does not exist until it is committed.
 """
@@ -80,7 +80,7 @@ class Prompt:
 
     def ids_json(self, before: bytes | None) -> bytes:
         """Return `input_ids` as JSON text without brackets. `before`: the same text for the prompt
-        of `turn`, which is reused if possible. It is None if it is no longer stored.
+        of `turn`, or None if this text is no longer stored. It is reused if possible.
         """
         if before is None or self.turn is None or self.parent != self.turn.node:
             return joined_ids(self.input_ids)

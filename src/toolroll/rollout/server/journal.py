@@ -155,8 +155,8 @@ class Journal:
         self._open()
 
     def _is_open(self) -> bool:
-        """Return True if `path` still names the open file. It names the new file if writing
-        succeeded and only the sync of the folder failed.
+        """Return True if `path` still names the open file. If the new file was written, and only
+        the sync of the folder failed, `path` names the new file.
         """
         with writing(self.path):
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())

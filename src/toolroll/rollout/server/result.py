@@ -40,7 +40,7 @@ class CompletionResult:
     answers to the same prompt. `exact`: True if the body ends with the prompt's ids.
     `stop_strings`: the stop strings that are cut from a chat reply's text. `commit` is called once,
     when the answers are returned. `saved` is done once they are on disk. `render` returns the body
-    without the prompt's ids.
+    without the prompt's ids at its end.
     """
 
     id: str

@@ -90,8 +90,9 @@ def sampling_params(
 
 
 def default_limit(settings: EndpointSettings, session_params: Mapping[str, Any]) -> int | None:
-    """Return the token limit of a request that sets none, or None if there is no default. The
-    session's `max_new_tokens` precedes the endpoint's `default_max_tokens`.
+    """Return the token limit of a request that sets none, or None if there is no default. The first
+    of these that is set is the limit: the session's `max_new_tokens`, the endpoint's
+    `default_max_tokens`, and the `max_new_tokens` in the endpoint's `sampling_params`.
     """
     limit: int | None = session_params.get("max_new_tokens", settings.default_max_tokens)
     return settings.sampling_params.get("max_new_tokens") if limit is None else limit

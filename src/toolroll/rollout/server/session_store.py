@@ -7,8 +7,8 @@ are in `sessions.jsonl`, the journal. Invariants:
 - Whenever the process is killed, each session is in one of the two files.
 - Only one process at a time uses the folder.
 - A folder of another model, tokenizer or chat template is refused.
-- Once the store begins to finish a session, its client cannot stop it. If finishing fails, the
-  session stays in the journal. This process or the next one can finish it again.
+- If the store has begun to finish a session, it goes on even if the client disconnects. If
+  finishing fails, the session stays in the journal. This process or the next one can try again.
 """
 
 from __future__ import annotations

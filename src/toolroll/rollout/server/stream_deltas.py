@@ -56,7 +56,7 @@ class TextStream:
 
     def finish(self, ids: Sequence[int], text: str) -> Piece:
         """Return the part of the finished `text` that was not returned yet. `ids` are all sampled
-        ids. If the spans are used, they must not include the stop token.
+        ids. A caller that uses the returned spans must leave out the id of the stop token.
 
         Raise `ApiError` if `text` does not start with the text that was returned before.
         """

@@ -1,5 +1,5 @@
-"""`TemplateCache`: the served chat template with the switches of a request. A switch is a variable
-of the template, which the request sets with `chat_template_kwargs` or `reasoning_effort`.
+"""`TemplateCache`: the served chat template with the switches of a request. A switch is a template
+variable that the request sets with `chat_template_kwargs` or `reasoning_effort`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`TurnNode`: one turn of a conversation, which is a reply and the messages before it that its
-request added.
+"""`TurnNode`: one turn of a conversation. A turn is a sampled reply with the messages that its
+request added to the conversation.
 
 Invariants: the conversation of a turn never changes after the turn is created. A turn holds only
 the messages that it added.

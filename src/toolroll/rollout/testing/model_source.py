@@ -65,9 +65,7 @@ class ModelSource(TokenSource):
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the model's answer."""
         if turn.fault.abort_after is not None or turn.fault.weight_version is not None:
-            raise ValueError(
-                "a language model does not support faults with abort_after or weight_version"
-            )
+            raise ValueError("a fault with abort_after or weight_version needs scripted replies")
         turn.count_call()
         answer = _SampledAnswer(turn, StopRules(self._sampler, turn.request.params))
         seen, request = turn.seen, turn.request

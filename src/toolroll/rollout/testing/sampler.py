@@ -79,8 +79,8 @@ class Sampler:
         return [*ids, self.stop_id] if reply.stop else ids
 
     def stop_at(self, reply_ids: list[int], params: Mapping[str, Any], limit: int) -> SampledReply:
-        """Return the answer: `reply_ids` up to and including the first stop, or the first `limit`
-        ids if there is no stop, with the finish reason.
+        """Return the answer, with its text and its finish reason. Its ids are `reply_ids` up to and
+        including the first stop, but at most `limit` ids.
         """
         rules = StopRules(self, params)
         whole = self.decode(reply_ids[:limit]) if rules.strings else ""

@@ -100,8 +100,8 @@ def _policy(path: Path | None) -> Policy:
 
 
 def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
-    """Return `script(replies)`, with a warning when a request needs a reply after all replies of
-    its routing key were sent. The warning is logged once per routing key.
+    """Return a policy with the replies of `script(replies)`. It logs a warning, once per routing
+    key, if a request needs a reply after all replies of its routing key were sent.
     """
     policy, used_up = script(replies), set[str]()
 

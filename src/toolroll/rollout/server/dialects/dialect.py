@@ -2,7 +2,7 @@
 
 Invariants: a dialect never changes tokens. It converts a request to a `ChatRequest` with chat
 messages, and converts the finished answer to the API's own objects. The events of a stream add up
-to the answer without `stream`.
+to the answer that the same request gets without `stream`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class StreamContext:
     """The data that a stream needs before the answer is finished.
 
     `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
-    completion, which determines the ids of its tool calls. `answer_id` and `created`: the values
-    that the finished answer will have. `prompt_tokens`: the length of the prompt. `stop_strings`:
-    the stop strings that are cut from the text. For a text completion, `tools`,
+    completion. It determines the ids of the choice's tool calls. `answer_id` and `created`: the
+    values that the finished answer will have. `prompt_tokens`: the length of the prompt.
+    `stop_strings`: the stop strings that are cut from the text. For a text completion, `tools`,
     `seeds` and `prompt_tokens` are not set.
     """
 

@@ -1,8 +1,8 @@
-"""Read the labels of a request. A label names the client's conversation, or the part of the
-conversation (such as a thread or a turn) that sent the request.
+"""Read the labels of a request. They say to which conversation, thread or turn of the client the
+request belongs, which agent sent it, and what kind of request it is.
 
-Invariant: only labels for conversations are kept. Ids for the client's installation, device or
-account are dropped.
+Invariant: only such labels are kept. Ids for the client's installation, device or account are
+dropped.
 """
 
 from __future__ import annotations

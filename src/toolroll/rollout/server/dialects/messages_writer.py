@@ -1,7 +1,7 @@
 """The answers, stream events and errors of Anthropic's Messages.
 
 Invariants: `message_start` has the number of tokens in the prompt. The events of a stream add up to
-the blocks of the answer without `stream`.
+the blocks that the same request gets without `stream`.
 """
 
 from __future__ import annotations

@@ -49,9 +49,9 @@ def thinking_switches(
 ) -> dict[str, Any]:
     """Return the switch that turns thinking on or off.
 
-    If the template has no such switch, the model thinks if `reasons` is True, which means that its
-    parser supports reasoning. If this is what `thinking` asks for, return an empty dict. Otherwise
-    raise `ApiError`.
+    If the template has no such switch, thinking is always on if `reasons` is True (the model's
+    parser supports reasoning), and always off if not. Return an empty dict if this is what
+    `thinking` asks for. Otherwise raise `ApiError`.
     """
     wanted = thinking == "enabled"
     name = next((name for name in _THINKING if name in templates.variables), None)

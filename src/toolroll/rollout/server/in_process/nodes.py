@@ -1,10 +1,10 @@
 """`SequenceNode`: a token sequence in Atropos' form. Masked tokens are -100, and prompt tokens have
 the logprob 1.0.
 
-Invariants: a token without loss in this node is masked and has the logprob 1.0. This is a prompt
-token, or a token of a reply that is excluded from training or trained in another node. A token with
-loss has the engine's logprob. If the engine gave none, `TokenError` is raised. A sampled token that
-is not excluded from training is unmasked in exactly one node of a state.
+Invariants: a token without loss in this node is masked and has the logprob 1.0. Such a token
+belongs to a prompt, or to a reply that is excluded from training or trained in another node. A
+token with loss has the engine's logprob. If the engine gave none, `TokenError` is raised. A sampled
+token that is not excluded from training is unmasked in exactly one node of a state.
 """
 
 from __future__ import annotations
