@@ -248,8 +248,9 @@ class HookEnvironment:
     def __setattr__(self, name: str, value: Any) -> None:
         env = self._runner.env
         wrapped = getattr(env, "env", None)  # tau-bench's or Gymnasium's own environment
-        owner = wrapped if hasattr(wrapped, "step") and not hasattr(env, name) else env
-        setattr(owner, name, value)
+        wraps = callable(getattr(wrapped, "step", None))
+        known = getattr(env, name, _MISSING) is not _MISSING
+        setattr(wrapped if wraps and not known else env, name, value)
         vars(self)[name] = value
 
 
