@@ -456,7 +456,7 @@ def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
 
 def test_tasks_may_be_rows_of_a_table() -> None:
     """A null in the column that a row does not use; collections of every kind."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": "x", "messages": None},
         {"messages": ({"role": "user", "content": "y"},)},
     ]
