@@ -127,7 +127,9 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: Any,
     ) -> Any:
-        """Play the task in `data`, a `ToolrollData`. Raise `HarnessError` if the episode was aborted."""
+        """Play the task in `data`, a `ToolrollData`. Raise `HarnessError` if the episode was
+        aborted.
+        """
         result, seed = await self._player(data).play(
             data.index, base_url=endpoint, api_key=secret, model=ctx.model, session=trace.id
         )
