@@ -178,8 +178,8 @@ class SessionStore:
         self._start(live)
 
     def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
-        """Start a task that finishes `live`, and return this task. The store keeps a reference to it,
-        because the client that requested the end may disconnect.
+        """Start a task that finishes `live`, and return this task. The store keeps a reference to
+        the task, because the client that requested the end may disconnect.
         """
         task = asyncio.get_running_loop().create_task(self._finish(live))
         self._finishing.add(task)

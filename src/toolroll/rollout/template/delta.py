@@ -127,10 +127,13 @@ class DeltaRenderer:
         """Return the text to append for `new` after `messages`.
 
         `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
-        `messages` is the assistant turn that was sampled after the text `served`. Raises
-        `HistoryRewrittenError` if the text to append cannot be determined, or if `fork` is True
-        and the whole render does not start with `served`. Raises `TemplateError` if the template
-        refuses the conversation.
+        `messages` is the assistant turn that was sampled after the text `served`. `fork`: True if
+        a template that rewrites earlier text must start a new sequence.
+
+        Raises:
+            HistoryRewrittenError: the text to append cannot be determined, or `fork` is True and
+                the whole render does not start with `served`.
+            TemplateError: the template refuses the conversation.
         """
         if messages[-1].get("role") != "assistant":
             raise TemplateError(
