@@ -1,4 +1,4 @@
-"""What is added is complete: registered, documented and tested. CONTRIBUTING.md says where each
+"""What is added is registered and documented, and a test names it. CONTRIBUTING.md says where each
 belongs.
 """
 
@@ -14,7 +14,9 @@ from itertools import product
 from typing import Any
 
 import pytest
-from support.source import ROOT, library
+from benchmarks.__main__ import PARTS
+from support.formats import FORMATS
+from support.source import ROOT, library, own_imports
 from typer.main import get_command
 from typer.testing import CliRunner
 from unit.adapters.test_same_episodes import ADAPTERS
@@ -53,7 +55,8 @@ def test_the_command_and_the_table_name_what_exists() -> None:
             assert "pip install atroposlib" in str(error)
         assert f"{one.name} {one.version}" in printed
         assert one.path in printed
-        assert f"| {one.name} | {one.version} | `{one.path}` |" in table
+        row = f"| {one.name} | {one.version} | {one.path} | {one.forks} | {one.aborted} |"
+        assert row in table.replace("`", "")
 
 
 def test_every_adapter_is_listed() -> None:
@@ -125,14 +128,55 @@ def unregistered(kind: type[Any]) -> list[str]:
     return found
 
 
+def test_the_pages_count_the_test_writers() -> None:
+    page = " ".join((ROOT / "docs" / "parsers.md").read_text().split())
+    assert page.count(f"{len(FORMATS)} test writers") == 2
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def test_every_module_is_imported_or_documented() -> None:
+    """A new module that nothing imports, registers or documents was forgotten."""
+    modules = library()
+    imported = set().union(*own_imports(modules).values())
+    texts = [*(ROOT / "docs").rglob("*.md"), ROOT / "pyproject.toml"]
+    texts += (ROOT / "src" / "toolroll_verifiers").glob("*.py")
+    named = "\n".join(path.read_text() for path in texts)
+    assert [
+        name
+        for name, module in modules.items()
+        if name not in imported
+        and not module.text.startswith('"""The old ')
+        and module.path.name not in {"__init__.py", "__main__.py"}
+        and not re.search(rf"\b{re.escape(name)}\b", named)
+    ] == []
+
+
+# --- speed benchmarks -----------------------------------------------------------------------------
+
+
+def test_every_speed_benchmark_is_a_part_that_the_page_describes() -> None:
+    found = {
+        path.stem
+        for path in (ROOT / "benchmarks").glob("*.py")
+        if "\ndef run(*, quick: bool)" in path.read_text()
+    }
+    assert found == set(PARTS)
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert [part for part in PARTS if f"| `{part}` |" not in page] == []
+
+
 # --- docs/architecture.md -------------------------------------------------------------------------
 
 
 def test_every_step_of_the_drawings_exists() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    steps = re.findall(r"^ *((?:agents|rollout|parsers)/\S+)", page, re.MULTILINE)
+    steps = re.findall(r"^ *((?:agents|rollout|parsers)/\S+) +(\w+)", page, re.MULTILINE)
     assert len(steps) > 20
-    assert [step for step in steps if not (ROOT / "src" / "toolroll" / step).exists()] == []
+    for path, function in steps:
+        text = (ROOT / "src" / "toolroll" / path).read_text()
+        assert re.search(rf"^ *(async )?def {function}\(", text, re.MULTILINE), (path, function)
 
 
 def test_every_room_of_the_rollout_is_on_the_map() -> None:
