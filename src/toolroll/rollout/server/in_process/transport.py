@@ -12,7 +12,6 @@ import asyncio
 import importlib
 import logging
 import re
-import uuid
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -114,7 +113,7 @@ class InProcessTransport:
 
     def _live(self, session: str | None) -> LiveSession:
         if session is None:
-            return self._endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
+            return self._endpoint.sessions.ephemeral()
         return self._endpoint.sessions.of(session)
 
     async def _stream(
