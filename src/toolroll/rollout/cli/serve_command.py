@@ -34,11 +34,11 @@ class _ServeArgs(RolloutArgs):
     that are not fields of `RolloutArgs` or `EndpointSettings`.
     """
 
-    hf_checkpoint: str = Field(
+    hf_checkpoint: str | None = Field(
         description="folder or name of the served model's tokenizer; `embedded` for the one in the "
         "package"
     )
-    engine_url: str = Field(
+    engine_url: str | None = Field(
         default="http://127.0.0.1:30000", description="address of SGLang or its router"
     )
     api_key_env: str | None = Field(
