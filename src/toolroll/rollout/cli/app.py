@@ -89,7 +89,7 @@ app.command(name="run")(
         _play,
         [
             Parameter("env", Parameter.KEYWORD_ONLY, annotation=Annotated[str, _ENV]),
-            *option_parameters(RunConfig, skip=["env"], panels=PANELS, old_names=OLD_NAMES),
+            *option_parameters(RunConfig.model_fields, PANELS, old_names=OLD_NAMES),
             Parameter(
                 "config",
                 Parameter.KEYWORD_ONLY,

@@ -16,45 +16,44 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from toolroll.rollout.runs.config import json_object
 
 
 def option_parameters(
-    model: type[BaseModel],
-    *,
-    skip: Sequence[str] = (),
+    fields: Mapping[str, FieldInfo],
     panels: Mapping[str, str],
-    old_names: Mapping[str, str],
+    *,
+    old_names: Mapping[str, str] = {},
+    flags: Mapping[str, str] = {},
+    defaults: bool = False,
 ) -> list[inspect.Parameter]:
-    """Return one keyword parameter for each field of `model` except those in `skip`.
+    """Return one keyword parameter for each field that `panels` names, in this order.
 
     `panels` maps the title of each panel of `--help` to the names of its fields, separated by
     spaces.
     `old_names` maps old names to new ones. The old names are accepted too, but are not listed in
-    the help. Every default is None, which means "not given". Pass the values that the command
-    received to `given_values`.
+    the help. `flags` maps fields to their flags if the names differ.
+    The help of an option names its default, and every parameter has the default None, which means
+    "not given". If `defaults` is True, the parameters have the defaults of the fields instead, and
+    typer shows them. Pass the values that the command received to `given_values`.
     """
-    fields = model.model_fields
-    panel_of = {name: title for title, names in panels.items() for name in names.split()}
-    annotations = {
-        name: _annotation(name, field, panel_of[name])
-        for name, field in fields.items()
-        if name not in skip
-    }
-    for old, name in old_names.items():
-        annotations[old] = _annotation(old, fields[name], hidden=True)
-    return [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in annotations.items()
+    shown = [
+        _parameter(name, flag_of(name, flags), fields[name], title, defaults=defaults)
+        for title, names in panels.items()
+        for name in names.split()
     ]
+    hidden = [_parameter(old, flag_of(old), fields[name]) for old, name in old_names.items()]
+    return [*shown, *hidden]
 
 
 def given_values(
     model: type[BaseModel],
     values: Mapping[str, Any],
     *,
-    old_names: Mapping[str, str],
+    old_names: Mapping[str, str] = {},
+    flags: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Return the options in `values` that were given, by field name of `model`. JSON is decoded. A
     value under an old name is returned under its new name.
@@ -70,9 +69,16 @@ def given_values(
         if value is None or value == []:
             continue
         if _kind(field) is dict:
-            value = json_object(value, _flag(name))
+            value = json_object(value, flag_of(name, flags))
         given[name] = value
     return given
+
+
+def flag_of(name: str, flags: Mapping[str, str] = {}) -> str:
+    """Return the flag of the field `name`. `flags` maps fields to their flags if the names
+    differ.
+    """
+    return flags.get(name) or f"--{name.replace('_', '-')}"
 
 
 def with_parameters(
@@ -92,29 +98,30 @@ def with_parameters(
     return made
 
 
-def _annotation(
-    name: str, field: FieldInfo, panel: str | None = None, *, hidden: bool = False
-) -> Any:
+def _parameter(
+    name: str, flag: str, field: FieldInfo, panel: str | None = None, *, defaults: bool = False
+) -> inspect.Parameter:
+    """Return the parameter of an option. An option without a `panel` is not listed in the help."""
     choices = _choices(field.annotation)
-    flags = [_flag(name)]
     kind = _kind(field)
     if kind is bool and field.default is True:
-        flags = [f"{_flag(name)}/--no-{name.replace('_', '-')}"]
-    metavar = f"[{'|'.join(choices)}]" if choices else "JSON" if kind is dict else None
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
     option = typer.Option(
-        *flags,
-        help=_help(field),
-        metavar=metavar,
-        show_default=False,
-        hidden=hidden,
+        flag,
+        help=field.description if defaults else _help(field),
+        metavar=f"[{'|'.join(choices)}]" if choices else "JSON" if kind is dict else None,
+        show_default=defaults,
+        hidden=panel is None,
         rich_help_panel=panel,
         autocompletion=(lambda: list(choices)) if choices else None,
     )
-    return Annotated[(str if kind is dict else kind) | None, option]
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    default = field.default if defaults and kind is not dict else None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is PydanticUndefined else default,
+        annotation=Annotated[(str if kind is dict else kind) | None, option],
+    )
 
 
 def _help(field: FieldInfo) -> str:

@@ -4,244 +4,132 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any, Literal, TypeVar
 
-import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from rich.console import Console
 
 from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.options import (
+    flag_of,
+    given_values,
+    option_parameters,
+    with_parameters,
+)
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.config import json_object
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.runs.usage_errors import named
 from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.event_loop import run
+from toolroll.rollout.server.config import EndpointSettings
 
-if TYPE_CHECKING:
-    from toolroll.rollout.model.config import RolloutArgs
-    from toolroll.rollout.server.config import EndpointSettings
-
+M = TypeVar("M", bound=BaseModel)
 console = Console()
+
+
+class _ServeArgs(RolloutArgs):
+    """The settings of the model with the help and the defaults of `toolroll serve`, and its options
+    that are not fields of `RolloutArgs` or `EndpointSettings`.
+    """
+
+    hf_checkpoint: str | None = Field(
+        description="folder or name of the served model's tokenizer; `embedded` for the one in the "
+        "package"
+    )
+    engine_url: str | None = Field(
+        default="http://127.0.0.1:30000", description="address of SGLang or its router"
+    )
+    api_key_env: str | None = Field(
+        default=None,
+        description="environment variable with the API key that clients must send; required unless "
+        "--host is a loopback address",
+    )
+    tool_call_parser: str = Field(
+        default="auto",
+        description="the model's tool call format, a name of SGLang's --tool-call-parser; auto: "
+        "infer it from the chat template",
+    )
+    chat_template: str | None = Field(
+        default=None, description="a Jinja file that replaces the tokenizer's chat template"
+    )
+    history: Literal["fork", "preserve"] = Field(
+        default="fork",
+        description="if the template rewrites earlier turns: start a new sequence (fork), or keep "
+        "the earlier tokens (preserve)",
+    )
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="context length in tokens; needed only if the engine reports none",
+    )
+    max_resumes: int = Field(
+        default=3,
+        ge=0,
+        description="maximum number of times that one turn is resumed after the engine aborted it",
+    )
+    out: Path | None = Field(
+        default=None,
+        description="folder for the sessions: episodes.jsonl has the finished sessions, and the "
+        "next start restores the unfinished ones",
+    )
+    engine_timeout: float = Field(
+        default=0.0,
+        ge=0,
+        description="seconds to keep trying if the engine does not answer at all; 0: only a few "
+        "retries",
+    )
+    no_gc: bool = Field(
+        default=False, description="do not change the settings of Python's garbage collector"
+    )
+    allow_model_mismatch: bool = Field(
+        default=False, description="only warn if the engine's model has another tokenizer"
+    )
+
+
+_PANELS = {
+    "Options": "hf_checkpoint engine_url host port api_key_env tool_call_parser chat_template "
+    "apply_chat_template_kwargs history context_length verify out engine_timeout no_gc "
+    "allow_model_mismatch",
+    "Requests": "sampling_params default_max_tokens max_resumes seed server_tools model_names",
+    "Sessions and limits": "grace idle max_sessions max_body max_text",
+}
+"""The settings in each panel of `toolroll serve --help`, separated by spaces."""
 _FLAGS = {
-    "api_key": "api-key-env",
-    "default_max_tokens": "max-tokens",
-    "engine_url": "engine",
-    "hf_checkpoint": "model",
-    "tool_call_parser": "parser",
-    "apply_chat_template_kwargs": "chat-template-kwargs",
+    "api_key": "--api-key-env",
+    "default_max_tokens": "--max-tokens",
+    "engine_url": "--engine",
+    "hf_checkpoint": "--model",
+    "tool_call_parser": "--parser",
+    "apply_chat_template_kwargs": "--chat-template-kwargs",
 }
 """Maps settings to their flags if the names differ."""
 
-_REQUESTS = "Requests"
-_LIMITS = "Sessions and limits"
-_EngineTimeout = Annotated[
-    float,
-    typer.Option(
-        help="seconds to keep trying if the engine does not answer at all; 0: only a few retries"
-    ),
-]
-_NoGc = Annotated[
-    bool, typer.Option("--no-gc", help="do not change the settings of Python's garbage collector")
-]
-_Mismatch = Annotated[
-    bool,
-    typer.Option(
-        "--allow-model-mismatch", help="only warn if the engine's model has another tokenizer"
-    ),
-]
 
-
-def serve(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="folder or name of the served model's tokenizer; `embedded` for the one in the "
-            "package"
-        ),
-    ],
-    engine: Annotated[
-        str, typer.Option(help="address of SGLang or its router")
-    ] = "http://127.0.0.1:30000",
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any free port")] = 8400,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            help="environment variable with the API key that clients must send; required unless "
-            "--host is a loopback address"
-        ),
-    ] = None,
-    parser: Annotated[
-        str,
-        typer.Option(
-            help="the model's tool call format, a name of SGLang's --tool-call-parser; auto: infer "
-            "it from the chat template"
-        ),
-    ] = "auto",
-    chat_template: Annotated[
-        str | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
-    ] = None,
-    chat_template_kwargs: Annotated[
-        str | None, typer.Option(metavar="JSON", help="variables of the chat template")
-    ] = None,
-    history: Annotated[
-        str,
-        typer.Option(
-            metavar="[fork|preserve]",
-            help="if the template rewrites earlier turns: start a new sequence (fork), or keep the "
-            "earlier tokens (preserve)",
-        ),
-    ] = "fork",
-    sampling_params: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help="defaults for sampling parameters that a request does not set, by SGLang's names",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="max_tokens of requests that set none; default: the rest of the context",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = None,
-    context_length: Annotated[
-        int | None,
-        typer.Option(help="context length in tokens; needed only if the engine reports none"),
-    ] = None,
-    max_resumes: Annotated[
-        int,
-        typer.Option(
-            help="maximum number of times that one turn is resumed after the engine aborted it",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = 3,
-    verify: Annotated[
-        str,
-        typer.Option(
-            metavar="[off|sample|always]",
-            help="when to check sequences with transformers: never (off), before they are returned "
-            "(sample), or also after every turn (always)",
-        ),
-    ] = "sample",
-    seed: Annotated[
-        str,
-        typer.Option(
-            metavar="[best_effort|refuse]",
-            help="if a request has a seed but the engine is not deterministic: send the seed "
-            "anyway (best_effort), or refuse the request (refuse)",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = "best_effort",
-    server_tools: Annotated[
-        str,
-        typer.Option(
-            metavar="[refuse|drop]",
-            help="if a request offers a tool of the provider's servers, such as web_search: refuse "
-            "the request (refuse), or answer without that tool (drop)",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = "refuse",
-    model_names: Annotated[
-        str,
-        typer.Option(
-            metavar="[any|own]",
-            help="which model a request may name: any, or only the served one (own)",
-            rich_help_panel=_REQUESTS,
-        ),
-    ] = "any",
-    grace: Annotated[
-        float,
-        typer.Option(
-            help="seconds for which a request continues after its client has disconnected",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 30.0,
-    idle: Annotated[
-        float,
-        typer.Option(
-            help="seconds after which an unused session is dropped", rich_help_panel=_LIMITS
-        ),
-    ] = 3600.0,
-    max_sessions: Annotated[
-        int, typer.Option(help="limit of open sessions", rich_help_panel=_LIMITS)
-    ] = 10_000,
-    max_body: Annotated[
-        int,
-        typer.Option(
-            help="limit of one request's body in bytes, decompressed", rich_help_panel=_LIMITS
-        ),
-    ] = 32 * 2**20,
-    max_text: Annotated[
-        int,
-        typer.Option(
-            help="limit of one text in a request, in bytes: a message, a tool result, a prompt",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 2**20,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="folder for the sessions: episodes.jsonl has the finished sessions, and the next "
-            "start restores the unfinished ones"
-        ),
-    ] = None,
-    engine_timeout: _EngineTimeout = 0.0,
-    *,
-    no_gc: _NoGc = False,
-    allow_model_mismatch: _Mismatch = False,
-) -> None:
+def _serve(**options: Any) -> None:
     """Serve an OpenAI-compatible endpoint that keeps the exact tokens of every session.
 
     Example: toolroll serve --model Qwen/Qwen3-8B --engine http://127.0.0.1:30000
     """
-    from toolroll.rollout.model.config import RolloutArgs
-    from toolroll.rollout.server.config import EndpointSettings
-
-    args = _valid(
-        RolloutArgs,
-        engine_url=engine,
-        hf_checkpoint=model,
-        tool_call_parser=parser,
-        chat_template=chat_template,
-        apply_chat_template_kwargs=json_object(chat_template_kwargs, "--chat-template-kwargs")
-        or {},
-        history=history,
-        context_length=context_length,
-        max_resumes=max_resumes,
-        engine_timeout=engine_timeout,
-        pace_gc=not no_gc,
-        allow_model_mismatch=allow_model_mismatch,
-    )
-    settings = _valid(
-        EndpointSettings,
-        host=host,
-        port=port,
-        api_key=_key(api_key_env),
-        sampling_params=json_object(sampling_params, "--sampling-params") or {},
-        default_max_tokens=max_tokens,
-        model_names=model_names,
-        seed=seed,
-        server_tools=server_tools,
-        verify=verify,
-        grace=grace,
-        idle=idle,
-        max_sessions=max_sessions,
-        max_body=max_body,
-        max_text=max_text,
-    )
-    _run(args, settings, out)
-
-
-def _run(args: RolloutArgs, settings: EndpointSettings, out: Path | None) -> None:
     from toolroll.rollout.server.serve import serve as serve_endpoint
 
+    args = _valid(_ServeArgs, {**options, "pace_gc": not options["no_gc"]})
+    settings = _valid(EndpointSettings, {**options, "api_key": _key(args.api_key_env)})
     _log_requests()
     with named():
-        run(serve_endpoint(args, settings, _ready, out))
+        run(serve_endpoint(args, settings, _ready, args.out))
+
+
+serve = with_parameters(
+    _serve,
+    option_parameters(
+        {**_ServeArgs.model_fields, **EndpointSettings.model_fields},
+        _PANELS,
+        flags=_FLAGS,
+        defaults=True,
+    ),
+)
 
 
 def _key(variable: str | None) -> str | None:
@@ -266,12 +154,8 @@ def _log_requests() -> None:
     logging.getLogger("toolroll.rollout.server").setLevel(logging.INFO)
 
 
-def _valid(kind: Any, **values: Any) -> Any:
+def _valid(kind: type[M], options: Mapping[str, Any]) -> M:
     try:
-        return kind(**values)
+        return kind(**given_values(kind, options, flags=_FLAGS))
     except ValidationError as error:
-        raise UsageError(complaints(error, _flag)) from error
-
-
-def _flag(setting: str) -> str:
-    return f"--{_FLAGS.get(setting, setting.replace('_', '-'))}"
+        raise UsageError(complaints(error, lambda name: flag_of(name, _FLAGS))) from error

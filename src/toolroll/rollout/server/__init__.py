@@ -1,12 +1,30 @@
 """The endpoint. It makes any agent trainable, without changes to the agent, if the agent uses
 OpenAI's chat completions API, OpenAI's Responses API or Anthropic's Messages API.
+
+Each public name is loaded from its module when it is first used, so that `toolroll --help` can read
+the settings without loading the HTTP server.
 """
 
-from toolroll.rollout.server.access import session_key
-from toolroll.rollout.server.app import SESSION_HEADER, EndpointServer
-from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.endpoint import Endpoint
-from toolroll.rollout.server.errors import ApiError
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolroll.rollout.server.access import session_key
+    from toolroll.rollout.server.app import SESSION_HEADER, EndpointServer
+    from toolroll.rollout.server.config import EndpointSettings
+    from toolroll.rollout.server.endpoint import Endpoint
+    from toolroll.rollout.server.errors import ApiError
+
+_HOMES = {
+    "SESSION_HEADER": "app",
+    "ApiError": "errors",
+    "Endpoint": "endpoint",
+    "EndpointServer": "app",
+    "EndpointSettings": "config",
+    "session_key": "access",
+}
 
 __all__ = [
     "SESSION_HEADER",
@@ -16,3 +34,9 @@ __all__ = [
     "EndpointSettings",
     "session_key",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -58,16 +58,14 @@ def check_sender(request: web.Request) -> None:
     if _name_of(host) not in LOOPBACK:
         words = (
             f"without a key this endpoint serves only the hosts {', '.join(sorted(LOOPBACK))}, not "
-            f"{host!r}: "
-            f"use one of these hosts in the address, or serve with a key (--api-key-env)"
+            f"{host!r}: use one of these hosts in the address, or serve with a key (--api-key-env)"
         )
         raise ApiError(403, "forbidden_host", words)
     origin = request.headers.get("Origin")
     if origin is not None and origin.lower() != f"{request.scheme}://{host}".lower():
         words = (
             f"a web page of {origin!r} may not use this endpoint without a key: call it from a "
-            f"program "
-            "that sends no Origin, or serve with a key (--api-key-env)"
+            "program that sends no Origin, or serve with a key (--api-key-env)"
         )
         raise ApiError(403, "forbidden_origin", words)
 

@@ -300,7 +300,7 @@ class EndpointServer:
         if session_id is not None:
             _SESSION.set(check_id(str(session_id)))
             return self.endpoint.sessions.of(str(session_id))
-        return self.endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
+        return self.endpoint.sessions.ephemeral()
 
     async def _answer(
         self,
@@ -358,15 +358,11 @@ class EndpointServer:
     async def _tokenize(self, request: web.Request) -> web.StreamResponse:
         return _json(await tokenize(self.endpoint, await receive(request, self.settings)))
 
-    async def _body(self, request: web.Request) -> dict[str, Any]:
-        return (await receive(request, self.settings)).data
-
     # --- sessions ---------------------------------------------------------------------------------
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        parsed = read(
-            SessionRequest, await self._body(request) if request.can_read_body else {}, labels=False
-        )
+        given = (await receive(request, self.settings)).data if request.can_read_body else {}
+        parsed = read(SessionRequest, given, labels=False)
         only = self._only(request)
         if only is not None and parsed.session_id != only:
             raise ApiError(
@@ -423,7 +419,8 @@ class EndpointServer:
         )
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
-        parsed = read(RewardRequest, await self._body(request), labels=False)
+        body = await receive(request, self.settings)
+        parsed = read(RewardRequest, body.data, labels=False)
         live = self._found(request)  # only now, because it may have ended while the body arrived
         live.check()
         live.reward, live.info = parsed.reward, parsed.info

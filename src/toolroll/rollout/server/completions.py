@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid
 from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.encode import Encoder
@@ -40,11 +40,11 @@ class TextPrompt:
 def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
     """Raise `ApiError` if `prompt` is empty or contains an id that is not in the vocabulary."""
     if not prompt:
-        raise refused("prompt", "the prompt is empty", code="invalid_value")
+        raise invalid("prompt", "the prompt is empty")
     limit = vocab_size if vocab_size is not None else 2**31
     if not isinstance(prompt, str) and not all(0 <= index < limit for index in prompt):
         words = f"the prompt contains an id outside the vocabulary of {limit} tokens"
-        raise refused("prompt", words, code="invalid_value")
+        raise invalid("prompt", words)
 
 
 def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> TextPrompt:

@@ -1,4 +1,8 @@
-"""`EndpointSettings`: the settings of `toolroll serve`."""
+"""`EndpointSettings`: the settings of `toolroll serve`.
+
+The command's options are generated from these fields. So `toolroll --help` loads this module, which
+must not load the HTTP server or numpy.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from toolroll.rollout.engine.sampling_params import check_names
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server.protocol import refusal_of
-from toolroll.rollout.server.sampling_defaults import sampling_defaults
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -27,18 +28,19 @@ class EndpointSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = "127.0.0.1"
-    port: int = Field(default=8400, ge=0, le=65535, description="0: any free one")
+    port: int = Field(default=8400, ge=0, le=65535, description="0: any free port")
     api_key: str | None = Field(
         default=None, min_length=8, description="required if host is not a loopback address"
     )
     sampling_params: dict[str, Any] = Field(
         default_factory=dict,
-        description="default sampling parameters (SGLang's names), if a request does not set them",
+        description="defaults for sampling parameters that a request does not set, by SGLang's "
+        "names",
     )
     default_max_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="max_tokens for requests that do not set it; default: the rest of the context",
+        description="max_tokens of requests that set none; default: the rest of the context",
     )
     cut_first_prompt: bool = Field(
         default=False,
@@ -52,43 +54,51 @@ class EndpointSettings(BaseModel):
         "completion_token_ids}",
     )
     model_names: Literal["any", "own"] = Field(
-        default="any", description="whether a request may name any model, or only the served one"
+        default="any",
+        description="which model a request may name: any, or only the served one (own)",
     )
-    seed: Literal["refuse", "best_effort"] = Field(
+    seed: Literal["best_effort", "refuse"] = Field(
         default="best_effort",
-        description="if the engine is not deterministic: refuse a seed, or send it anyway",
+        description="if a request has a seed but the engine is not deterministic: send the seed "
+        "anyway (best_effort), or refuse the request (refuse)",
     )
     server_tools: Literal["refuse", "drop"] = Field(
         default="refuse",
         description="if a request offers a tool of the provider's servers, such as web_search: "
-        "refuse the request, or answer it without that tool",
+        "refuse the request (refuse), or answer without that tool (drop)",
     )
-    verify: Literal["off", "sample", "always"] = "sample"
+    verify: Literal["off", "sample", "always"] = Field(
+        default="sample",
+        description="when to check sequences with transformers: never (off), before they are "
+        "returned (sample), or also after every turn (always)",
+    )
     grace: float = Field(
         default=30.0,
         ge=0,
-        description="how long a request continues after its client disconnected, and how long an "
-        "answer is kept for a retry",
+        description="seconds for which a request continues after its client has disconnected",
     )
+    """It is also the time for which an answer is kept for a retry."""
     timeout: float = Field(
         default=1800.0, gt=0, description="time limit of one request with all its answers"
     )
     idle: float = Field(
-        default=3600.0, gt=0, description="time after which an unused session is dropped"
+        default=3600.0, gt=0, description="seconds after which an unused session is dropped"
     )
-    max_sessions: int = Field(default=10_000, ge=1)
+    max_sessions: int = Field(default=10_000, ge=1, description="limit of open sessions")
     max_nodes: int = Field(default=20_000, ge=1, description="limit of nodes in a session's tree")
     max_in_flight: int = Field(
         default=256, ge=1, description="limit of concurrent requests of one session"
     )
     max_choices: int = Field(default=64, ge=1, description="the largest n")
     max_body: int = Field(
-        default=32 * 2**20, ge=1024, description="limit of one request's body, decompressed"
+        default=32 * 2**20,
+        ge=1024,
+        description="limit of one request's body in bytes, decompressed",
     )
     max_text: int = Field(
         default=2**20,
         ge=1024,
-        description="limit of one text in a body: a message, a tool result, a prompt",
+        description="limit of one text in a request, in bytes: a message, a tool result, a prompt",
     )
     receive: float = Field(
         default=60.0,
@@ -99,6 +109,10 @@ class EndpointSettings(BaseModel):
     @field_validator("sampling_params")
     @classmethod
     def _known(cls, params: dict[str, Any]) -> dict[str, Any]:
+        from toolroll.rollout.engine.sampling_params import check_names
+        from toolroll.rollout.server.protocol import refusal_of
+        from toolroll.rollout.server.sampling_defaults import sampling_defaults
+
         if "n" in params:
             raise ValueError("n is set by each request")
         try:

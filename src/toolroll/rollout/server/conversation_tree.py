@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import orjson
@@ -87,6 +88,24 @@ class Prompt:
         return joined_ids(before, self.turn.node.ids, self.delta)
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The parts of a `Prompt` that do not depend on its place in the tree, and the list `tools`."""
+
+    template: ChatTemplate
+    added: list[Message]
+    tools_key: bytes
+    digest: Digest
+    tools: list[Tool]
+
+    def at(
+        self, parent: Node | None, turn: TurnNode | None, ids: IdArray, delta: IdArray, **more: Any
+    ) -> Prompt:
+        """Return the prompt `ids`, which continues or forks from `turn`."""
+        own = self.template, tuple(self.added), self.tools_key, self.digest
+        return Prompt(*own, ids, parent, delta, turn, **more)
+
+
 class ConversationTree:
     """The turns of one session. Their tokens are in `session`."""
 
@@ -107,23 +126,20 @@ class ConversationTree:
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
         tools_key = orjson.dumps(tools)
-        digest = echo.digest
         check_arguments(messages[length:])
-        if turn is None:
-            return self._root(messages, tools, tools_key, digest, template)
-        served = turn.messages()
+        served = turn.messages() if turn is not None else []
         new = with_served_ids(messages[length:], messages[:length], served)
+        request = _Request(template, new, tools_key, echo.digest, tools)
+        if turn is None:
+            return self._root(request)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
-        same = same_switches(template, turn.template)
-        reason = None if same else SWITCHES_CHANGED
-        if reason is None:
+        reason = SWITCHES_CHANGED
+        if same_switches(template, turn.template):
             try:
-                return self._continued(
-                    turn, served, new, tools, tools_key, digest, template, edited
-                )
+                return self._continued(request, turn, served, edited)
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
-        return self._forked(turn, served, new, tools, tools_key, digest, template, reason)
+        return self._forked(request, turn, served, reason)
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
@@ -153,61 +169,41 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _root(
-        self,
-        messages: list[Message],
-        tools: list[Tool],
-        tools_key: bytes,
-        digest: Digest,
-        template: ChatTemplate,
-    ) -> Prompt:
-        ids = template.start(messages, tools).prompt()
+    def _root(self, request: _Request) -> Prompt:
+        ids = request.template.start(request.added, request.tools).prompt()
         reason = None
         if self._turns:
-            replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
+            replies = (Echo().add(m) for m in request.added if m["role"] == "assistant")
             reason = EDITED if any(reply in self._replies for reply in replies) else NEW_ROOT
-        return Prompt(template, tuple(messages), tools_key, digest, ids, None, ids, None, reason)
+        return request.at(None, None, ids, ids, fork_reason=reason)
 
     def _continued(
-        self,
-        turn: TurnNode,
-        served: list[Message],
-        new: list[Message],
-        tools: list[Tool],
-        tools_key: bytes,
-        digest: Digest,
-        template: ChatTemplate,
-        edited: str | None,
+        self, request: _Request, turn: TurnNode, served: list[Message], edited: str | None
     ) -> Prompt:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: the fork reason if
         the client changed messages after `turn`, else None.
         """
-        changed = tools_key != turn.tools_key
-        cursor = template.start(served[:-1], orjson.loads(turn.tools_key) if changed else tools)
-        delta, after = cursor.after(turn.sampled, [served[-1], *new], tools if changed else None)
+        tools = request.tools
+        changed = request.tools_key != turn.tools_key
+        before = orjson.loads(turn.tools_key) if changed else tools
+        cursor = request.template.start(served[:-1], before)
+        delta, after = cursor.after(
+            turn.sampled, [served[-1], *request.added], tools if changed else None
+        )
         ids = turn.ids_with(delta, self.session)
-        return Prompt(
-            template, tuple(new), tools_key, digest, ids, turn.node, delta, turn,
-            edited if turn.node.children else None, continues=True,
-            preserved=after.preserved is not None,
-        )  # fmt: skip
+        reason, preserved = edited if turn.node.children else None, after.preserved is not None
+        return request.at(
+            turn.node, turn, ids, delta, fork_reason=reason, continues=True, preserved=preserved
+        )
 
     def _forked(
-        self,
-        turn: TurnNode,
-        served: list[Message],
-        new: list[Message],
-        tools: list[Tool],
-        tools_key: bytes,
-        digest: Digest,
-        template: ChatTemplate,
-        reason: str,
+        self, request: _Request, turn: TurnNode, served: list[Message], reason: str
     ) -> Prompt:
         kept = self.session.path_ids(turn.node)
-        ids = template.start([*served, *new], tools).prompt(keep=kept)
+        ids = request.template.start([*served, *request.added], request.tools).prompt(keep=kept)
         shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
-        return Prompt(template, tuple(new), tools_key, digest, ids, shared, delta, turn, reason)
+        return request.at(shared, turn, ids, delta, fork_reason=reason)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -173,9 +173,7 @@ class Endpoint:
             asked.messages.clear()
             return live, parsed, joined
         self._admit(live, request, key)
-        params = sampling_params(
-            request, self.settings, self.capabilities, live.sampling_params, request.token_limit
-        )
+        params = sampling_params(request, self.settings, self.capabilities, live.sampling_params)
         stops = stop_strings(params)  # those that end a reply with a call stay in its text
         use, template = self._use(asked, params)
         top = top_logprobs(request)
@@ -284,9 +282,7 @@ class Endpoint:
         if joined is not None:
             return live, parsed, joined
         self._admit(live, request, key)
-        params = sampling_params(
-            request, self.settings, self.capabilities, live.sampling_params, request.token_limit
-        )
+        params = sampling_params(request, self.settings, self.capabilities, live.sampling_params)
         top = top_logprobs(request)
         planned = partial(plan_text, live, request.prompt, encoder)
 

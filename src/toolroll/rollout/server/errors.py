@@ -47,15 +47,9 @@ class ApiError(ToolrollError):
 
 
 _TYPES = {
-    400: "invalid_request_error",
+    **dict.fromkeys((400, 404, 405, 408, 409, 413, 415), "invalid_request_error"),
     401: "authentication_error",
     403: "permission_error",
-    404: "invalid_request_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
-    409: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
     429: "rate_limit_error",
 }
 
@@ -70,6 +64,11 @@ class UnknownFieldError(ApiError):
 def refused(param: str, message: str, *, code: str = "unsupported_parameter") -> ApiError:
     """Return a 400 error that names the field at fault."""
     return ApiError(400, code, message, param=param)
+
+
+def invalid(param: str, message: str) -> ApiError:
+    """Return a 400 error for a field whose value is not valid."""
+    return refused(param, message, code="invalid_value")
 
 
 def not_rendered(place: str) -> ApiError:

@@ -122,10 +122,9 @@ def document(routes: Iterable[tuple[str, str]], *, keyed: bool) -> dict[str, Any
 def _operation(method: str, path: str, schemas: dict[str, Any], *, keyed: bool) -> dict[str, Any]:
     found = DETAILS.get((method, path)) or DETAILS.get((method, path.removeprefix(_SESSION)))
     details = found or Details(f"{method} {path}.")
-    names = _ANY.findall(path)
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in names
+        for name in _ANY.findall(path)
     ]
     refused = {"application/json": {"schema": {"$ref": _REF.format(model=details.refusal)}}}
     operation: dict[str, Any] = {

@@ -212,8 +212,7 @@ class PendingRequests(Generic[T]):
     def _expire(self, request: PendingRequest[T]) -> None:
         if request.waiting:
             return
-        if not request.task.done():
-            request.task.cancel()
+        request.task.cancel()  # no effect on a finished task
         requests = self._by_key.get(request.key, [])
         if request in requests:
             requests.remove(request)
@@ -225,14 +224,10 @@ class PendingRequests(Generic[T]):
         of the cancelled requests.
         """
         self._ended = True
-        tasks = []
-        for requests in self._by_key.values():
-            for request in requests:
-                if request.expiry is not None:
-                    request.expiry.cancel()
-                if not request.task.done():
-                    request.task.cancel()
-                    tasks.append(request.task)
+        for request in self.all():
+            if request.expiry is not None:
+                request.expiry.cancel()
+        tasks = [request.task for request in self.all() if request.task.cancel()]
         self._by_key.clear()
         return tasks
 

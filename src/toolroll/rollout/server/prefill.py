@@ -16,7 +16,7 @@ import numpy as np
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_options
 from toolroll.rollout.server.conversation_tree import Prompt
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.protocol import ChatRequest
 from toolroll.rollout.server.sampling import ToolUse
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -88,7 +88,7 @@ def check_continued(request: ChatRequest, use: ToolUse) -> None:
     else:
         return
     words = f"continue_final_message cannot be combined with {what}"
-    raise refused(what, words, code="invalid_value")
+    raise invalid(what, words)
 
 
 def _special(template: ChatTemplate, text: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
+from toolroll.rollout.server.errors import ApiError, UnknownFieldError, invalid
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier"}
@@ -65,6 +65,11 @@ class Sampling(BaseModel):
     def stop_strings(self) -> list[str]:
         """`stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    @property
+    def token_limit(self) -> int | None:
+        """The number of tokens that the request allows."""
+        return self.max_tokens
 
 
 class StreamOptions(BaseModel):
@@ -178,11 +183,6 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
     suffix: None = None
 
-    @property
-    def token_limit(self) -> int | None:
-        """`max_tokens`."""
-        return self.max_tokens
-
 
 class TokenizeRequest(BaseModel):
     """`POST /tokenize`. The input is a plain text (`prompt`), or `messages`, which are rendered as
@@ -250,7 +250,7 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
         hint = _INSTEAD.get(param)
         words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
         return UnknownFieldError(param, words)
-    return refused(param, f"{param}: {first['msg']}", code="invalid_value")
+    return invalid(param, f"{param}: {first['msg']}")
 
 
 def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:

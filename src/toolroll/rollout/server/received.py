@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -21,8 +21,6 @@ from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.nesting import DEEPEST, too_deep
-
-T = TypeVar("T")
 
 LARGE = 100_000
 """The maximum number of bytes of JSON that are decoded on the event loop."""

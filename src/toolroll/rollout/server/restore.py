@@ -59,7 +59,7 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
             if data["kind"] == "end":
                 ended.add(key)
             if key in ended:
-                found.stale += len(line) + (builders.pop(key).size if key in builders else 0)
+                found.stale += len(line) + (builders.pop(key).log.size if key in builders else 0)
                 continue
             if key not in builders:
                 builders[key] = _Builder(make(*key), templates)
@@ -85,10 +85,6 @@ class _Builder:
         self._requests: dict[int, bytes] = {}
         """Maps a node's index to the key of the request that sampled it."""
         self._texts: list[bytes] = []
-
-    @property
-    def size(self) -> int:
-        return self.log.size
 
     def add(self, data: dict[str, Any], size: int) -> None:
         """Add the content of one line of `size` bytes to the session."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
 from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid, refused
 from toolroll.rollout.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -56,10 +56,9 @@ def sampling_params(
     settings: EndpointSettings,
     capabilities: EngineCapabilities,
     session_params: Mapping[str, Any],
-    limit: int | None,
 ) -> dict[str, Any]:
-    """Return SGLang's sampling parameters for `request`, which asks for at most `limit` tokens.
-    Raises `ApiError` if a parameter cannot be honored.
+    """Return SGLang's sampling parameters for `request`. Raises `ApiError` if a parameter cannot be
+    honored.
     """
     params = {**settings.sampling_params, **session_params}
     for name in _SAME_NAME:
@@ -80,6 +79,7 @@ def sampling_params(
             )
             raise refused("seed", f"{words}; to send it anyway, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
+    limit = request.token_limit
     if limit is None:
         limit = default_limit(settings, session_params)
     if limit is None:
@@ -111,33 +111,16 @@ def _check(
     params: Mapping[str, Any],
 ) -> None:
     if request.n > settings.max_choices:
-        raise refused(
-            "n",
-            f"n is {request.n}; this endpoint gives at most {settings.max_choices}",
-            code="invalid_value",
-        )
+        words = f"n is {request.n}; this endpoint gives at most {settings.max_choices}"
+        raise invalid("n", words)
     top_k = params.get("top_k")
     if top_k is not None and top_k < 1 and top_k != -1:
-        raise refused(
-            "top_k", f"top_k is {top_k}; it must be -1 or at least 1", code="invalid_value"
-        )
+        raise invalid("top_k", f"top_k is {top_k}; it must be -1 or at least 1")
     vocab = capabilities.vocab_size
-    if vocab is not None and any(
-        not 0 <= index < vocab for index in params.get("stop_token_ids") or ()
-    ):
-        raise refused(
-            "stop_token_ids",
-            f"stop_token_ids has an id outside the vocabulary of {vocab} tokens",
-            code="invalid_value",
-        )
-    if vocab is not None and any(
-        not 0 <= int(index) < vocab for index in params.get("logit_bias") or ()
-    ):
-        raise refused(
-            "logit_bias",
-            f"logit_bias has an id outside the vocabulary of {vocab} tokens",
-            code="invalid_value",
-        )
+    for name in ("stop_token_ids", "logit_bias"):
+        ids = map(int, params.get(name) or ())
+        if vocab is not None and not all(0 <= index < vocab for index in ids):
+            raise invalid(name, f"{name} has an id outside the vocabulary of {vocab} tokens")
     if capabilities.behind_router:
         for name in DROPPED_BY_ROUTERS.intersection(params):
             raise refused(name, f"the router silently drops {name!r}: leave it out")
@@ -201,28 +184,21 @@ def apply_tool_choice(
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
         words = f"two tools are named {twice!r}, so a call of that name would be ambiguous"
-        raise refused("tools", words, code="invalid_value")
+        raise invalid("tools", words)
     if not names and (choice == "required" or isinstance(choice, NamedChoice)):
-        raise refused(
-            "tool_choice",
-            "tool_choice requires a call, but the request has no tools",
-            code="invalid_value",
-        )
+        raise invalid("tool_choice", "tool_choice requires a call, but the request has no tools")
     constrained = _response_format(request, params)
     if not names or choice == "none":
         return ToolUse([], False, constrained)
     if isinstance(choice, NamedChoice):
         if choice.function.name not in names:
             words = f"tool_choice names {choice.function.name!r}; the tools are {', '.join(names)}"
-            raise refused("tool_choice", words, code="invalid_value")
+            raise invalid("tool_choice", words)
         names = [choice.function.name]
     forced = choice == "required" or isinstance(choice, NamedChoice)
     if forced and constrained:
-        raise refused(
-            "response_format",
-            "response_format cannot be combined with a forced tool call",
-            code="invalid_value",
-        )
+        words = "response_format cannot be combined with a forced tool call"
+        raise invalid("response_format", words)
     one = request.parallel_tool_calls is False or isinstance(choice, NamedChoice)
     callable_tools = [tool for tool in tools if tool["function"]["name"] in names]
     strict = tuple(
@@ -232,9 +208,7 @@ def apply_tool_choice(
         names = [tool["function"]["name"] for tool in tools]
         place = f"tools[{names.index(strict[0])}].function.strict"
         if constrained:
-            raise refused(
-                place, f"{place} cannot be combined with response_format", code="invalid_value"
-            )
+            raise invalid(place, f"{place} cannot be combined with response_format")
         if routed:
             raise refused(
                 place,
@@ -261,11 +235,7 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
     if wanted.type == "json_schema":
         schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
         if schema is None:
-            raise refused(
-                "response_format",
-                "response_format.json_schema.schema is missing",
-                code="invalid_value",
-            )
+            raise invalid("response_format", "response_format.json_schema.schema is missing")
     params["json_schema"] = orjson.dumps(schema).decode()
     return "response_format"
 
@@ -275,5 +245,5 @@ def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
     if request.top_logprobs and not request.logprobs:
-        raise refused("top_logprobs", "top_logprobs needs logprobs: true", code="invalid_value")
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     return request.top_logprobs or 0

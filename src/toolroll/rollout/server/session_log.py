@@ -26,6 +26,8 @@ from toolroll.rollout.session.node import Node
 from toolroll.rollout.types import Completion, IdArray, WeightVersion
 
 IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
+_UNCHANGED = ("finish_reason matched prompt_tokens cached_tokens latency attempts rid").split()
+"""The fields of a completion that are written as they are."""
 
 
 class SessionLog:
@@ -206,16 +208,10 @@ def _completion(completion: Completion) -> dict[str, Any]:
     return {
         "ids": packed(completion.output_ids, IDS),
         "logprobs": None if logprobs is None else packed(logprobs, LOGPROBS),
-        "finish_reason": completion.finish_reason,
-        "matched": completion.matched,
         "weight_versions": [
             [span.version, span.start, span.stop] for span in completion.weight_versions
         ],
-        "prompt_tokens": completion.prompt_tokens,
-        "cached_tokens": completion.cached_tokens,
-        "latency": completion.latency,
-        "attempts": completion.attempts,
-        "rid": completion.rid,
+        **{name: getattr(completion, name) for name in _UNCHANGED},
         "experts": None if experts is None else [experts.shape, packed(experts, IDS)],
         "top": completion.top_logprobs,
     }
@@ -227,16 +223,10 @@ def completion_of(data: Mapping[str, Any]) -> Completion:
     return Completion(
         output_ids=unpacked(data["ids"], IDS),
         logprobs=None if logprobs is None else unpacked(logprobs, LOGPROBS),
-        finish_reason=data["finish_reason"],
-        matched=data["matched"],
         weight_versions=tuple(WeightVersion(*span) for span in data["weight_versions"]),
-        prompt_tokens=data["prompt_tokens"],
-        cached_tokens=data["cached_tokens"],
-        latency=data["latency"],
-        attempts=data["attempts"],
-        rid=data["rid"],
         routed_experts=None if experts is None else unpacked(experts[1], IDS).reshape(experts[0]),
         top_logprobs=top_of(data),
+        **{name: data[name] for name in _UNCHANGED},
     )
 
 

@@ -136,7 +136,7 @@ class SessionStore:
         self._compact()
         for live in lives:
             if newest[live.id] is not live:  # it was being finished when its name was used again
-                self.finish_later(live)
+                self.finish(live)
         if lives or torn:
             logger.info(
                 "restored %d unfinished sessions of %s%s",
@@ -161,25 +161,15 @@ class SessionStore:
         live.log.begin(live.sampling_params, live.created)
         self._logs[live.log.key] = live.log
 
-    async def finish(self, live: LiveSession) -> dict[str, Any]:
-        """Abort the requests of `live`, accept no new ones, and append `live` to the episode file.
-        A session without an answer is only dropped. Return the data about the session that clients
-        get (`written`). If the caller is cancelled, the session is finished anyway.
+    def finish(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
+        """Start a task that aborts the requests of `live`, accepts no new ones, and appends `live`
+        to the episode file. A session without an answer is only dropped. The task returns the data
+        about the session that clients get (`written`). The store keeps a reference to the task,
+        because the client that requested the end may disconnect.
 
-        Raise `ApiError` (503) if the episode cannot be written. Then the session stays in the
-        journal, and is added to the sessions again, but gets no more answers.
-        """
-        return await asyncio.shield(self._start(live))
-
-    def finish_later(self, live: LiveSession) -> None:
-        """Finish `live` in the background. If this fails, `live` can be finished again, because it
-        stays in the journal and is added to the sessions again.
-        """
-        self._start(live)
-
-    def _start(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
-        """Start a task that finishes `live`, and return this task. The store keeps a reference to
-        the task, because the client that requested the end may disconnect.
+        The task raises `ApiError` (503) if the episode cannot be written. Then the session stays in
+        the journal, and is added to the sessions again, but gets no more answers. It can be
+        finished again.
         """
         task = asyncio.get_running_loop().create_task(self._finish(live))
         self._finishing.add(task)
@@ -251,7 +241,7 @@ class SessionStore:
         self._closed = self._journal.stopping = True
         try:
             for live in lives if self.finish_at_end else ():
-                await asyncio.wait([self._start(live)])  # `_done` logs a failure
+                await asyncio.wait([self.finish(live)])  # `_done` logs a failure
             while self._finishing:
                 await asyncio.wait(self._finishing)
             await self._journal.aclose()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -61,6 +62,8 @@ class LiveSession:
     tree: ConversationTree
     pending: PendingRequests[CompletionResult]
     texts: CompletionIndex
+    added: bool
+    """False until other requests can find the session."""
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
@@ -74,26 +77,11 @@ class LiveSession:
     used: float = field(default_factory=time.monotonic)
     log: SessionLog | None = None
     """Writes the session to disk. It is None if the session is kept in memory only."""
-    added: bool = True
-    """False until other requests can find the session."""
 
     @property
     def id(self) -> str:
         """The session's id."""
         return self.session.session_id
-
-    def start(
-        self, key: bytes, choices: int, run: Run, retry: int
-    ) -> PendingRequest[CompletionResult]:
-        """Start the request with the key `key` (`request_key`) and return it. `choices`: its number
-        of answers. `run` returns its result. `retry`: the number of the retry, 0 for a first
-        attempt. If the answer to the request was restored from disk, a retry gets this answer.
-        """
-        pending = self.pending.start(key, choices, run)
-        stored = self.log.answers.get(key) if self.log is not None and retry else None
-        if stored:
-            pending.stored = stored.pop()
-        return pending
 
     def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
         """Return the number of earlier answers to `prompt`, and add `choices` to this number. If
@@ -170,15 +158,11 @@ class Store(Protocol):
         """
         ...
 
-    async def finish(self, live: LiveSession) -> Any:
-        """Abort the requests of `live`, write `live` as a finished session, and return the data
-        about it that clients get. New requests must not find `live` any more. If the caller is
-        cancelled, `live` is finished anyway.
+    def finish(self, live: LiveSession) -> asyncio.Task[Any]:
+        """Start a task that aborts the requests of `live`, writes `live` as a finished session, and
+        returns the data about it that clients get. New requests must not find `live` any more. A
+        failure is also logged.
         """
-        ...
-
-    def finish_later(self, live: LiveSession) -> None:
-        """Start `finish` in the background. A failure is logged."""
         ...
 
 
@@ -206,12 +190,9 @@ class Sessions:
         if self.closed:
             raise server_stopping()
 
-    def ephemeral(self, session_id: str) -> LiveSession:
+    def ephemeral(self) -> LiveSession:
         """Return a session for one request. Other requests cannot find it, and it is not stored."""
-        session = Session(session_id)
-        return LiveSession(
-            session, ConversationTree(session), PendingRequests(0.0), CompletionIndex(session)
-        )
+        return _new(f"ephemeral-{uuid.uuid4().hex}", grace=0.0, added=True)
 
     def create(
         self, session_id: str, sampling_params: Mapping[str, Any] | None = None
@@ -254,14 +235,7 @@ class Sessions:
 
     def empty(self, session_id: str) -> LiveSession:
         """Return a new session that requests cannot find yet."""
-        session = Session(session_id)
-        return LiveSession(
-            session,
-            ConversationTree(session),
-            PendingRequests(self._settings.grace),
-            CompletionIndex(session),
-            added=False,
-        )
+        return _new(session_id, grace=self._settings.grace, added=False)
 
     def restore(self, lives: Iterable[LiveSession]) -> None:
         """Add sessions that were restored from disk."""
@@ -311,11 +285,19 @@ class Sessions:
     def start(
         self, live: LiveSession, key: bytes, choices: int, run: Run, retry: int
     ) -> PendingRequest[CompletionResult]:
-        """Add `live` if it is not added yet, and start a request in it. The idle time of the
-        session starts again when the request ends. The session stays added if the request fails.
+        """Add `live` if it is not added yet, start the request with the key `key` (`request_key`)
+        in it, and return the request. `choices`: its number of answers. `run` returns its result.
+        `retry`: the number of the retry, 0 for a first attempt. If the answer to the request was
+        restored from disk, a retry gets this answer.
+
+        The idle time of the session starts again when the request ends. The session stays added if
+        the request fails.
         """
         self.add(live)
-        pending = live.start(key, choices, run, retry)
+        pending = live.pending.start(key, choices, run)
+        stored = live.log.answers.get(key) if live.log is not None and retry else None
+        if stored:
+            pending.stored = stored.pop()
         pending.task.add_done_callback(lambda _: self._touched(live))
         return pending
 
@@ -330,7 +312,7 @@ class Sessions:
         if live is not None:
             live.pending.cancel()
             if self._store is not None:
-                self._store.finish_later(live)
+                self._store.finish(live)
 
     async def drop(self, session_id: str) -> Any:
         """Drop a session, and wait until its requests in flight are aborted. Return the store's
@@ -339,7 +321,7 @@ class Sessions:
         live = self.find(session_id)
         del self._sessions[session_id]
         if self._store is not None:
-            return await self._store.finish(live)
+            return await asyncio.shield(self._store.finish(live))
         await end(live)
         return None
 
@@ -369,6 +351,12 @@ class Sessions:
         lives = self.all()
         await asyncio.gather(*map(end, lives))
         return lives
+
+
+def _new(session_id: str, *, grace: float, added: bool) -> LiveSession:
+    session = Session(session_id)
+    tree, texts = ConversationTree(session), CompletionIndex(session)
+    return LiveSession(session, tree, PendingRequests(grace), texts, added=added)
 
 
 async def end(live: LiveSession) -> None:

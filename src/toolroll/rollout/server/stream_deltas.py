@@ -121,7 +121,7 @@ class ChoiceStream:
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Return the new deltas that later ids cannot change. `ids` are all ids sampled so far."""
         text, spans = self._text.feed(ids)
-        return self._deltas(self._reply.feed(text, offsets=spans)) if text else []
+        return list(map(self._with_id, self._reply.feed(text, offsets=spans))) if text else []
 
     def finish(self, answer: Choice) -> list[Delta]:
         """Return the remaining deltas of the finished `answer`. Raise `ApiError` if `answer`
@@ -133,9 +133,6 @@ class ChoiceStream:
         steps = self._reply.finish(text, offsets=spans)
         if with_call_ids(self._reply.reply, self._seed) != turn.parsed:
             raise stream_error("its message")
-        return self._deltas(steps)
-
-    def _deltas(self, steps: Sequence[Delta]) -> list[Delta]:
         return [self._with_id(step) for step in steps]
 
     def _with_id(self, step: Delta) -> Delta:

@@ -6,7 +6,7 @@ from typing import Any
 
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.endpoint import Endpoint
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import invalid
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.server.protocol import TokenizeRequest, read
 from toolroll.rollout.server.received import Received
@@ -18,7 +18,7 @@ async def tokenize(endpoint: Endpoint, body: Received) -> dict[str, Any]:
     """Return the answer to `POST /tokenize`. Raise `ApiError` if `body` cannot be honored."""
     parsed = await call_of_size(read, TokenizeRequest, body.data, large=body.large)
     if (parsed.prompt is None) == (parsed.messages is None):
-        raise ApiError(400, "invalid_value", "give either messages or prompt", param="messages")
+        raise invalid("messages", "give either messages or prompt")
     template = endpoint.templates.get(parsed.chat_template_kwargs)
     tools = body.data.get("tools") or []
     ids = await call_of_size(_tokens, parsed, template, tools, large=body.large)

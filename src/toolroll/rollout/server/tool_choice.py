@@ -32,21 +32,22 @@ ws ::= " "?
 
 
 def _hermes(names: Sequence[str], *, several: bool) -> str:
-    alternatives = " | ".join(_literal(orjson.dumps(name).decode()) for name in names)
-    root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     opened, closed = _literal('<tool_call>\n{"name": '), _literal("}\n</tool_call>")
-    return (
-        f'{root}\ncall ::= {opened} name ", \\"arguments\\": " object {closed}\nname ::= '
-        f"{alternatives}{_JSON}"
-    )
+    call = f'call ::= {opened} name ", \\"arguments\\": " object {closed}'
+    return f"{_root(several=several)}\n{call}\n{_json_names(names)}{_JSON}"
 
 
 def _llama3(names: Sequence[str], *, several: bool) -> str:
-    alternatives = " | ".join(_literal(orjson.dumps(name).decode()) for name in names)
-    return (
-        f'root ::= "{{\\"name\\": " name ", \\"parameters\\": " object "}}"\nname ::= '
-        f"{alternatives}{_JSON}"
-    )
+    root = 'root ::= "{\\"name\\": " name ", \\"parameters\\": " object "}"'
+    return f"{root}\n{_json_names(names)}{_JSON}"
+
+
+def _root(*, several: bool) -> str:
+    return 'root ::= call ("\\n" call)*' if several else "root ::= call"
+
+
+def _json_names(names: Sequence[str]) -> str:
+    return f"name ::= {' | '.join(_literal(orjson.dumps(name).decode()) for name in names)}"
 
 
 def _marked_up(
@@ -62,11 +63,10 @@ def _marked_up(
     `head`: the texts before and after the function's name. `argument`: the texts before a key,
     between the key and its value, and after the value. `tail`: the text at the end of a call.
     """
-    root = 'root ::= call ("\\n" call)*' if several else "root ::= call"
     before, between, after = (_literal(text) for text in argument)
     return "\n".join(
         [
-            root,
+            _root(several=several),
             f"call ::= {_literal(head[0])} name {_literal(head[1])} argument* {_literal(tail)}",
             f"name ::= {' | '.join(_literal(name) for name in names)}",
             f"argument ::= {before} [a-zA-Z0-9_]+ {between} [^<]* {after}",

@@ -36,7 +36,7 @@ class ToolrollClient(AsyncOpenAI):
 
     def __init__(self, endpoint: Endpoint, *, session: str | None = None, **options: Any) -> None:
         self.endpoint = endpoint
-        self.session = check_id(session) if session is not None else f"client-{uuid.uuid4().hex}"
+        self.session = _name(session)
         if options.get("http_client") is None:
             # works with any HTTP library, because the SDK replaced its own between two versions
             transport: Any = InProcessTransport(endpoint)
@@ -47,14 +47,14 @@ class ToolrollClient(AsyncOpenAI):
     @cached_property
     def chat(self) -> AsyncChat:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Chat completions; `model` is optional."""
-        return Chat(self, self.endpoint.model)
+        return Chat(self)
 
     @cached_property
     def completions(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
     ) -> AsyncTextCompletions:
         """Text completions; `model` is optional."""
-        return TextCompletions(self, self.endpoint.model)
+        return TextCompletions(self)
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
         """Return a copy of this client with other `options`. By default, the copy uses the same
@@ -78,12 +78,13 @@ class ToolrollClient(AsyncOpenAI):
         """Continue in a new session, named `session` or with a generated name. Return the name of
         the previous session, which can be read until it is dropped.
         """
-        left, self.session = (
-            self.session,
-            check_id(session) if session is not None else f"client-{uuid.uuid4().hex}",
-        )
+        left, self.session = self.session, _name(session)
         self.base_url = _address(self.session)
         return left
+
+
+def _name(session: str | None) -> str:
+    return check_id(session) if session is not None else f"client-{uuid.uuid4().hex}"
 
 
 def _address(session: str) -> str:

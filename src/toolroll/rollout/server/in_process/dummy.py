@@ -15,7 +15,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server.in_process.nodes import MASKED, PROMPT_LOGPROB, SequenceNode
+from toolroll.rollout.server.in_process.nodes import MASKED, PROMPT_LOGPROB, SequenceNode, new_key
 
 
 class DummyManagedServer:
@@ -94,8 +94,7 @@ class DummyManagedServer:
             "source": "transcript",
             "finish_reason": finish_reason,
         }
-        names = (text, *(f"{text}#{at}" for at in range(2, len(self._nodes) + 2)))
-        self._nodes[next(name for name in names if name not in self._nodes)] = SequenceNode(
+        self._nodes[new_key(text, self._nodes)] = SequenceNode(
             full_text=text,
             tokens=tokens,
             masked_tokens=[MASKED] * len(tokens),

@@ -24,7 +24,7 @@ from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.client import ToolrollClient
-from toolroll.rollout.server.in_process.nodes import SequenceNode, trajectory_node, tree_nodes
+from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
 from toolroll.rollout.server.in_process.prompt_logprobs import prompt_logprobs
 from toolroll.rollout.server.messages import read_messages
 from toolroll.rollout.template import ChatTemplate
@@ -119,22 +119,14 @@ class ManagedSession:
         that turn is unmasked.
         """
         live = self.endpoint.sessions.get(self.client.session)
-        if live is not None:
-            self.endpoint.settle_now(live)  # requests through `client` are not settled yet
+        if live is None:
+            return {"sequences": {}, "tree": {}} if self.track_tree else {"nodes": []}
+        self.endpoint.settle_now(live)  # requests through `client` are not settled yet
         encoder = self.endpoint.served.template.encoder
         if self.track_tree:
-            nodes = (
-                tree_nodes(live.session, [node for node, _ in live.trace], encoder)
-                if live is not None
-                else {}
-            )
+            nodes = tree_nodes(live.session, [node for node, _ in live.trace], encoder)
             return {"sequences": nodes, "tree": dict(nodes)}
-        found: list[SequenceNode] = []
-        if live is not None:
-            found = [
-                trajectory_node(trajectory, encoder) for trajectory in live.session.trajectories()
-            ]
-        return {"nodes": found}
+        return {"nodes": [trajectory_node(found, encoder) for found in live.session.trajectories()]}
 
     def reset(self) -> None:
         """Drop all nodes. Later calls use a new session."""

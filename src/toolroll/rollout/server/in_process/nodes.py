@@ -9,17 +9,18 @@ token that is not excluded from training is unmasked in exactly one node of a st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel
 
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.types import Trajectory
+from toolroll.rollout.types import IdArray, Trajectory
 
 MASKED = -100
 PROMPT_LOGPROB = 1.0
@@ -38,21 +39,15 @@ class SequenceNode(BaseModel):
 def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
     """Return the trajectory `found` as one node."""
     trained = found.loss_mask.astype(bool)
-    check_trained_logprobs(found.logprobs, trained)
     last = found.turns[-1] if found.turns else None
     metadata = {
-        "trainable": bool(trained.any()),
         "finish_reason": last.finish_reason if last is not None else None,
         "turns": len(found.turns),
         "fork_reason": found.fork_reason,
     }
-    return SequenceNode(
-        full_text=encoder.decode(found.input_ids),
-        tokens=found.input_ids.tolist(),
-        masked_tokens=np.where(trained, found.input_ids, MASKED).tolist(),
-        logprobs=np.where(trained, found.logprobs, PROMPT_LOGPROB).tolist(),
-        metadata=metadata,
-    )
+    logprobs = np.where(trained, found.logprobs, PROMPT_LOGPROB)
+    text = encoder.decode(found.input_ids)
+    return _node(text, found.input_ids, trained, logprobs, metadata)
 
 
 def tree_nodes(
@@ -69,12 +64,7 @@ def tree_nodes(
     for node in sampled:
         ids = session.path_ids(node)
         text = encoder.decode(ids)
-        key = next(
-            name
-            for name in (text, *(f"{text}#{at}" for at in range(2, len(sampled) + 2)))
-            if name not in found
-        )
-        keys[node] = key
+        key = keys[node] = new_key(text, found)
         completion = node.completion
         assert completion is not None
         trained = np.zeros(len(ids), dtype=bool)
@@ -83,17 +73,30 @@ def tree_nodes(
         if node.excluded is None:
             given = completion.logprobs
             logprobs[node.start :] = np.nan if given is None else given
-        check_trained_logprobs(logprobs, trained)
         parent = next((keys[step] for step in reversed(node.path()[:-1]) if step in keys), None)
-        found[key] = SequenceNode(
-            full_text=text,
-            tokens=ids.tolist(),
-            masked_tokens=np.where(trained, ids, MASKED).tolist(),
-            logprobs=logprobs.tolist(),
-            metadata={
-                "trainable": bool(trained.any()),
-                "finish_reason": completion.finish_reason,
-                "parent": parent,
-            },
-        )
+        metadata = {"finish_reason": completion.finish_reason, "parent": parent}
+        found[key] = _node(text, ids, trained, logprobs, metadata)
     return found
+
+
+def new_key(text: str, taken: Collection[str]) -> str:
+    """Return `text`. If it is in `taken`, add the first suffix "#2", "#3" ... that makes it new."""
+    names = (text, *(f"{text}#{at}" for at in range(2, len(taken) + 2)))
+    return next(name for name in names if name not in taken)
+
+
+def _node(
+    text: str,
+    ids: IdArray,
+    trained: npt.NDArray[np.bool_],
+    logprobs: npt.NDArray[np.floating],
+    metadata: Mapping[str, Any],
+) -> SequenceNode:
+    check_trained_logprobs(logprobs, trained)
+    return SequenceNode(
+        full_text=text,
+        tokens=ids.tolist(),
+        masked_tokens=np.where(trained, ids, MASKED).tolist(),
+        logprobs=logprobs.tolist(),
+        metadata={"trainable": bool(trained.any()), **metadata},
+    )

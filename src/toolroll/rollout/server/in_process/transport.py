@@ -12,7 +12,6 @@ import asyncio
 import importlib
 import logging
 import re
-import uuid
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -93,7 +92,8 @@ class InProcessTransport:
             )
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
         _ask_for_tokens(body.data, chat=what == "chat/completions")
-        live = self._live(match["session"])
+        sessions, session = self._endpoint.sessions, match["session"]
+        live = sessions.of(session) if session is not None else sessions.ephemeral()
         live, parsed, pending = await ask(
             live, body, retry=retry_number(request.headers.get("x-stainless-retry-count"))
         )
@@ -111,11 +111,6 @@ class InProcessTransport:
             )
         finally:
             live.pending.leave(pending)
-
-    def _live(self, session: str | None) -> LiveSession:
-        if session is None:
-            return self._endpoint.sessions.ephemeral(f"ephemeral-{uuid.uuid4().hex}")
-        return self._endpoint.sessions.of(session)
 
     async def _stream(
         self,
