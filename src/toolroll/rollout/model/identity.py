@@ -18,6 +18,7 @@ from toolroll.rollout.engine import EngineClient
 from toolroll.rollout.engine.response import check_ids
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
+from toolroll.rollout.runtime.sequences import common_prefix
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest
 
@@ -214,8 +215,7 @@ def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None
     theirs = answer.ids
     if theirs is None or list(theirs) == list(ours):
         return None
-    length = min(len(ours), len(theirs))
-    at = next((at for at in range(length) if ours[at] != theirs[at]), length)
+    at = common_prefix(ours, theirs)
     there, here = (str(ids[at]) if at < len(ids) else "the end" for ids in (theirs, ours))
     return (
         f"{_served(answer, name)}: token {at} of a probe text is {there} in the engine and {here} "

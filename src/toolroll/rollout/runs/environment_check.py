@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from statistics import median
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
 from toolroll.rollout.runtime.jsonable import shown
+from toolroll.rollout.runtime.sequences import common_prefix
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import (
     Action,
@@ -419,10 +420,7 @@ def _excerpts(first: Any, second: Any) -> tuple[str, str]:
     """
     if not isinstance(first, str) or not isinstance(second, str):
         return shown(first, _EXCERPT), shown(second, _EXCERPT)
-    same = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    )
-    start = max(0, same - _EXCERPT // 3)
+    start = max(0, common_prefix(first, second) - _EXCERPT // 3)
     cut = "... " * (start > 0)
     return cut + shown(first[start:], _EXCERPT), cut + shown(second[start:], _EXCERPT)
 
