@@ -336,9 +336,10 @@ class Engine(EngineClient):
 
         Raise `UsageError` if the engine no longer serves the same model.
         """
-        found = _read(answer)
-        if not isinstance(found, Failure):
-            await self._control_plane.check_model(answer.connections)
+        if answer.status != 200:
+            return from_response(answer.status, answer.body, retry_after=answer.retry_after)
+        found = _decoded(answer.body)
+        await self._control_plane.check_model(answer.connections)
         return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
@@ -346,10 +347,8 @@ class Engine(EngineClient):
         if attempt >= self.config.attempts:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
-        pause = backoff * random.uniform(0.5, 1.5)
-        return (
-            max(pause, min(failure.retry_after, _MAX_RETRY_AFTER)) if failure.retry_after else pause
-        )
+        asked = min(failure.retry_after or 0.0, _MAX_RETRY_AFTER)
+        return max(backoff * random.uniform(0.5, 1.5), asked)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged and without retries. Return the JSON of the answer.
@@ -409,13 +408,6 @@ class Engine(EngineClient):
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
         return await self._control_plane.health()
-
-
-def _read(answer: Answer) -> Mapping[str, Any] | Failure:
-    """Return the JSON of an answer with status 200, or the failure for any other status."""
-    if answer.status != 200:
-        return from_response(answer.status, answer.body, retry_after=answer.retry_after)
-    return _decoded(answer.body)
 
 
 def _decoded(body: bytes) -> Mapping[str, Any]:
