@@ -4,7 +4,6 @@ the file takes precedence over the defaults.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.complaints import complaints
+from toolroll.rollout.runtime.complaints import complaints, did_you_mean
 
 
 class RunConfig(BaseModel):
@@ -334,8 +333,7 @@ def _settings_in(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path} must hold a mapping from setting names to values")
     for name in loaded:
         if name not in RunConfig.model_fields and name not in OLD_NAMES:
-            close = difflib.get_close_matches(str(name), RunConfig.model_fields, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(str(name), RunConfig.model_fields)
             raise UsageError(f"--config {path}: there is no setting {name!r}{hint}")
     return {OLD_NAMES.get(str(name), str(name)): value for name, value in loaded.items()}
 

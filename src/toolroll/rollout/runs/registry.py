@@ -4,7 +4,6 @@ add), in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -13,6 +12,7 @@ from typing import Any
 from toolroll.rollout.errors import ToolrollError, UsageError
 from toolroll.rollout.runs.environment_class import EnvironmentClass, env_args_of
 from toolroll.rollout.runs.environment_file import error_line, is_target, load_target
+from toolroll.rollout.runtime.complaints import did_you_mean
 from toolroll.rollout.runtime.signature import Signature
 from toolroll.rollout.types import Environment, EnvironmentFactory, EnvironmentOptions, Task
 
@@ -60,13 +60,9 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
         return _factory_of(found, name, short, arguments)
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in entries:
-        close = difflib.get_close_matches(name, entries, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else "toolroll envs lists all names; name your own as path/to/file.py:NAME"
-        )
-        raise UsageError(f"there is no environment named {name!r}; {hint}")
+        how = "; toolroll envs lists all names; name your own as path/to/file.py:NAME"
+        hint = did_you_mean(name, entries, how)
+        raise UsageError(f"there is no environment named {name!r}{hint}")
     return _factory_of(entries[name].load(), name, name, arguments)
 
 
