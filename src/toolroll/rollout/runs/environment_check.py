@@ -21,15 +21,13 @@ from jsonschema.exceptions import SchemaError
 
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import UsageError, message_of
-from toolroll.rollout.runs.do_nothing import LeavingUser
+from toolroll.rollout.runs.do_nothing import LeavingUser, do_nothing_runner
 from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runs.environment_player import BrokenError, EnvironmentPlayer
-from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import RunSettings
 from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
 from toolroll.rollout.runtime.jsonable import shown
 from toolroll.rollout.runtime.sequences import common_prefix
-from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import (
     Action,
     EnvironmentFactory,
@@ -166,10 +164,8 @@ class _Checks:
         """
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
-        make, threads = agent_maker("do-nothing"), Threads(1)
         limits = {"step_timeout": self.time_limit}
-        options = EnvironmentOptions(user=lambda seed: LeavingUser())
-        runner = Runner(self.factory, lambda: make(threads, limits), RunSettings(), options)
+        runner = do_nothing_runner(self.factory, RunSettings(), limits)
         result = (await runner.play(self.tasks[0], 0)).result
         if result.status is Status.ABORTED:
             raise _FailedError(str(result.info.get("error", {}).get("message", "it was aborted")))
