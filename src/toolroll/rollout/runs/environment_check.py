@@ -102,7 +102,7 @@ class _Checks:
         await self._check("tasks", self._tasks)
         if self.results[-1].status == "ok":
             await self._check("an episode", self._episode)
-        playable = self.results[-1].status == "ok"
+        start = self.results[-1]
         rest: dict[str, Callable[[], Awaitable[str]]] = {
             "tool schemas": self._schemas,
             "same seed, same episode": self._seeds,
@@ -114,11 +114,10 @@ class _Checks:
             "time": self._time,
         }
         for name, function in rest.items():
-            if playable:
+            if start.status == "ok":
                 await self._check(name, function)
             else:
-                broken = self.results[1 if len(self.results) > 1 else 0].name
-                self._add(name, "not applicable", f"not checked: {broken} failed")
+                self._add(name, "not applicable", f"not checked: {start.name} failed")
         return self.results
 
     async def _check(self, name: str, function: Callable[[], Awaitable[str]]) -> None:
