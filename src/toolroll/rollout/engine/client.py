@@ -20,7 +20,8 @@ import logging
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -60,18 +61,6 @@ logger = logging.getLogger(__name__)
 _SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-
-
-class _ProgressGuard:
-    """Calls `progress`, and records whether any token was sampled."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self.started = False
-
-    def __call__(self, ids: Sequence[int]) -> None:
-        self.started = self.started or bool(ids)
-        self._progress(ids)
 
 
 class Engine(EngineClient):
@@ -152,18 +141,19 @@ class Engine(EngineClient):
         info = await self._check(request)
         began, outages = perf_counter(), 0
         deadline = began + self.config.deadline
-        guard = _ProgressGuard(progress) if progress is not None else None
+        check = partial(check_ids, request=request, vocab_size=info.sampled_limit)
         closings, attempt, server_faults = self._closings, 1, 0
         while True:
             rid, ended = os.urandom(16).hex(), self._outage.ended
-            outcome = await self._attempt(request, rid, deadline, guard, info)
+            events = None if progress is None else EventReader(progress, rid, check)
+            outcome = await self._attempt(request, rid, deadline, events)
             if not isinstance(outcome, Failure):
                 self._outage.answered()
                 latency = perf_counter() - began
                 return self._completion(
                     outcome, request, info, latency=latency, attempts=attempt, rid=rid
                 )
-            over = guard is not None and guard.started
+            over = events is not None and events.started
             if (outcome.lost or outcome.down) and not over and self._closings == closings:
                 waited_from = perf_counter()
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
@@ -279,21 +269,17 @@ class Engine(EngineClient):
         request: GenerateRequest,
         rid: str,
         deadline: float,
-        guard: _ProgressGuard | None,
-        info: ModelInfo,
+        events: EventReader | None,
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline - perf_counter(), 0.001), self.config.attempt_timeout)
-        sent = self._body(request, rid, stream=guard is not None)
+        sent = self._body(request, rid, stream=events is not None)
         closings = self._closings
         self._in_flight.add(rid)
         try:
-            if guard is None:
+            if events is None:
                 outcome = await self._posted(sent, request, seconds)
             else:
-                check = lambda ids: check_ids(ids, request, vocab_size=info.sampled_limit)
-                outcome = await self._streamed(
-                    sent, request, seconds, EventReader(guard, rid, check)
-                )
+                outcome = await self._streamed(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running

@@ -46,6 +46,11 @@ class EventReader:
         self._check = check
         self._reported: list[int] = []
 
+    @property
+    def started(self) -> bool:
+        """True if any token was sampled."""
+        return bool(self._reported)
+
     async def read(self, chunks: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
         """Return the last event, or a `Failure` if an event reports an error or the stream breaks
         off.
