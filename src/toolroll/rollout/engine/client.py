@@ -149,10 +149,16 @@ class Engine(EngineClient):
             outcome = await self._attempt(request, rid, deadline, events)
             if not isinstance(outcome, Failure):
                 self._outage.answered()
-                latency = perf_counter() - began
-                return self._completion(
-                    outcome, request, info, latency=latency, attempts=attempt, rid=rid
+                completion = parse_completion(
+                    outcome,
+                    request,
+                    latency=perf_counter() - began,
+                    attempts=attempt,
+                    rid=rid,
+                    vocab_size=info.sampled_limit,
                 )
+                self._take(completion, info)
+                return completion
             over = events is not None and events.started
             if (outcome.lost or outcome.down) and not over and self._closings == closings:
                 waited_from = perf_counter()
@@ -180,28 +186,13 @@ class Engine(EngineClient):
             await self._sleep(pause)
             attempt += 1
 
-    def _completion(
-        self,
-        answer: Mapping[str, Any],
-        request: GenerateRequest,
-        info: ModelInfo,
-        *,
-        latency: float,
-        attempts: int,
-        rid: str,
-    ) -> Completion:
-        """Return the completion in `answer`, after checking it."""
-        completion = parse_completion(
-            answer,
-            request,
-            latency=latency,
-            attempts=attempts,
-            rid=rid,
-            vocab_size=info.sampled_limit,
-        )
+    def _take(self, completion: Completion, info: ModelInfo) -> None:
+        """Remember the sampled ids that the tokenizer does not have. Raise `CompletionError` if the
+        routed experts are missing.
+        """
         sampled = completion.output_ids
         if not len(sampled):
-            return completion
+            return
         if self.config.return_routed_experts and completion.routed_experts is None:
             raise CompletionError(
                 "return_routed_experts is set, but the engine sent no routed experts: start SGLang "
@@ -211,7 +202,6 @@ class Engine(EngineClient):
         known = info.vocab_size
         if known is not None and sampled.max() >= known:
             self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
-        return completion
 
     async def _check(self, request: GenerateRequest) -> ModelInfo:
         """Return the model info. Raise an error if `request` must not be sent."""
