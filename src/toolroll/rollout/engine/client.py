@@ -255,21 +255,14 @@ class Engine(EngineClient):
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 
     async def _attempt(
-        self,
-        request: GenerateRequest,
-        rid: str,
-        deadline: float,
-        events: EventReader | None,
+        self, request: GenerateRequest, rid: str, deadline: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline - perf_counter(), 0.001), self.config.attempt_timeout)
         sent = self._body(request, rid, stream=events is not None)
         closings = self._closings
         self._in_flight.add(rid)
         try:
-            if events is None:
-                outcome = await self._posted(sent, request, seconds)
-            else:
-                outcome = await self._streamed(sent, request, seconds, events)
+            outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
@@ -285,21 +278,17 @@ class Engine(EngineClient):
         return outcome
 
     async def _posted(
-        self, sent: bytes, request: GenerateRequest, seconds: float
+        self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
-        try:
-            answer = await self._transport.generate(sent, request.session_id, seconds=seconds)
-        except NETWORK_ERRORS as error:
-            return from_exception(error)
-        return await self._checked(answer)
-
-    async def _streamed(
-        self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader
-    ) -> Mapping[str, Any] | Failure:
-        posted = self._transport.generating(sent, request.session_id, seconds=seconds)
+        """Post the request. Return its answer, which `events` reads if it is a stream."""
+        posted = self._transport.generate(sent, request.session_id, seconds=seconds)
         try:
             async with await posted as response:
-                if response.status == 200 and response.content_type == "text/event-stream":
+                if (
+                    events is not None
+                    and response.status == 200
+                    and response.content_type == "text/event-stream"
+                ):
                     await self._control_plane.check_model(connections_at(response))
                     return await events.read(response.content.iter_any())
                 answer = await whole(response)
