@@ -242,16 +242,12 @@ class _Checks:
             raise _NotApplicableError("there are no tools")
         calls = wrong_calls(tools)
         for what, call in calls:
-            player = self._player()
             try:
-                await player.reset(self.tasks[0], 0)
-                await player.step(Action("", (call,)))
+                await self._play(self.tasks[0], 0, [Action("", (call,))])
             except BrokenError as error:
                 given = orjson.dumps(call.arguments).decode()
                 advice = "" if "ActionError" in str(error) else f"; {_ADVICE}"
                 raise _FailedError(f"{what}, {call.name}({given}): {error}{advice}") from error
-            finally:
-                await self._end(player)
         return f"{len(calls)} calls, each answered"
 
     async def _event_loop(self) -> str:
@@ -300,15 +296,10 @@ class _Checks:
         """If the environment raises `UsageError` without a simulated user, add a user to the
         options. This user leaves at once.
         """
-        player = None
         try:
-            player = self._player()
-            await player.reset(self.tasks[0], 0)
+            await self._play(self.tasks[0], 0, [])
         except UsageError:
             self.options = EnvironmentOptions(user=lambda seed: LeavingUser())
-        finally:
-            if player is not None:
-                await self._end(player)
 
     async def _play(
         self, task: Task, seed: int, actions: Sequence[Action] | None = None
