@@ -78,7 +78,14 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
     settings = load_config(
         config, {"env": env, **given_values(RunConfig, options, old_names=OLD_NAMES)}
     )
-    outcome = _outcome(settings)
+    from toolroll.rollout.cli.run_command import no_such_address
+    from toolroll.rollout.cli.run_command import run as run_environment
+    from toolroll.rollout.runs.runner import RunStoppedError
+
+    try:
+        outcome = _run(run_environment(settings, console))
+    except RunStoppedError as error:
+        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
     _show({outcome.summary.env: outcome}, settings.out)
 
 
@@ -312,17 +319,6 @@ def _one_blas_thread() -> None:
     operation also waits for the slowest one, for example if another program uses its core.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def _outcome(settings: RunConfig) -> Outcome:
-    from toolroll.rollout.cli.run_command import no_such_address
-    from toolroll.rollout.cli.run_command import run as run_environment
-    from toolroll.rollout.runs.runner import RunStoppedError
-
-    try:
-        return _run(run_environment(settings, console))
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
 
 
 def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = True) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import orjson
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export import tau_bench_results, write_dataset
+from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.types import Episode
 
@@ -23,10 +24,7 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     """
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
-    if not (folder / FILE_NAME).is_file():
-        raise UsageError(
-            f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
-        )
+    refuse_no_run(folder)
     if env is not None and env not in (names := {one.env for one in read_episodes(folder)}):
         raise UsageError(
             f"--env {env!r}: {folder} has only {', '.join(sorted(names)) or 'no episodes'}"

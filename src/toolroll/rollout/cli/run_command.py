@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
@@ -56,8 +56,7 @@ async def run(config: RunConfig, console: Console) -> Outcome:
         plan = await prepare(config, stack)
         await _check_addresses(config)
         if plan.served is not None:
-            await _check_engine(plan.served)
-            await _check_identity(plan.served, console, allow_mismatch=config.allow_model_mismatch)
+            await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
             await _check_template(plan.served, console)
         return await play(plan, console)
 
@@ -182,21 +181,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
     )
 
 
-class EpisodeRunner(Protocol):
-    """The common interface of `Runner`, `ProcessRunner` and `RayRunner`."""
-
-    async def run(
-        self,
-        tasks: Sequence[Task],
-        on_episode: Callable[[Episode], None],
-        *,
-        done: Collection[EpisodeKey],
-    ) -> None:
-        """Play every (task, sample) that is not in `done`."""
-        ...
-
-
-def runner_of(plan: Plan) -> EpisodeRunner:
+def runner_of(plan: Plan) -> Runner | ProcessRunner | RayRunner:
     """Return the runner for `plan`. It plays the episodes in this process, in worker processes on
     this machine, or in worker processes on a Ray cluster.
     """
@@ -204,9 +189,8 @@ def runner_of(plan: Plan) -> EpisodeRunner:
     if config.ray is not None:
         return RayRunner(config)
     if config.processes > 1:
-        opened = partial(_open_worker, config)
         return ProcessRunner(
-            opened,
+            partial(_open_worker, config),
             processes=config.processes,
             concurrency=config.concurrency,
             samples=config.samples,
@@ -233,17 +217,15 @@ async def _check_addresses(config: RunConfig) -> None:
             raise UsageError(f"{option}: {health.why}: is the server running there?")
 
 
-async def _check_engine(served: Model) -> None:
+async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool) -> None:
+    """Raise `UsageError` if the engine does not respond, or if it serves a model with another
+    tokenizer than `served`. If `allow_mismatch` is True, only warn about the tokenizer. Print the
+    warnings.
+    """
     health = await served.engine.health()
     if not health.ok:
         raise UsageError(health.why)
     await served.engine.model_info()  # raises an error if this is not an engine's address
-
-
-async def _check_identity(served: Model, console: Console, *, allow_mismatch: bool) -> None:
-    """Raise `UsageError` if the engine serves a model with another tokenizer than `served`. If
-    `allow_mismatch` is True, only warn. Print the warnings.
-    """
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         print_line(console, f"WARNING: {line}")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import load_tokenizer
-from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.report import read_summary
-from toolroll.rollout.runs.run_directory import read_settings
+from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
 from toolroll.rollout.runs.viewer import write_page
 from toolroll.rollout.runs.viewer.pieces import Pieces
 
@@ -34,10 +35,7 @@ def view(
         UsageError: `folder` is not the folder of a run, `out` cannot be written, or `tokenizer`
             cannot be loaded.
     """
-    if not (folder / FILE_NAME).is_file():
-        raise UsageError(
-            f"{folder} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
-        )
+    refuse_no_run(folder)
     out = out or folder / PAGE_NAME
     if out.is_dir():
         raise UsageError(f"--out {out} is a folder: the page is a file")
@@ -65,22 +63,22 @@ def view(
 def _pieces_by_model(
     settings: dict[str, dict[str, Any]], tokenizer: str | None, messages: list[str]
 ) -> Callable[[str], Pieces | None]:
-    known: dict[str, Pieces | None] = {}
+    @cache
+    def pieces(name: str) -> Pieces | None:
+        try:
+            return Pieces(load_tokenizer(name))
+        except UsageError as error:
+            if tokenizer is not None:
+                raise
+            messages.append(
+                f"tokens are shown as ids; to show their text, give --tokenizer: {error}"
+            )
+            return None
 
     def of(env: str) -> Pieces | None:
         name = tokenizer or settings.get(env, {}).get("model")
         if name is None or (tokenizer is None and settings[env].get("agent") == "baseline"):
             return None
-        if name not in known:
-            try:
-                known[name] = Pieces(load_tokenizer(name))
-            except UsageError as error:
-                if tokenizer is not None:
-                    raise
-                messages.append(
-                    f"tokens are shown as ids; to show their text, give --tokenizer: {error}"
-                )
-                known[name] = None
-        return known[name]
+        return pieces(name)
 
     return of

@@ -20,7 +20,8 @@ import logging
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -60,18 +61,6 @@ logger = logging.getLogger(__name__)
 _SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-
-
-class _ProgressGuard:
-    """Calls `progress`, and records whether any token was sampled."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self.started = False
-
-    def __call__(self, ids: Sequence[int]) -> None:
-        self.started = self.started or bool(ids)
-        self._progress(ids)
 
 
 class Engine(EngineClient):
@@ -152,18 +141,25 @@ class Engine(EngineClient):
         info = await self._check(request)
         began, outages = perf_counter(), 0
         deadline = began + self.config.deadline
-        guard = _ProgressGuard(progress) if progress is not None else None
+        check = partial(check_ids, request=request, vocab_size=info.sampled_limit)
         closings, attempt, server_faults = self._closings, 1, 0
         while True:
             rid, ended = os.urandom(16).hex(), self._outage.ended
-            outcome = await self._attempt(request, rid, deadline, guard, info)
+            events = None if progress is None else EventReader(progress, rid, check)
+            outcome = await self._attempt(request, rid, deadline, events)
             if not isinstance(outcome, Failure):
                 self._outage.answered()
-                latency = perf_counter() - began
-                return self._completion(
-                    outcome, request, info, latency=latency, attempts=attempt, rid=rid
+                completion = parse_completion(
+                    outcome,
+                    request,
+                    latency=perf_counter() - began,
+                    attempts=attempt,
+                    rid=rid,
+                    vocab_size=info.sampled_limit,
                 )
-            over = guard is not None and guard.started
+                self._take(completion, info)
+                return completion
+            over = events is not None and events.started
             if (outcome.lost or outcome.down) and not over and self._closings == closings:
                 waited_from = perf_counter()
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
@@ -190,28 +186,13 @@ class Engine(EngineClient):
             await self._sleep(pause)
             attempt += 1
 
-    def _completion(
-        self,
-        answer: Mapping[str, Any],
-        request: GenerateRequest,
-        info: ModelInfo,
-        *,
-        latency: float,
-        attempts: int,
-        rid: str,
-    ) -> Completion:
-        """Return the completion in `answer`, after checking it."""
-        completion = parse_completion(
-            answer,
-            request,
-            latency=latency,
-            attempts=attempts,
-            rid=rid,
-            vocab_size=info.sampled_limit,
-        )
+    def _take(self, completion: Completion, info: ModelInfo) -> None:
+        """Remember the sampled ids that the tokenizer does not have. Raise `CompletionError` if the
+        routed experts are missing.
+        """
         sampled = completion.output_ids
         if not len(sampled):
-            return completion
+            return
         if self.config.return_routed_experts and completion.routed_experts is None:
             raise CompletionError(
                 "return_routed_experts is set, but the engine sent no routed experts: start SGLang "
@@ -221,7 +202,6 @@ class Engine(EngineClient):
         known = info.vocab_size
         if known is not None and sampled.max() >= known:
             self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
-        return completion
 
     async def _check(self, request: GenerateRequest) -> ModelInfo:
         """Return the model info. Raise an error if `request` must not be sent."""
@@ -275,25 +255,14 @@ class Engine(EngineClient):
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 
     async def _attempt(
-        self,
-        request: GenerateRequest,
-        rid: str,
-        deadline: float,
-        guard: _ProgressGuard | None,
-        info: ModelInfo,
+        self, request: GenerateRequest, rid: str, deadline: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline - perf_counter(), 0.001), self.config.attempt_timeout)
-        sent = self._body(request, rid, stream=guard is not None)
+        sent = self._body(request, rid, stream=events is not None)
         closings = self._closings
         self._in_flight.add(rid)
         try:
-            if guard is None:
-                outcome = await self._posted(sent, request, seconds)
-            else:
-                check = lambda ids: check_ids(ids, request, vocab_size=info.sampled_limit)
-                outcome = await self._streamed(
-                    sent, request, seconds, EventReader(guard, rid, check)
-                )
+            outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
@@ -309,21 +278,17 @@ class Engine(EngineClient):
         return outcome
 
     async def _posted(
-        self, sent: bytes, request: GenerateRequest, seconds: float
+        self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
-        try:
-            answer = await self._transport.generate(sent, request.session_id, seconds=seconds)
-        except NETWORK_ERRORS as error:
-            return from_exception(error)
-        return await self._checked(answer)
-
-    async def _streamed(
-        self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader
-    ) -> Mapping[str, Any] | Failure:
-        posted = self._transport.generating(sent, request.session_id, seconds=seconds)
+        """Post the request. Return its answer, which `events` reads if it is a stream."""
+        posted = self._transport.generate(sent, request.session_id, seconds=seconds)
         try:
             async with await posted as response:
-                if response.status == 200 and response.content_type == "text/event-stream":
+                if (
+                    events is not None
+                    and response.status == 200
+                    and response.content_type == "text/event-stream"
+                ):
                     await self._control_plane.check_model(connections_at(response))
                     return await events.read(response.content.iter_any())
                 answer = await whole(response)
@@ -336,9 +301,10 @@ class Engine(EngineClient):
 
         Raise `UsageError` if the engine no longer serves the same model.
         """
-        found = _read(answer)
-        if not isinstance(found, Failure):
-            await self._control_plane.check_model(answer.connections)
+        if answer.status != 200:
+            return from_response(answer.status, answer.body, retry_after=answer.retry_after)
+        found = _decoded(answer.body)
+        await self._control_plane.check_model(answer.connections)
         return found
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
@@ -346,10 +312,8 @@ class Engine(EngineClient):
         if attempt >= self.config.attempts:
             return None
         backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
-        pause = backoff * random.uniform(0.5, 1.5)
-        return (
-            max(pause, min(failure.retry_after, _MAX_RETRY_AFTER)) if failure.retry_after else pause
-        )
+        asked = min(failure.retry_after or 0.0, _MAX_RETRY_AFTER)
+        return max(backoff * random.uniform(0.5, 1.5), asked)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged and without retries. Return the JSON of the answer.
@@ -409,13 +373,6 @@ class Engine(EngineClient):
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
         return await self._control_plane.health()
-
-
-def _read(answer: Answer) -> Mapping[str, Any] | Failure:
-    """Return the JSON of an answer with status 200, or the failure for any other status."""
-    if answer.status != 200:
-        return from_response(answer.status, answer.body, retry_after=answer.retry_after)
-    return _decoded(answer.body)
 
 
 def _decoded(body: bytes) -> Mapping[str, Any]:

@@ -48,8 +48,25 @@ def parse_completion(
     valid answer.
     """
     try:
-        return _parsed(
-            body, request, latency=latency, attempts=attempts, rid=rid, vocab_size=vocab_size
+        meta, text = _envelope(body, rid)
+        sampled = () if body["output_ids"] is None else body["output_ids"]
+        output_ids = check_ids(sampled, request, vocab_size=vocab_size)
+        finish_reason, matched = _finish(meta, request, output_ids)
+        _check_counts(meta, len(output_ids), len(request.input_ids))
+        return Completion(
+            output_ids=output_ids,
+            logprobs=_logprobs(meta, sampled) if request.return_logprob else None,
+            finish_reason=finish_reason,
+            matched=matched,
+            text=text,
+            weight_versions=_weight_versions(meta, len(output_ids)),
+            prompt_tokens=int(meta.get("prompt_tokens") or len(request.input_ids)),
+            cached_tokens=int(meta.get("cached_tokens") or 0),
+            latency=latency,
+            attempts=attempts,
+            rid=rid,
+            routed_experts=_routed_experts(meta, len(request.input_ids) + len(output_ids) - 1),
+            top_logprobs=_top_logprobs(meta, len(output_ids), vocab_size),
         )
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise CompletionError(
@@ -57,15 +74,8 @@ def parse_completion(
         ) from error
 
 
-def _parsed(
-    body: Mapping[str, Any],
-    request: GenerateRequest,
-    *,
-    latency: float,
-    attempts: int,
-    rid: str,
-    vocab_size: int | None,
-) -> Completion:
+def _envelope(body: Mapping[str, Any], rid: str) -> tuple[Mapping[str, Any], str]:
+    """Return the `meta_info` and the text of the answer to the request `rid`."""
     if (
         not isinstance(body, _OBJECT)
         or "output_ids" not in body
@@ -74,7 +84,6 @@ def _parsed(
         raise CompletionError(
             f"the engine's answer has no output_ids or no meta_info: {str(body)[:300]}"
         )
-    meta: Mapping[str, Any] = body["meta_info"]
     other = foreign(body, rid)
     if other is not None:
         raise CompletionError(other.message)
@@ -83,25 +92,7 @@ def _parsed(
         raise CompletionError(
             f"the engine's text is {str(text)[:100]!r} ({type(text).__name__}), expected a string"
         )
-    sampled = () if body["output_ids"] is None else body["output_ids"]
-    output_ids = check_ids(sampled, request, vocab_size=vocab_size)
-    finish_reason, matched = _finish(meta, request, output_ids)
-    _check_counts(meta, len(output_ids), len(request.input_ids))
-    return Completion(
-        output_ids=output_ids,
-        logprobs=_logprobs(meta, sampled) if request.return_logprob else None,
-        finish_reason=finish_reason,
-        matched=matched,
-        text=text or "",
-        weight_versions=_weight_versions(meta, len(output_ids)),
-        prompt_tokens=int(meta.get("prompt_tokens") or len(request.input_ids)),
-        cached_tokens=int(meta.get("cached_tokens") or 0),
-        latency=latency,
-        attempts=attempts,
-        rid=rid,
-        routed_experts=_routed_experts(meta, len(request.input_ids) + len(output_ids) - 1),
-        top_logprobs=_top_logprobs(meta, len(output_ids), vocab_size),
-    )
+    return body["meta_info"], text or ""
 
 
 def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -> IdArray:
@@ -264,9 +255,8 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
             f"logprob {at} belongs to token {ids[at]}, output_ids has {output_ids[at]} there"
         )
     checked = check_logprobs(values)
-    if values.max() >= 0.0 and any(
-        item[0] is False for item in items
-    ):  # in an array, False becomes 0.0
+    # In an array, False becomes 0.0.
+    if values.max() >= 0.0 and any(item[0] is False for item in items):
         raise CompletionError("a logprob is False, expected a number")
     return checked
 
@@ -301,14 +291,12 @@ def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersi
     for span in spans:
         try:
             version, start, stop = str(span["version"]), span["start"], span["end"]
+            if type(start) is not int or type(stop) is not int:
+                raise TypeError("start and end must be integers")
         except (TypeError, LookupError) as error:
             raise CompletionError(
                 f"a weight version is not a span with version, start and end: {span!r}"
             ) from error
-        if type(start) is not int or type(stop) is not int:
-            raise CompletionError(
-                f"a weight version is not a span with version, start and end: {span!r}"
-            )
         if start != expected or stop < start:
             raise CompletionError(
                 f"the engine's weight_versions have a gap or overlap at token {expected}: "

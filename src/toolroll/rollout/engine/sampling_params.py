@@ -6,12 +6,12 @@ checked here.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import ContextOverflowError, UsageError
+from toolroll.rollout.runtime.complaints import did_you_mean
 
 # The list that SGLang 0.5.23 prints in its error message for an unknown name.
 KNOWN = frozenset(
@@ -44,12 +44,7 @@ def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = Fa
     """Raise `UsageError` for a name that SGLang does not know, or that a router would drop."""
     for name in sampling_params:
         if name not in KNOWN:
-            close = difflib.get_close_matches(name, KNOWN, n=1)
-            hint = (
-                f"; did you mean {close[0]!r}?"
-                if close
-                else f"; the known ones are {', '.join(sorted(KNOWN))}"
-            )
+            hint = did_you_mean(name, KNOWN, f"; the known ones are {', '.join(sorted(KNOWN))}")
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
         if through_router and name in DROPPED_BY_ROUTERS:
             raise UsageError(

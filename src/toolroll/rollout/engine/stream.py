@@ -22,6 +22,7 @@ import orjson
 
 from toolroll.rollout.engine.errors import Failure, broken_stream, foreign, from_response
 from toolroll.rollout.errors import CompletionError
+from toolroll.rollout.runtime.sequences import common_prefix
 
 Progress = Callable[[Sequence[int]], None]
 """A function that is called with all ids sampled so far, whenever there are more."""
@@ -44,6 +45,11 @@ class EventReader:
         self._own = orjson.dumps(rid)
         self._check = check
         self._reported: list[int] = []
+
+    @property
+    def started(self) -> bool:
+        """True if any token was sampled."""
+        return bool(self._reported)
 
     async def read(self, chunks: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
         """Return the last event, or a `Failure` if an event reports an error or the stream breaks
@@ -69,7 +75,7 @@ class EventReader:
                 last = found
             if _DONE in data:
                 break
-        if last is None or not _ended(last):
+        if last is None or _finish(last) is None:
             return broken_stream()
         return last
 
@@ -91,14 +97,7 @@ class EventReader:
     def _report(self, ids: list[int]) -> None:
         self._check(ids)
         if ids[: len(self._reported)] != self._reported:
-            at = next(
-                (
-                    at
-                    for at, (old, new) in enumerate(zip(self._reported, ids, strict=False))
-                    if old != new
-                ),
-                len(ids),
-            )
+            at = common_prefix(self._reported, ids)
             raise CompletionError(
                 f"the engine's stream changed ids that it had already sent: output_ids[{at}] was "
                 f"{self._reported[at]}, now it is {ids[at] if at < len(ids) else 'missing'} "
@@ -128,9 +127,9 @@ def _decoded(data: bytes) -> Any:
         ) from error
 
 
-def _ended(event: Mapping[str, Any]) -> bool:
-    meta: Mapping[str, Any] = event.get("meta_info") or {}
-    return meta.get("finish_reason") is not None
+def _finish(event: Mapping[str, Any]) -> Any:
+    """Return the finish reason of an event, which is None before the last event."""
+    return (event.get("meta_info") or {}).get("finish_reason")
 
 
 def _failure(event: Mapping[str, Any]) -> Failure | None:
@@ -143,13 +142,9 @@ def _failure(event: Mapping[str, Any]) -> Failure | None:
         error = event["error"]
         code = error.get("code") if isinstance(error, Mapping) else None
         return from_response(code if isinstance(code, int) else 400, orjson.dumps(event))
-    meta: Mapping[str, Any] = event.get("meta_info") or {}
-    finish = meta.get("finish_reason")
-    status = (
-        finish.get("status_code")
-        if isinstance(finish, Mapping) and finish.get("type") == "abort"
-        else None
-    )
-    if isinstance(finish, Mapping) and isinstance(status, int) and status >= 400:
-        return from_response(status, orjson.dumps({"error": {"message": finish.get("message")}}))
+    finish = _finish(event)
+    if isinstance(finish, Mapping) and finish.get("type") == "abort":
+        status, message = finish.get("status_code"), finish.get("message")
+        if isinstance(status, int) and status >= 400:
+            return from_response(status, orjson.dumps({"error": {"message": message}}))
     return None

@@ -102,15 +102,12 @@ class Transport:
         self._numbers = count(1)
         self._attempt = self._limits(config.attempt_timeout)
 
-    async def generate(self, body: bytes, session_id: str, *, seconds: float) -> Answer:
-        """Post `body` to `/generate`, with a limit of `seconds`. Raise one of `NETWORK_ERRORS`."""
-        async with await self.generating(body, session_id, seconds=seconds) as response:
-            return await whole(response)
-
-    async def generating(
+    async def generate(
         self, body: bytes, session_id: str, *, seconds: float
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Return a context manager that posts `body` to `/generate`. The answer can be streamed."""
+        """Return a context manager that posts `body` to `/generate`, with a limit of `seconds`. The
+        answer can be streamed. Entering it and reading raise one of `NETWORK_ERRORS`.
+        """
         limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
         headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.url)}
         session = await self._opened()

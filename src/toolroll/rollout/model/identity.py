@@ -18,6 +18,7 @@ from toolroll.rollout.engine import EngineClient
 from toolroll.rollout.engine.response import check_ids
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
+from toolroll.rollout.runtime.sequences import common_prefix
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest
 
@@ -93,14 +94,14 @@ async def check_identity(
     ]
     if all(answer.ids is None for answer in answers):
         generated = await _generate(engine, text) if answers else None
-        if generated is None or not _is_comparable(generated):
+        asked = _Answered(engine.url, names, None)
+        compared = _compare_generated(tokenizer, text, generated or {}, asked, name)
+        if compared is None:
             return [
                 f"{engine.url} does not report how it encodes text, so it was not checked that it "
                 f"serves {name!r}"
             ]
-        wrong = _compare_generated(
-            tokenizer, text, generated, _Answered(engine.url, names, None), name
-        )
+        wrong = compared
     if wrong:
         if not allow_mismatch:
             raise UsageError(
@@ -162,20 +163,20 @@ async def _posted(
 
 def _compare_generated(
     tokenizer: Any, text: str, answer: Mapping[str, Any], engine: _Answered, name: str
-) -> list[str]:
-    """Return a list with a message about the first difference, or an empty list if there is none.
+) -> list[str] | None:
+    """Return a list with a message about the first difference, an empty list if there is none, or
+    None if the answer contains no ids that can be compared.
 
     The ids of the prompt are compared. If the answer does not have them, the engine's text of the
     sampled ids is compared with the tokenizer's.
     """
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
-    theirs = (
-        [item[1] for item in items if isinstance(item, list) and len(item) > 1]
-        if isinstance(items, list)
-        else None
-    )
-    if theirs and _are_ids(theirs):
+    if not items and not (answer.get("output_ids") and answer.get("text")):
+        return None
+    prompt = items if isinstance(items, list) else []
+    theirs = [item[1] for item in prompt if isinstance(item, list) and len(item) > 1]
+    if _are_ids(theirs):
         plain = list(tokenizer.encode(text, add_special_tokens=False))
         if theirs == list(tokenizer.encode(text)):
             return []
@@ -193,13 +194,6 @@ def _compare_generated(
     ]
 
 
-def _is_comparable(answer: Mapping[str, Any]) -> bool:
-    """Return True if the answer to a generation contains ids that can be compared."""
-    meta = answer.get("meta_info")
-    prompt = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
-    return bool(prompt) or (bool(answer.get("output_ids")) and bool(answer.get("text")))
-
-
 def _settled(text: str) -> str:
     """Return `text` without incomplete characters and without spaces at its ends, because these
     depend on the decoder.
@@ -214,8 +208,7 @@ def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None
     theirs = answer.ids
     if theirs is None or list(theirs) == list(ours):
         return None
-    length = min(len(ours), len(theirs))
-    at = next((at for at in range(length) if ours[at] != theirs[at]), length)
+    at = common_prefix(ours, theirs)
     there, here = (str(ids[at]) if at < len(ids) else "the end" for ids in (theirs, ours))
     return (
         f"{_served(answer, name)}: token {at} of a probe text is {there} in the engine and {here} "

@@ -4,7 +4,6 @@ the file takes precedence over the defaults.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.complaints import complaints
+from toolroll.rollout.runtime.complaints import complaints, did_you_mean
 
 
 class RunConfig(BaseModel):
@@ -234,11 +233,7 @@ class RunConfig(BaseModel):
     @property
     def sampling_params(self) -> dict[str, Any]:
         """The sampling parameters that are sent to the engine."""
-        names = (
-            "temperature top_p top_k min_p frequency_penalty presence_penalty "
-            "repetition_penalty max_new_tokens stop"
-        ).split()
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return self.model_dump(include=set(_SAMPLING.split()), exclude_none=True)
 
     @property
     def agent_settings(self) -> dict[str, Any]:
@@ -255,28 +250,28 @@ class RunConfig(BaseModel):
         """The settings that determine the episodes. A run can be continued only if they are the
         same.
         """
-        return {
-            name: value for name, value in self.model_dump(mode="json").items() if name not in FREE
-        }
+        return self.model_dump(mode="json", exclude=set(FREE))
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
         """The default values of the settings in `identity`."""
-        fields = cls.model_fields.items()
         return {
             name: field.get_default()
-            for name, field in fields
+            for name, field in cls.model_fields.items()
             if name not in FREE and not field.is_required()
         }
 
 
+_SAMPLING = (
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
+    "max_new_tokens stop"
+)
 PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_steps seed do_nothing allow_unequal",
     "Model and engine": "model engine parser chat_template chat_template_kwargs context_length "
     "engine_timeout allow_model_mismatch",
     "Agent": "agent on_invalid_call parallel_calls on_length history verify",
-    "Sampling": "temperature top_p top_k min_p frequency_penalty presence_penalty "
-    "repetition_penalty max_new_tokens stop sampling_seed",
+    "Sampling": f"{_SAMPLING} sampling_seed",
     "Simulated user": "user_model user_url user_strategy user_api_key_env",
     "Baseline": "baseline_url api_key_env",
     "Execution": "concurrency processes ray ray_workers gc",
@@ -308,9 +303,7 @@ def load_config(path: Path | None, given: dict[str, Any]) -> RunConfig:
 
     Raise `UsageError` if a setting is unknown, missing or not valid.
     """
-    data: dict[str, Any] = {}
-    if path is not None:
-        data |= _settings_in(path)
+    data = {} if path is None else _settings_in(path)
     data |= {name: value for name, value in given.items() if value is not None}
     try:
         return RunConfig.model_validate(data)
@@ -334,8 +327,7 @@ def _settings_in(path: Path) -> dict[str, Any]:
         raise UsageError(f"--config {path} must hold a mapping from setting names to values")
     for name in loaded:
         if name not in RunConfig.model_fields and name not in OLD_NAMES:
-            close = difflib.get_close_matches(str(name), RunConfig.model_fields, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(str(name), RunConfig.model_fields)
             raise UsageError(f"--config {path}: there is no setting {name!r}{hint}")
     return {OLD_NAMES.get(str(name), str(name)): value for name, value in loaded.items()}
 

@@ -42,6 +42,17 @@ class LeavingUser:
         """Do nothing: there is nothing to release."""
 
 
+def do_nothing_runner(
+    factory: EnvironmentFactory, settings: RunSettings, limits: Mapping[str, Any]
+) -> Runner:
+    """Return a runner whose agent does nothing. `limits`: settings of the agent, such as
+    `step_timeout`.
+    """
+    make, threads = agent_maker("do-nothing"), Threads(_CONCURRENCY)
+    options = EnvironmentOptions(user=lambda seed: LeavingUser())
+    return Runner(factory, lambda: make(threads, limits), settings, options)
+
+
 async def play_floor(
     factory: EnvironmentFactory,
     tasks: Sequence[Task],
@@ -52,7 +63,7 @@ async def play_floor(
     limits: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Play one do-nothing episode of each task, without an engine, and return their summary.
-    `limits`: settings of the agent, such as `step_timeout`.
+    `limits`: as for `do_nothing_runner`.
     """
     summary = Summary(factory.name)
     settings = RunSettings(
@@ -61,9 +72,5 @@ async def play_floor(
         episode_timeout=episode_timeout,
         pace_gc=pace_gc,
     )
-    make = agent_maker("do-nothing")
-    threads = Threads(_CONCURRENCY)
-    options = EnvironmentOptions(user=lambda seed: LeavingUser())
-    runner = Runner(factory, lambda: make(threads, limits or {}), settings, options)
-    await runner.run(tasks, summary.add)
+    await do_nothing_runner(factory, settings, limits or {}).run(tasks, summary.add)
     return summary

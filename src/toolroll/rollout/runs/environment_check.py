@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from statistics import median
 from typing import Any, Literal
 
@@ -21,14 +21,13 @@ from jsonschema.exceptions import SchemaError
 
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import UsageError, message_of
-from toolroll.rollout.runs.do_nothing import LeavingUser
+from toolroll.rollout.runs.do_nothing import LeavingUser, do_nothing_runner
 from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runs.environment_player import BrokenError, EnvironmentPlayer
-from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import RunSettings
 from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
 from toolroll.rollout.runtime.jsonable import shown
-from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.runtime.sequences import common_prefix
 from toolroll.rollout.types import (
     Action,
     EnvironmentFactory,
@@ -103,7 +102,7 @@ class _Checks:
         await self._check("tasks", self._tasks)
         if self.results[-1].status == "ok":
             await self._check("an episode", self._episode)
-        playable = self.results[-1].status == "ok"
+        start = self.results[-1]
         rest: dict[str, Callable[[], Awaitable[str]]] = {
             "tool schemas": self._schemas,
             "same seed, same episode": self._seeds,
@@ -115,11 +114,10 @@ class _Checks:
             "time": self._time,
         }
         for name, function in rest.items():
-            if playable:
+            if start.status == "ok":
                 await self._check(name, function)
             else:
-                broken = self.results[1 if len(self.results) > 1 else 0].name
-                self._add(name, "not applicable", f"not checked: {broken} failed")
+                self._add(name, "not applicable", f"not checked: {start.name} failed")
         return self.results
 
     async def _check(self, name: str, function: Callable[[], Awaitable[str]]) -> None:
@@ -165,10 +163,8 @@ class _Checks:
         """
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
-        make, threads = agent_maker("do-nothing"), Threads(1)
         limits = {"step_timeout": self.time_limit}
-        options = EnvironmentOptions(user=lambda seed: LeavingUser())
-        runner = Runner(self.factory, lambda: make(threads, limits), RunSettings(), options)
+        runner = do_nothing_runner(self.factory, RunSettings(), limits)
         result = (await runner.play(self.tasks[0], 0)).result
         if result.status is Status.ABORTED:
             raise _FailedError(str(result.info.get("error", {}).get("message", "it was aborted")))
@@ -246,16 +242,12 @@ class _Checks:
             raise _NotApplicableError("there are no tools")
         calls = wrong_calls(tools)
         for what, call in calls:
-            player = self._player()
             try:
-                await player.reset(self.tasks[0], 0)
-                await player.step(Action("", (call,)))
+                await self._play(self.tasks[0], 0, [Action("", (call,))])
             except BrokenError as error:
                 given = orjson.dumps(call.arguments).decode()
                 advice = "" if "ActionError" in str(error) else f"; {_ADVICE}"
                 raise _FailedError(f"{what}, {call.name}({given}): {error}{advice}") from error
-            finally:
-                await self._end(player)
         return f"{len(calls)} calls, each answered"
 
     async def _event_loop(self) -> str:
@@ -304,15 +296,10 @@ class _Checks:
         """If the environment raises `UsageError` without a simulated user, add a user to the
         options. This user leaves at once.
         """
-        player = None
         try:
-            player = self._player()
-            await player.reset(self.tasks[0], 0)
+            await self._play(self.tasks[0], 0, [])
         except UsageError:
             self.options = EnvironmentOptions(user=lambda seed: LeavingUser())
-        finally:
-            if player is not None:
-                await self._end(player)
 
     async def _play(
         self, task: Task, seed: int, actions: Sequence[Action] | None = None
@@ -419,10 +406,7 @@ def _excerpts(first: Any, second: Any) -> tuple[str, str]:
     """
     if not isinstance(first, str) or not isinstance(second, str):
         return shown(first, _EXCERPT), shown(second, _EXCERPT)
-    same = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
-    )
-    start = max(0, same - _EXCERPT // 3)
+    start = max(0, common_prefix(first, second) - _EXCERPT // 3)
     cut = "... " * (start > 0)
     return cut + shown(first[start:], _EXCERPT), cut + shown(second[start:], _EXCERPT)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
@@ -36,11 +37,11 @@ class EnvironmentClass:
         if inspect.isabstract(kind):
             missing = ", ".join(sorted(kind.__abstractmethods__))
             raise UsageError(f"{name} cannot be played: {kind.__name__} has no {missing}")
-        self._with_options = _takes_options(kind)
-        skip = ("options",) if self._with_options else ()
-        self._signature = Signature(kind, skip=skip)
+        self._with_options = "options" in Signature(kind).names
+        self._signature = Signature(kind, skip=("options",) if self._with_options else ())
         self._arguments = dict(arguments or {})
-        self._checked(self._arguments)
+        with env_args_of(name):
+            self._signature.checked(self._arguments)
 
     def missing(self) -> str | None:
         """Return None. The class could be imported, so nothing is missing."""
@@ -60,7 +61,8 @@ class EnvironmentClass:
 
     def make(self, options: EnvironmentOptions) -> Environment:
         """Return a new environment. `options.settings` override the arguments."""
-        arguments = self._checked({**self._arguments, **options.settings})
+        with env_args_of(self.name):
+            arguments = self._signature.checked({**self._arguments, **options.settings})
         if self._with_options:
             arguments["options"] = options
         return self.kind(**arguments)
@@ -80,13 +82,11 @@ class EnvironmentClass:
             )
         return Task(str(task.get("id", at)), at, split, dict(task))
 
-    def _checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            checked = self._signature.checked(arguments)
-        except UsageError as error:
-            raise UsageError(f"--env-args of {self.name}: {error}") from error
-        return checked
 
-
-def _takes_options(kind: type[Environment]) -> bool:
-    return "options" in Signature(kind).names
+@contextmanager
+def env_args_of(name: str) -> Iterator[None]:
+    """Let a `UsageError` about the arguments of the environment `name` name the option."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"--env-args of {name}: {error}") from error

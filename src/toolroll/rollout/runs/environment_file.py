@@ -6,7 +6,6 @@ An error in the file is reported on one line, with the file and its line number.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from toolroll.rollout.errors import UsageError, message_of
+from toolroll.rollout.runtime.complaints import did_you_mean
 
 
 def is_target(name: str) -> bool:
@@ -49,7 +49,9 @@ def load_target(target: str) -> tuple[Any, str]:
     else:
         module, short = _load_module(place), place.rpartition(".")[2]
     if name not in vars(module):
-        raise UsageError(f"{place} has no {name!r}{_hint(module, name)}")
+        names = [found for found in vars(module) if not found.startswith("_")]
+        there = f"; it has {', '.join(names[:20])}" if names else "; it is empty"
+        raise UsageError(f"{place} has no {name!r}{did_you_mean(name, names, there)}")
     return vars(module)[name], f"{short}:{name}"
 
 
@@ -123,11 +125,3 @@ def _append_to_path(folder: Path) -> None:
     """
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-
-
-def _hint(module: ModuleType, name: str) -> str:
-    names = [found for found in vars(module) if not found.startswith("_")]
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; it has {', '.join(names[:20])}" if names else "; it is empty"

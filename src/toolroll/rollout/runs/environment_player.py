@@ -170,7 +170,8 @@ class EnvironmentPlayer:
         ident = threading.get_ident()
         if ident != self._last_thread:
             self._last_thread = ident
-            return _run_guarded(function, *args)
+            with guarded():
+                return function(*args)
         future: Future[Any] = Future()
         threading.Thread(
             target=self._settle, args=(future, function, *args), name="toolroll", daemon=True
@@ -182,11 +183,6 @@ class EnvironmentPlayer:
             future.set_result(self._in_another_thread(function, *args))
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits for it
             future.set_exception(error)
-
-
-def _run_guarded(function: Any, *args: Any) -> Any:
-    with guarded():
-        return function(*args)
 
 
 class _Watched:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing
-from toolroll.rollout.runtime.jsonable import as_text, to_jsonable
+from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import TrajectoryRecord, from_json, to_json
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason
 
@@ -58,7 +58,7 @@ class EpisodeRecord(BaseModel):
 
 def to_line(episode: Episode) -> bytes:
     """Return the episode as one line of JSON. Values that JSON does not support become text
-    (`to_jsonable`).
+    (`json_bytes`).
     """
     result = episode.result
     record = {
@@ -80,14 +80,7 @@ def to_line(episode: Episode) -> bytes:
         "metrics": result.metrics,
         "info": result.info,
     }
-    try:
-        return orjson.dumps(record, option=_OPTIONS, default=as_text)
-    except TypeError:  # a lone surrogate, a huge integer, a key that is not text, deep nesting
-        return orjson.dumps(to_jsonable(record), option=_OPTIONS, default=as_text)
-
-
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-"""Without OPT_NON_STR_KEYS, because it would write the keys 1 and "1" as the same key."""
+    return json_bytes(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def from_line(line: bytes) -> Episode:

@@ -86,9 +86,8 @@ class _Process:
         self._open = open_
         self._waiting: dict[EpisodeKey, asyncio.Future[Episode]] = {}
         self._life: asyncio.Task[None] | None = None
-        self._writer: asyncio.Future[asyncio.StreamWriter] = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._writer: asyncio.Future[asyncio.StreamWriter]
+        """Set by `play`: done when the process has started."""
 
     async def play(self, key: EpisodeKey) -> Episode:
         """Play one episode."""

@@ -154,12 +154,9 @@ class _Actor:
 
 def _cause(error: Any) -> Exception:
     """Return the error that the worker raised. If it is not one of toolroll's errors, wrap it."""
-    cause = error.cause
-    return (
-        cause
-        if isinstance(cause, UsageError | RolloutError)
-        else RolloutError(f"a worker failed: {cause!r}")
-    )
+    if isinstance(error.cause, UsageError | RolloutError):
+        return error.cause
+    return RolloutError(f"a worker failed: {error.cause!r}")
 
 
 def _import_ray() -> Any:

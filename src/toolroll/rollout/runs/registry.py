@@ -4,15 +4,15 @@ add), in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any
 
 from toolroll.rollout.errors import ToolrollError, UsageError
-from toolroll.rollout.runs.environment_class import EnvironmentClass
+from toolroll.rollout.runs.environment_class import EnvironmentClass, env_args_of
 from toolroll.rollout.runs.environment_file import error_line, is_target, load_target
+from toolroll.rollout.runtime.complaints import did_you_mean
 from toolroll.rollout.runtime.signature import Signature
 from toolroll.rollout.types import Environment, EnvironmentFactory, EnvironmentOptions, Task
 
@@ -60,18 +60,10 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
         return _factory_of(found, name, short, arguments)
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in entries:
-        close = difflib.get_close_matches(name, entries, n=1)
-        hint = (
-            f"did you mean {close[0]!r}?"
-            if close
-            else "toolroll envs lists all names; name your own as path/to/file.py:NAME"
-        )
-        raise UsageError(f"there is no environment named {name!r}; {hint}")
-    return _loaded(entries[name], arguments)
-
-
-def _loaded(entry: EntryPoint, arguments: Mapping[str, Any]) -> EnvironmentFactory:
-    return _factory_of(entry.load(), entry.name, entry.name, arguments)
+        how = "; toolroll envs lists all names; name your own as path/to/file.py:NAME"
+        hint = did_you_mean(name, entries, how)
+        raise UsageError(f"there is no environment named {name!r}{hint}")
+    return _factory_of(entries[name].load(), name, name, arguments)
 
 
 def _factory_of(
@@ -80,13 +72,9 @@ def _factory_of(
     """Return `found` as a factory. If it has no name, its name is `short`."""
     if isinstance(found, type) and issubclass(found, Environment):
         return EnvironmentClass(found, short, arguments)
-    made: Any
-    if _is_factory(found) and not isinstance(found, type):
-        made = found
-    elif callable(found):
-        made = _called(found, target, _constructor_arguments(found, target, arguments))
-    else:
-        made = found
+    made = found
+    if callable(found) and (isinstance(found, type) or not _is_factory(found)):
+        made = _called(found, target, arguments)
     if not _is_factory(made):
         what = type(made).__name__
         raise UsageError(
@@ -104,18 +92,11 @@ def _is_factory(found: Any) -> bool:
     return all(getattr(found, part, None) is not None for part in _PARTS)
 
 
-def _constructor_arguments(
-    function: Any, target: str, arguments: Mapping[str, Any]
-) -> dict[str, Any]:
-    try:
-        return Signature(function).checked(arguments)
-    except UsageError as error:
-        raise UsageError(f"--env-args of {target}: {error}") from error
-
-
 def _called(function: Any, target: str, arguments: Mapping[str, Any]) -> Any:
+    with env_args_of(target):
+        checked = Signature(function).checked(arguments)
     try:
-        return function(**arguments)
+        return function(**checked)
     except (Exception, SystemExit) as error:
         if isinstance(error, ToolrollError):
             raise

@@ -168,17 +168,12 @@ class RunDirectory:
 
     def _has_finished(self) -> bool:
         """Return True if the folder has an episode of this environment that was not aborted."""
-        return any(
-            episode.env == self.env and episode.result.status is not Status.ABORTED
-            for episode in _episodes(self.path)
-        )
+        return any(one.result.status is not Status.ABORTED for one in self._episodes())
 
     def _read_finished(self) -> int:
         """Read the episodes of this environment. Return the number of aborted ones."""
         aborted = 0
-        for episode in _episodes(self.path):
-            if episode.env != self.env:
-                continue
+        for episode in self._episodes():
             key = (episode.task_id, episode.sample)
             if episode.result.status is Status.ABORTED:
                 aborted += 1
@@ -186,6 +181,11 @@ class RunDirectory:
                 self._done.add(key)
                 self.summary.add(episode)
         return aborted
+
+    def _episodes(self) -> Iterator[Episode]:
+        """Yield the stored episodes of this environment."""
+        if (self.path / FILE_NAME).is_file():
+            yield from (one for one in read_episodes(self.path) if one.env == self.env)
 
     def _drop_aborted(self) -> None:
         """Rewrite the episode file without this environment's aborted episodes. The old file
@@ -280,6 +280,14 @@ def refuse_other_files(path: Path) -> None:
         )
 
 
+def refuse_no_run(path: Path) -> None:
+    """Raise `UsageError` if the folder `path` has no episode file."""
+    if not (path / FILE_NAME).is_file():
+        raise UsageError(
+            f"{path} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
+        )
+
+
 def lock(path: Path) -> int:
     """Lock the folder for this process until the returned file descriptor is closed or the process
     ends. Raise `UsageError` if another process has locked it.
@@ -304,7 +312,3 @@ def write_whole(file: Path, data: Any) -> None:
                 option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE,
             )
         )
-
-
-def _episodes(path: Path) -> Iterator[Episode]:
-    return read_episodes(path) if (path / FILE_NAME).is_file() else iter(())

@@ -282,11 +282,9 @@ class Runner:
 
     async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
         name, settings = self.factory.name, self.settings
-        params = (
-            {**settings.sampling_params, "sampling_seed": seed}
-            if settings.sampling_seed
-            else settings.sampling_params
-        )
+        params = dict(settings.sampling_params)
+        if settings.sampling_seed:
+            params["sampling_seed"] = seed
         reason = StopReason.ENVIRONMENT_ERROR
         try:
             with guarded():
@@ -312,15 +310,10 @@ class Runner:
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - a failing episode must not end the run
-            cause = (
-                error.__cause__
-                if isinstance(error, ForeignExitError) and error.__cause__
-                else error
-            )
-            where = session_id(name, task.id, sample)
+            cause = (error.__cause__ if isinstance(error, ForeignExitError) else None) or error
             logger.warning(
                 "episode %s ended with %s: %s: %s",
-                where,
+                session_id(name, task.id, sample),
                 reason,
                 type(cause).__name__,
                 message_of(cause),

@@ -1,8 +1,11 @@
-"""Convert pydantic's validation errors to messages for a user."""
+"""Messages about wrong settings: pydantic's validation errors in words, and suggestions for unknown
+names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
@@ -20,6 +23,14 @@ _WORDS = {
     "string_too_short": "must have at least {min_length} characters",
 }
 """Messages by pydantic's error type. Other types keep pydantic's own message."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return `; did you mean 'NAME'?` with the name in `known` that is closest to `name`, or
+    `otherwise` if none is close.
+    """
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else otherwise
 
 
 def complaints(error: ValidationError, name_of: Callable[[str], str] = str) -> str:

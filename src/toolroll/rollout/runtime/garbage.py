@@ -58,10 +58,9 @@ def paced_garbage(*, enabled: bool = True) -> Iterator[None]:
     If several of these contexts overlap, the settings are restored when the last one ends. Do
     nothing if `enabled` is False, if the collector is off, or if other code has frozen objects.
     """
-    if not enabled or not _PACE.begin():
-        yield
-        return
+    begun = enabled and _PACE.begin()
     try:
         yield
     finally:
-        _PACE.end()
+        if begun:
+            _PACE.end()

@@ -95,18 +95,24 @@ def _digits(number: int) -> str:
 
 def plain(value: Any) -> Any:
     """Return `value` after a round trip through JSON, so that it contains only JSON types."""
+    return orjson.loads(json_bytes(value))
+
+
+def json_bytes(value: Any, *, option: int = 0) -> bytes:
+    """Return `value` as JSON. Values that JSON cannot represent become text (`to_jsonable`).
+    `option`: options of orjson.
+    """
+    # Without OPT_NON_STR_KEYS, because it would write the keys 1 and "1" as the same key.
+    option |= orjson.OPT_SERIALIZE_NUMPY
     try:
-        return orjson.loads(orjson.dumps(value, option=_OPTIONS, default=as_text))
-    except TypeError:
-        return orjson.loads(orjson.dumps(to_jsonable(value), option=_OPTIONS, default=as_text))
-
-
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+        return orjson.dumps(value, option=option, default=as_text)
+    except TypeError:  # a lone surrogate, a huge integer, a key that is not text, deep nesting
+        return orjson.dumps(to_jsonable(value), option=option, default=as_text)
 
 
 def ids_json(ids: npt.NDArray[np.int32]) -> bytes:
     """Return `ids` as a JSON list without its brackets, so that lists can be joined."""
-    return orjson.dumps(np.ascontiguousarray(ids), option=_OPTIONS)[1:-1]
+    return orjson.dumps(np.ascontiguousarray(ids), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
 def as_text(value: Any) -> Any:

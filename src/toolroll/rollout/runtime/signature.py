@@ -4,7 +4,6 @@ it.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import re
@@ -16,6 +15,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.complaints import did_you_mean
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _SECTION = re.compile(r"^(Args|Arguments|Parameters):\s*$")
@@ -73,7 +73,9 @@ class Signature:
         unknown = [name for name in arguments if name not in self.names]
         refused = [name for name in unknown if not self.open or name in self._skip]
         if refused:
-            raise UsageError(self._no_such(refused[0]))
+            there = f"; there are {', '.join(self.names) or 'none'}"
+            hint = did_you_mean(refused[0], self.names, there)
+            raise UsageError(f"there is no argument {refused[0]!r}{hint}")
         given = {name: value for name, value in arguments.items() if name not in unknown}
         try:
             found = self._model.model_validate_json(json.dumps(given))
@@ -87,13 +89,6 @@ class Signature:
             if name in arguments
         }
         return checked | {name: arguments[name] for name in unknown}
-
-    def _no_such(self, name: str) -> str:
-        close = difflib.get_close_matches(name, self.names, n=1)
-        there = f"there are {', '.join(self.names)}" if self.names else "there are none"
-        return f"there is no argument {name!r}; " + (
-            f"did you mean {close[0]!r}?" if close else there
-        )
 
     def _make_model(self, notes: Mapping[str, str]) -> type[BaseModel]:
         fields: dict[str, Any] = {}

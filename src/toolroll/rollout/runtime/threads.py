@@ -103,8 +103,6 @@ class Threads:
                 del future  # it refers to an error, whose traceback refers to this frame: a cycle
 
     def _too_many(self) -> bool:
-        if not self._given_up:
-            return False
         running = {future: call for future, call in self._given_up.items() if call[0].is_alive()}
         self._given_up = running
         return len(running) >= self._most_given_up

@@ -53,7 +53,7 @@ def write_dataset(
         with writing(folder, "The incomplete folder is removed"):
             while batch := list(islice(rows, rows_of_a_file)):
                 written.append(data / f"part-{len(written):05d}.parquet")
-                parquet.write_table(table_of(batch, schema), written[-1])
+                parquet.write_table(table_of(batch, schema=schema), written[-1])
                 count += len(batch)
             for number, part in enumerate(written):
                 part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
@@ -94,8 +94,4 @@ def _arrow() -> tuple[Any, Any, Any]:
             ("tools", text),
         ]
     )
-    return (
-        pyarrow.parquet,
-        schema,
-        lambda rows, schema: pyarrow.Table.from_pylist(rows, schema=schema),
-    )
+    return pyarrow.parquet, schema, pyarrow.Table.from_pylist
