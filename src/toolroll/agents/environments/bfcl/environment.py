@@ -20,8 +20,9 @@ from typing import Any
 
 from toolroll.agents.environments.bfcl.data import INSTALL, BfclData, installed
 from toolroll.agents.environments.bfcl.instances import BfclInstances
+from toolroll.agents.environments.factory import Factory
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -186,7 +187,7 @@ class BfclEnvironment(Environment):
         )
 
 
-class BfclFactory:
+class BfclFactory(Factory):
     """The factory of one category."""
 
     splits: tuple[str, ...] = (SPLIT,)
@@ -209,18 +210,14 @@ class BfclFactory:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return all 200 entries. Raise `UsageError` for an unknown split."""
-        if split != SPLIT:
-            raise UsageError(f"{self.name} has no split {split!r}; it has {SPLIT}")
+        self.check_split(split)
         return [Task(entry["id"], index, split) for index, entry in enumerate(self._data.entries)]
 
     def make(self, options: EnvironmentOptions) -> BfclEnvironment:
         """Return a new environment. It needs no user simulator, because the task contains the
         user's lines.
         """
-        if options.settings:
-            raise UsageError(
-                f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}"
-            )
+        self.check_settings(options)
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:
