@@ -45,7 +45,7 @@ from toolroll.agents.loop.validation import check_messages
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.config import RolloutArgs, read_args
-from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.model.conversation import Conversation, DeltaHook
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
@@ -205,20 +205,18 @@ class TrainableAgentMixin:
             verify=args.verify,
             generate=wrap_call_llm(served, self._call_llm) if self._has("_call_llm") else None,
             parse=wrap_parse_tool(self._parse_tool) if own_parser else None,
-            prompt_hook=proposing(
-                "_prepare_prompt_tokens",
-                lambda messages: self._prepare_prompt_tokens(state, messages),
-                position=1,
-            )
-            if self._has("_prepare_prompt_tokens")
-            else None,
-            delta_hook=proposing(
-                "_get_token_delta",
-                lambda messages: self._get_token_delta(state.tokenizer, messages),
-                position=0,
-            )
-            if self._has("_get_token_delta")
-            else None,
+            prompt_hook=self._token_hook("_prepare_prompt_tokens", state, position=1),
+            delta_hook=self._token_hook("_get_token_delta", state.tokenizer, position=0),
+        )
+
+    def _token_hook(self, name: str, given: Any, *, position: int) -> DeltaHook | None:
+        """Return the token hook `name`, wrapped for a `Conversation`, or None if it is not
+        overridden. The hook gets `given` and the messages (see `proposing`).
+        """
+        if not self._has(name):
+            return None
+        return proposing(
+            name, lambda messages: getattr(self, name)(given, messages), position=position
         )
 
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:

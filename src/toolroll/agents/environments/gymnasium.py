@@ -34,11 +34,9 @@ def text_action(content: str, call: ToolCall | None) -> str:
     """Return the action for an environment that takes text. This is `content`, or the call as JSON:
     `{"name": ..., "arguments": ...}`.
     """
-    return (
-        content
-        if call is None
-        else json.dumps({"name": call.name, "arguments": call.arguments or {}}, ensure_ascii=False)
-    )
+    if call is None:
+        return content
+    return json.dumps({"name": call.name, "arguments": call.arguments or {}}, ensure_ascii=False)
 
 
 class GymStyleEnvironment(OneActionEnvironment):

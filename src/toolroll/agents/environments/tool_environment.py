@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.agents.environments.factory import Factory, function_tool
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
 from toolroll.rollout.runtime.jsonable import plain
@@ -34,7 +35,6 @@ from toolroll.rollout.types import (
     Observation,
     StepResult,
     Task,
-    Tool,
 )
 
 TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, LookupError, ArithmeticError)
@@ -153,14 +153,7 @@ class _FunctionTool:
         names = list(inspect.signature(function).parameters)
         self.first = names[0] if names and names[0] in _STATE else ""
         self.signature = Signature(function, skip=(self.first,) if self.first else ())
-        self.schema: Tool = {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.signature.summary,
-                "parameters": self.signature.schema(),
-            },
-        }
+        self.schema = function_tool(self.name, self.signature.summary, self.signature.schema())
 
 
 class _Named:
@@ -296,7 +289,7 @@ class ToolEnvironment(Environment):
         return found, None
 
 
-class ToolEnvironmentFactory:
+class ToolEnvironmentFactory(Factory):
     """The `EnvironmentFactory` that `tool_environment` returns."""
 
     def __init__(
@@ -304,28 +297,22 @@ class ToolEnvironmentFactory:
     ) -> None:
         self.name = name
         self.description = description
-        self.splits: tuple[str, ...] = tuple(tasks)
+        self.splits = tuple(tasks)
         self._rules = rules
         self._tasks = tasks
 
-    def missing(self) -> str | None:
-        """Return None, because no package is missing."""
-        return None
-
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `split`. Raise `UsageError` if it is unknown."""
-        if split not in self._tasks:
-            raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        self.check_split(split)
         return self._tasks[split]
 
     def make(self, options: EnvironmentOptions) -> ToolEnvironment:
         """Return the environment of one episode. Raise `UsageError` for any setting."""
-        if options.settings:
-            raise UsageError(
-                f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}. "
-                f"To support settings, make NAME in FILE.py:NAME a function that takes them and "
-                f"returns the environment"
-            )
+        self.check_settings(
+            options,
+            hint=". To support settings, make NAME in FILE.py:NAME a function that takes them and "
+            "returns the environment",
+        )
         return ToolEnvironment(self._rules)
 
     def reference(self, task: Task) -> Sequence[Action] | None:

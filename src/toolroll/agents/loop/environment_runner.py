@@ -278,8 +278,9 @@ class EnvironmentRunner:
         with guarded():
             function = getattr(self.env, method)  # which may be a property
             if self.env.blocking and not inspect.iscoroutinefunction(function):
+                # In the thread, a `KeyboardInterrupt` of the function is not treated as Ctrl-C.
                 found = await self._run_in_thread(
-                    _run_guarded, function, *args, begun=begun, what=where
+                    guarded()(function), *args, begun=begun, what=where
                 )
                 if not inspect.isawaitable(found):
                     return found
@@ -311,14 +312,6 @@ def _same(value: T) -> T:
     return value
 
 
-def _run_guarded(function: Callable[..., T], *args: Any) -> T:
-    """Call `function` in the current worker thread. A `KeyboardInterrupt` that it raises is not
-    treated as Ctrl-C.
-    """
-    with guarded():
-        return function(*args)
-
-
 def _shown(error: BaseException) -> str:
     text = message_of(error, 1500)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -334,8 +327,6 @@ def _place(error: BaseException, environment: type) -> str:
         (frame for frame in reversed(frames) if frame.filename == own),
         frames[-1] if frames else None,
     )
-    return (
-        ""
-        if found is None
-        else f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"
-    )
+    if found is None:
+        return ""
+    return f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"

@@ -122,15 +122,11 @@ class EpisodeTracker:
         if status_of(reason) is Status.ABORTED:
             return None
         total = runner.env.reward_mode == "sum"
-        if reason is StopReason.DONE and self.rewards:
-            reward = sum(self.rewards) if total else self.rewards[-1]
-        else:
-            truncated_reward = await runner.truncated_reward()
-            reward = (
-                truncated_reward
-                if truncated_reward is not None
-                else (sum(self.rewards) if total else 0.0)
-            )
+        graded = reason is StopReason.DONE and self.rewards
+        reward = None if graded else await runner.truncated_reward()
+        if reward is None:
+            last = self.rewards[-1] if graded else 0.0
+            reward = sum(self.rewards) if total else last
         return checked_reward(
             "the sum of the step rewards", reward + penalty * self.counts["invalid_replies"]
         )

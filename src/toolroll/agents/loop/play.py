@@ -99,7 +99,7 @@ async def play(
     try:
         with guarded():  # hooks and agents may be user code
             played.conversation = await begin(tracker)
-            played.reason = await _turns(played.conversation, runner, tracker, rules)
+            played.reason = await _Loop(played.conversation, runner, tracker, rules).turns()
             await played.conversation.settle()
             played.reward = await tracker.reward(played.reason, runner, penalty)
     except (asyncio.CancelledError, EngineUnreachableError):
@@ -134,65 +134,55 @@ async def _to_its_end(closing: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-async def _turns(
-    conversation: EpisodeConversation,
-    runner: EnvironmentRunner,
-    tracker: EpisodeTracker,
-    rules: Rules,
-) -> StopReason:
-    """Repeat sample, decide, act and observe until the episode is over."""
-    policy = rules.policy
-    for _ in range(rules.max_num_steps):
-        turn = await conversation.reply(rules.sampling_params)
-        tracker.turn(turn, len(conversation.messages) - 1)
-        if turn.finish_reason == "abort":
-            return StopReason.ENGINE_ABORT
-        if turn.finish_reason == "length" and rules.on_length == "stop":
-            return StopReason.LENGTH
-        decision = policy.decide(turn.parsed, invalid_before=tracker.invalid_in_a_row)
-        if decision.invalid:
-            _invalid(conversation, tracker, policy, turn)
-        if decision.stop:
-            return StopReason.INVALID_CALLS
-        step = StepResult()
-        if decision.action is not None:
-            step = await _act(conversation, runner, tracker, rules, turn, decision.action)
-        if not decision.invalid and not step.info.get("invalid_action"):
-            tracker.invalid_in_a_row = 0
-        answers = order_by_call(turn.parsed.tool_calls, decision.answers, step.messages)
-        conversation.extend(answers, step.tools)
-        if step.done:
-            return StopReason.DONE
-        if tracker.invalid_in_a_row >= policy.max_invalid_in_a_row:
-            return StopReason.INVALID_CALLS
-    return StopReason.MAX_STEPS
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The loop over the turns of one episode."""
 
+    conversation: EpisodeConversation
+    runner: EnvironmentRunner
+    tracker: EpisodeTracker
+    rules: Rules
 
-async def _act(
-    conversation: EpisodeConversation,
-    runner: EnvironmentRunner,
-    tracker: EpisodeTracker,
-    rules: Rules,
-    turn: AssistantTurn,
-    action: Action,
-) -> StepResult:
-    """Execute `action`. The text of an `ActionError` becomes the observation."""
-    tracker.executed(action.tool_calls)
-    try:
-        step = await rules.execute(runner, action)
-    except ActionError as error:
-        _invalid(conversation, tracker, rules.policy, turn)
-        return StepResult(messages=reject_action(action, str(error)), info={"invalid_action": True})
-    tracker.step(step)
-    return step
+    async def turns(self) -> StopReason:
+        """Repeat sample, decide, act and observe until the episode is over."""
+        conversation, tracker, rules = self.conversation, self.tracker, self.rules
+        for _ in range(rules.max_num_steps):
+            turn = await conversation.reply(rules.sampling_params)
+            tracker.turn(turn, len(conversation.messages) - 1)
+            if turn.finish_reason == "abort":
+                return StopReason.ENGINE_ABORT
+            if turn.finish_reason == "length" and rules.on_length == "stop":
+                return StopReason.LENGTH
+            decision = rules.policy.decide(turn.parsed, invalid_before=tracker.invalid_in_a_row)
+            if decision.invalid:
+                self._invalid(turn)
+            if decision.stop:
+                return StopReason.INVALID_CALLS
+            step = StepResult()
+            if decision.action is not None:
+                step = await self._act(turn, decision.action)
+            if not decision.invalid and not step.info.get("invalid_action"):
+                tracker.invalid_in_a_row = 0
+            answers = order_by_call(turn.parsed.tool_calls, decision.answers, step.messages)
+            conversation.extend(answers, step.tools)
+            if step.done:
+                return StopReason.DONE
+            if tracker.invalid_in_a_row >= rules.policy.max_invalid_in_a_row:
+                return StopReason.INVALID_CALLS
+        return StopReason.MAX_STEPS
 
+    async def _act(self, turn: AssistantTurn, action: Action) -> StepResult:
+        """Execute `action`. The text of an `ActionError` becomes the observation."""
+        self.tracker.executed(action.tool_calls)
+        try:
+            step = await self.rules.execute(self.runner, action)
+        except ActionError as error:
+            self._invalid(turn)
+            return StepResult(reject_action(action, str(error)), info={"invalid_action": True})
+        self.tracker.step(step)
+        return step
 
-def _invalid(
-    conversation: EpisodeConversation,
-    tracker: EpisodeTracker,
-    policy: CallPolicy,
-    turn: AssistantTurn,
-) -> None:
-    tracker.invalid_reply()
-    if policy.mask_invalid:
-        conversation.exclude(turn, "invalid call")
+    def _invalid(self, turn: AssistantTurn) -> None:
+        self.tracker.invalid_reply()
+        if self.rules.policy.mask_invalid:
+            self.conversation.exclude(turn, "invalid call")

@@ -149,12 +149,7 @@ def check_messages(where: str, messages: Any) -> None:
     """Raise `EnvironmentFailure` if `messages`, which the function `where` returned, is not a list
     of messages.
     """
-    # Compare the usual types first, because a check against an abstract type takes ten times as
-    # long.
-    plain = type(messages) in (list, tuple)
-    if not plain and (
-        isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence)
-    ):
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise EnvironmentFailure(
             f"{where}: messages must be a list of messages, not {type(messages).__name__}"
         )

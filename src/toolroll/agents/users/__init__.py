@@ -3,7 +3,7 @@
 from typing import Any
 
 from toolroll.agents.users.config import UserConfig
-from toolroll.agents.users.openai_user import OpenAIUser, OpenAIUsers
+from toolroll.agents.users.openai_user import CallTool, OpenAIUser, OpenAIUsers
 from toolroll.agents.users.scripted import ScriptedUser
 from toolroll.agents.users.stop import STOP_MARKER, checked_line, is_stop, visible_text
 
@@ -15,6 +15,7 @@ def openai_users(**settings: Any) -> OpenAIUsers:
 
 __all__ = [
     "STOP_MARKER",
+    "CallTool",
     "OpenAIUser",
     "OpenAIUsers",
     "ScriptedUser",

@@ -32,6 +32,9 @@ from toolroll.rollout.errors import (
 )
 from toolroll.rollout.types import Message, Tool
 
+CallTool = Callable[[str, Mapping[str, Any]], str]
+"""`call(name, arguments)` executes a tool and returns its result."""
+
 _CALLS_IN_A_ROW = 30
 """The maximum number of replies with tool calls before the user's line."""
 
@@ -65,7 +68,7 @@ class OpenAIUser:
         self._prompt = config.system_prompt
         self._messages: list[Message] = []
         self._tools: tuple[Tool, ...] = ()
-        self._call: Callable[[str, Mapping[str, Any]], str] | None = None
+        self._call: CallTool | None = None
         self._metrics: dict[str, float] = dict.fromkeys(
             (
                 "user_calls",
@@ -85,9 +88,7 @@ class OpenAIUser:
         if "system_prompt" not in self._config.model_fields_set:
             self._prompt = prompt
 
-    def adopt_tools(
-        self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
-    ) -> None:
+    def adopt_tools(self, tools: Sequence[Tool], call: CallTool) -> None:
         """Give the user tools. `call(name, arguments)` executes a tool and returns its result. The
         agent sees only what the user says about the result.
         """

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import ModelSettings
+from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
@@ -104,6 +104,11 @@ class EpisodeSettings(ModelSettings):
         except ValidationError as error:
             raise UsageError(f"{what}: {complaints(error)}") from error
 
+    def rollout_args(self, **others: Any) -> RolloutArgs:
+        """Return the settings of the model, with `others` in addition or instead."""
+        own = {name: getattr(self, name) for name in ModelSettings.model_fields}
+        return RolloutArgs(**{**own, **others})
+
 
 class EpisodePlayer:
     """Plays episodes with `settings` on `model`. `aclose` closes the model too.
@@ -153,53 +158,42 @@ class EpisodePlayer:
         played again up to `settings.retries` times, unless its stop reason is ENGINE_ABORT. Raise
         `UsageError` if the settings, `metadata` or `index` are not valid.
         """
-        await self._open()
+        options = await self._open()
         factory, task = await self._find(index, metadata or {})
         session = session_id or uuid.uuid4().hex
-        result = await self._episode(factory, task, sampling_params, number, session)
-        for _ in range(self.settings.retries):
-            if (
-                result.status is not Status.ABORTED
-                or result.stop_reason is StopReason.ENGINE_ABORT
-                or self.stopped()
-            ):
-                break
-            result = await self._episode(factory, task, sampling_params, number, session)
-        return result
+        retries = self.settings.retries
+        while True:
+            agent: Agent = self._make_agent(self.model, agent_settings(self.settings))
+            result = await agent.asolve(
+                factory.make(options),
+                None,
+                sampling_params,
+                task.index,
+                self.settings.max_turns,
+                task=task,
+                seed=episode_seed(self._seed, task.id, number),
+                session_id=session,
+            )
+            failed = (
+                result.status is Status.ABORTED
+                and result.stop_reason is not StopReason.ENGINE_ABORT
+            )
+            if not failed or retries == 0 or self.stopped():
+                return result
+            retries -= 1
 
     async def aclose(self) -> None:
         """Close the user simulators and the model."""
         await self._stack.aclose()
         await self.model.aclose()
 
-    async def _episode(
-        self,
-        factory: EnvironmentFactory,
-        task: Task,
-        params: Mapping[str, Any],
-        number: int,
-        session: str,
-    ) -> InteractionResult:
-        assert self._options is not None
-        agent: Agent = self._make_agent(self.model, agent_settings(self.settings))
-        return await agent.asolve(
-            factory.make(self._options),
-            None,
-            params,
-            task.index,
-            self.settings.max_turns,
-            task=task,
-            seed=episode_seed(self._seed, task.id, number),
-            session_id=session,
-        )
-
-    async def _open(self) -> None:
+    async def _open(self) -> EnvironmentOptions:
         """Check the engine's model and the chat template, and open the user simulators. Only the
-        first call does this.
+        first call does this. Return the options of all episodes.
         """
         async with self._opening:
             if self._options is not None:
-                return
+                return self._options
             for line in await self.model.check_identity(
                 allow_mismatch=self.settings.allow_model_mismatch
             ):
@@ -216,6 +210,7 @@ class EpisodePlayer:
                     "which user simulator to use (such as openai)"
                 )
             self._options = EnvironmentOptions(user=make)
+            return self._options
 
     async def _find(
         self, index: int, metadata: Mapping[str, Any]

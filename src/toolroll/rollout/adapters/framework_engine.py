@@ -22,7 +22,6 @@ from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.engine.response import check_ids, check_logprobs
 from toolroll.rollout.errors import CompletionError, UsageError
-from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray, WeightVersion
 
@@ -170,12 +169,10 @@ class LoopPlayers:
         self._tokenizer = tokenizer
         self._settings = settings
         self._name = name
-        own = {field: getattr(settings, field) for field in ModelSettings.model_fields}
-        self._args = RolloutArgs(
+        self._args = settings.rollout_args(
             hf_checkpoint=str(vars(tokenizer).get("name_or_path") or ""),
             apply_chat_template_kwargs=dict(chat_template_kwargs or {}),
             concurrency=threads,
-            **own,
         )
         self._players: WeakKeyDictionary[
             asyncio.AbstractEventLoop, dict[int, tuple[Any, EpisodePlayer]]

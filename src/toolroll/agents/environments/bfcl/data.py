@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.agents.environments.factory import function_tool
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Tool
 
@@ -107,12 +108,8 @@ def to_tool(document: Mapping[str, Any]) -> Tool:
     parameters = dict(document["parameters"])
     parameters["type"] = "object"
     parameters["properties"] = _properties(parameters["properties"])
-    function = {
-        "name": document["name"].replace(".", "_"),
-        "description": document["description"] + _PYTHON_NOTE,
-        "parameters": parameters,
-    }
-    return {"type": "function", "function": function}
+    name = document["name"].replace(".", "_")
+    return function_tool(name, document["description"] + _PYTHON_NOTE, parameters)
 
 
 def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from typing import Any
 
 from toolroll.agents.environments.bfcl.data import INSTALL, BfclData, installed
 from toolroll.agents.environments.bfcl.instances import BfclInstances
+from toolroll.agents.environments.factory import Factory
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -50,11 +51,8 @@ def parse_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
         raise ValueError(f"not a plain call: {text!r}")
     values = [ast.literal_eval(value) for value in tree.args]
-    return (
-        tree.func.id,
-        values,
-        {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords},
-    )
+    named = {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
+    return tree.func.id, values, named
 
 
 class BfclEnvironment(Environment):
@@ -65,7 +63,6 @@ class BfclEnvironment(Environment):
     def __init__(self, data: BfclData) -> None:
         self._data = data
         self._entry: Mapping[str, Any] | None = None
-        self._done = False
         self._turn = 0
         self._turn_steps = 0
         self._turn_calls = 0
@@ -76,7 +73,7 @@ class BfclEnvironment(Environment):
     def reset(self, task: Task, seed: int) -> Observation:
         """Return the first user message and the tools of its turn. `seed` has no effect."""
         entry = self._entry = self._data.entries[task.index]
-        self._done, self._results = False, []
+        self._results = []
         self._turn = self._turn_steps = self._turn_calls = 0
         self._state, self._truth = self._instances(entry), self._instances(entry)
         self._truths = self._data.ground_truths[entry["id"]]
@@ -88,7 +85,7 @@ class BfclEnvironment(Environment):
 
     def step(self, action: Action) -> StepResult:
         """Execute all calls in order. If there are no calls, end the turn."""
-        if self._entry is None or self._done:
+        if self._entry is None:
             raise EnvironmentFailure("step was called before reset or after the episode ended")
         if not action.tool_calls:
             return self._end_turn()
@@ -158,7 +155,7 @@ class BfclEnvironment(Environment):
         return None
 
     def _end(self, reward: float, failure: str | None) -> StepResult:
-        self._done = True
+        self._entry = None
         return StepResult(reward=reward, done=True, info={"failure": failure} if failure else {})
 
     def _tools(self) -> list[Tool]:
@@ -186,7 +183,7 @@ class BfclEnvironment(Environment):
         )
 
 
-class BfclFactory:
+class BfclFactory(Factory):
     """The factory of one category."""
 
     splits: tuple[str, ...] = (SPLIT,)
@@ -209,18 +206,14 @@ class BfclFactory:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return all 200 entries. Raise `UsageError` for an unknown split."""
-        if split != SPLIT:
-            raise UsageError(f"{self.name} has no split {split!r}; it has {SPLIT}")
+        self.check_split(split)
         return [Task(entry["id"], index, split) for index, entry in enumerate(self._data.entries)]
 
     def make(self, options: EnvironmentOptions) -> BfclEnvironment:
         """Return a new environment. It needs no user simulator, because the task contains the
         user's lines.
         """
-        if options.settings:
-            raise UsageError(
-                f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}"
-            )
+        self.check_settings(options)
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:

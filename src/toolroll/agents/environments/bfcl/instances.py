@@ -19,13 +19,13 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from toolroll.agents.environments.bfcl.data import DOCUMENTS
 from toolroll.rollout.types import Tool
 
 _MODULES = "bfcl_eval.eval_checker.multi_turn_eval.func_source_code"
-_STATELESS = frozenset({"MathAPI"})
 _MAX_DIGITS = 1000
 _MAX_BITS = 1 << 14
 
@@ -52,7 +52,7 @@ class BfclInstances:
         for name in classes:
             kind = getattr(importlib.import_module(f"{_MODULES}.{DOCUMENTS[name]}"), name)
             instance = kind()
-            if name not in _STATELESS:
+            if name != "MathAPI":  # it has no state
                 instance._load_scenario(
                     copy.deepcopy(initial_config.get(name, {})), long_context=long_context
                 )
@@ -99,13 +99,9 @@ _MISSING = object()
 
 
 def _as_text(result: Any) -> str:
-    if isinstance(result, str):
-        return result
     if isinstance(result, dict):
-        try:
+        with suppress(TypeError, ValueError):
             return json.dumps(result)
-        except (TypeError, ValueError):
-            return str(result)
     return str(result)
 
 

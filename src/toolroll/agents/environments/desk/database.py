@@ -51,12 +51,8 @@ def open_database(rows: Rows | None = None) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     db.row_factory = sqlite3.Row
     db.executescript(_SCHEMA)
-    for table, marks in (
-        ("members", "?,?,?,?,?,?,?"),
-        ("books", "?,?,?,?,?"),
-        ("loans", "?,?,?,?,?"),
-        ("holds", "?,?,?"),
-    ):
+    for table, columns in (("members", 7), ("books", 5), ("loans", 5), ("holds", 3)):
+        marks = ",".join("?" * columns)
         db.executemany(f"INSERT INTO {table} VALUES ({marks})", (rows or handwritten())[table])
     return db
 

@@ -10,6 +10,7 @@ from toolroll.agents.environments.desk.environment import Desk
 from toolroll.agents.environments.desk.generate import generate
 from toolroll.agents.environments.desk.judge import reference
 from toolroll.agents.environments.desk.policy import BRIEF_POLICY, POLICY
+from toolroll.agents.environments.factory import Factory
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
@@ -26,7 +27,7 @@ def _tasks(split: str) -> tuple[Task, ...]:
     return tuple(Task(row["id"], index, split, row) for index, row in enumerate(rows))
 
 
-class DeskFactory:
+class DeskFactory(Factory):
     """The factory of the environment.
 
     The tasks of `test` are written by hand. The tasks of `train` and `held-out` are generated from
@@ -44,21 +45,14 @@ class DeskFactory:
     )
     splits: tuple[str, ...] = ("test", "train", "held-out")
 
-    def missing(self) -> str | None:
-        """Return None, because nothing needs to be installed."""
-        return None
-
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks in order. Raise `UsageError` for an unknown split."""
-        if split not in self.splits:
-            raise UsageError(f"desk has no split {split!r}; it has {', '.join(self.splits)}")
+        self.check_split(split)
         return _tasks(split)
 
     def make(self, options: EnvironmentOptions) -> Desk:
         """Return a new desk. Raise `UsageError` for an unknown setting or policy."""
-        unknown = sorted(set(options.settings) - {"policy"})
-        if unknown:
-            raise UsageError(f"desk takes only the setting policy, but got: {', '.join(unknown)}")
+        self.check_settings(options, "policy")
         policy = options.settings.get("policy", "full")
         if policy not in _POLICIES:
             raise UsageError(f"desk: policy must be full or brief, not {policy!r}")

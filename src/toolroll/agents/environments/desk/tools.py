@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolroll.agents.environments.desk.policy import RENEWED_UNTIL, TODAY, TOPICS
+from toolroll.agents.environments.factory import function_tool
 from toolroll.rollout.types import Tool
 
 
@@ -122,14 +123,7 @@ def _tool(function: Callable[..., Any]) -> Tool:
         "required": names,
         "additionalProperties": False,
     }
-    return {
-        "type": "function",
-        "function": {
-            "name": function.__name__,
-            "description": function.__doc__,
-            "parameters": schema,
-        },
-    }
+    return function_tool(function.__name__, function.__doc__, schema)
 
 
 TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {

@@ -10,6 +10,7 @@ import copy
 import gzip
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ import orjson
 
 from toolroll.agents.environments.tau2.copies import copies, digest, quick_digest
 from toolroll.agents.environments.tau2.package import (
-    STORE,
     Store,
     ToolError,
     data_folder,
+    in_store,
     load_modules,
 )
 from toolroll.agents.environments.tau2.schemas import tool_schema
@@ -75,7 +76,8 @@ class Domain:
                 state = self.begin(task)
                 for action in (task["evaluation_criteria"] or {}).get("actions") or ():
                     if action["name"] not in READ_ONLY:
-                        state.try_to_do("assistant", action["name"], action["arguments"])
+                        with suppress(ToolError):  # some reference actions fail
+                            state.do("assistant", action["name"], action["arguments"])
                 self._expected[task["id"], of] = of(state.database)
             return self._expected[task["id"], of]
 
@@ -94,20 +96,17 @@ class State:
         functions = self._domain.functions if side == "assistant" else self._domain.user_functions
         if name not in functions:
             return f"Error: there is no tool named {name!r}", True
-        token = STORE.set(self._store)
         try:
-            return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
+            with in_store(self._store):
+                return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
         except Exception as error:  # noqa: BLE001 - the benchmark's rule: an error is a result
             return f"Error: {error}", True
-        finally:
-            STORE.reset(token)
 
     def do(self, side: str, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call the method `name` of the object with the tools of `side`. Unlike `call`, this also
         works for methods that are not tools, such as those for assertions and initial actions.
         """
-        token = STORE.set(self._store)
-        try:
+        with in_store(self._store):
             if self._domain.name != "telecom":
                 return getattr(next(iter(self._store.values())), name)(
                     **copy.deepcopy(dict(arguments))
@@ -118,15 +117,6 @@ class State:
             )(**arguments)
             environment.sync_tools()
             return found
-        finally:
-            STORE.reset(token)
-
-    def try_to_do(self, side: str, name: str, arguments: Mapping[str, Any]) -> None:
-        """Call `do` and ignore a `ToolError`, because some reference actions fail."""
-        try:
-            self.do(side, name, arguments)
-        except ToolError:
-            return
 
     @property
     def database(self) -> Any:
@@ -184,16 +174,13 @@ def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
     """Return functions that create the initial objects of the wheel's store."""
     modules = load_modules()
     store: Store = {}
-    token = STORE.set(store)
-    try:
+    with in_store(store):
         if name == "telecom":
             modules["telecom.environment"].get_environment()
         elif name == "airline":
             modules["airline.AirlineAgentTools"].get_airline_tools()
         else:
             modules["retail.tools"].get_retail_tools()
-    finally:
-        STORE.reset(token)
     return {key: copies(made) for key, made in store.items()}
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from toolroll.agents.environments.tau2.domain import Domain, State
 from toolroll.agents.environments.tau2.grading import grade
 from toolroll.agents.loop.call_policy import tool_message
-from toolroll.agents.users import OpenAIUser, checked_line
+from toolroll.agents.users import CallTool, OpenAIUser, checked_line
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import (
@@ -41,9 +41,7 @@ In each turn either write to the user or call tools, never both."""  # noqa: E50
 class UsesTools(Protocol):
     """A user simulator that can call tools."""
 
-    def adopt_tools(
-        self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
-    ) -> None:
+    def adopt_tools(self, tools: Sequence[Tool], call: CallTool) -> None:
         """Use `tools`. `call(name, arguments)` returns a tool's result."""
         ...
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from toolroll.agents.environments.factory import Factory
 from toolroll.agents.environments.tau2.domain import Domain, load_domain
 from toolroll.agents.environments.tau2.environment import Tau2Environment
 from toolroll.agents.environments.tau2.package import INSTALL, data_folder
 from toolroll.agents.environments.tau2.reference import reference
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 _THREADS = 2  # copies and hashes hold the GIL: more threads are not faster
 
 
-class Tau2Factory:
+class Tau2Factory(Factory):
     """The factory of one domain of tau2 (airline, retail or telecom)."""
 
     packages = ("inspect-evals",)
@@ -49,8 +49,7 @@ class Tau2Factory:
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `split` in tau2's order. Their data is tau2's own."""
-        if split not in self.splits:
-            raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        self.check_split(split)
         wanted = set(self.domain.splits[split])
         found = [task for task in self.domain.tasks if task["id"] in wanted]
         return [Task(str(task["id"]), index, split, task) for index, task in enumerate(found)]
@@ -59,16 +58,9 @@ class Tau2Factory:
         """Return a new environment. Raise `UsageError` for any setting, or if there is no user
         simulator.
         """
-        if options.settings:
-            raise UsageError(
-                f"{self.name} takes no settings, but got: {', '.join(sorted(options.settings))}"
-            )
-        if options.user is None:
-            raise UsageError(
-                f"{self.name} needs a user simulator: give --user-model NAME and --user-url "
-                "ADDRESS (in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
-            )
-        return Tau2Environment(self.domain, options.user, self._threads)
+        self.check_settings(options)
+        make_user = self.needed_user(options)
+        return Tau2Environment(self.domain, make_user, self._threads)
 
     def reference(self, task: Task) -> Sequence[Action]:
         """Return the agent's reference actions. `ReferenceUser` executes the user's actions."""

@@ -21,20 +21,11 @@ def grade(
     the task does not have is None.
     """
     criteria = task.get("evaluation_criteria") or {}
-    found: dict[str, Any] = {
-        "database": None,
-        "communicated": None,
-        "assertions": None,
-        "actions": None,
-    }
+    found: dict[str, Any] = dict.fromkeys(("database", "communicated", "assertions", "actions"))
     if domain.name == "telecom":
         found["assertions"] = _assertions(criteria, state)
         if "ACTION" in (criteria.get("reward_basis") or ()):
-            found["actions"] = [
-                action["action_id"]
-                for action in criteria.get("actions") or ()
-                if not _done(action, state)
-            ] == []
+            found["actions"] = all(_done(action, state) for action in criteria.get("actions") or ())
     else:
         if criteria.get("actions") is not None:
             found["database"] = domain.is_expected(task, state.database)

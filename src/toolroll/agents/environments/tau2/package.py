@@ -61,6 +61,16 @@ def store_as(kind: type[Any], instance: str | None = None) -> Any:
     return store[kind, instance]
 
 
+@contextmanager
+def in_store(store: Store) -> Iterator[None]:
+    """Make `store` the store of the current episode."""
+    token = STORE.set(store)
+    try:
+        yield
+    finally:
+        STORE.reset(token)
+
+
 def data_folder() -> Path | None:
     """Return the folder with tau2's data in the wheel, or None if the wheel is not installed."""
     spec = importlib.util.find_spec(WHEEL)

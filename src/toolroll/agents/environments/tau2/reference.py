@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from toolroll.agents.users.stop import STOP_MARKER
+from toolroll.agents.users import STOP_MARKER, CallTool
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, Tool
 
@@ -55,12 +55,10 @@ class ReferenceUser:
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._left = [group for side, group in _groups(task) if side == "user"]
-        self._call: Callable[[str, Mapping[str, Any]], str] | None = None
+        self._call: CallTool | None = None
         self._lines = 0
 
-    def adopt_tools(
-        self, tools: Sequence[Tool], call: Callable[[str, Mapping[str, Any]], str]
-    ) -> None:
+    def adopt_tools(self, tools: Sequence[Tool], call: CallTool) -> None:
         """Keep `call`, which executes the actions."""
         self._call = call
 
@@ -76,12 +74,9 @@ class ReferenceUser:
         if not self._left:
             return STOP_MARKER
         assert self._call is not None
-        return (
-            "\n".join(
-                self._call(action["name"], action["arguments"]) for action in self._left.pop(0)
-            )
-            or "Done."
-        )
+        actions = self._left.pop(0)
+        results = [self._call(action["name"], action["arguments"]) for action in actions]
+        return "\n".join(results) or "Done."
 
     def metrics(self) -> Mapping[str, float]:
         """Return the number of replies to the agent, as `user_calls`."""

@@ -10,19 +10,19 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+from toolroll.agents.environments.factory import Factory
 from toolroll.agents.environments.tau_actions import RESPOND_ACTION_NAME
 from toolroll.agents.environments.tau_bench.database import Database
 from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
 from toolroll.agents.environments.tau_bench.grading import Bench
 from toolroll.agents.environments.tau_bench.package import INSTALL, installed, load_domain
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 _FAREWELL = "That is everything I can do for you. Goodbye."
 
 
-class TauBenchFactory:
+class TauBenchFactory(Factory):
     """The factory of one domain of tau-bench (retail or airline).
 
     `package` is the name under which tau-bench is imported.
@@ -49,8 +49,7 @@ class TauBenchFactory:
 
     def bench(self, split: str) -> Bench:
         """Return the data that all episodes of a split share. All splits share one database."""
-        if split not in self.splits:
-            raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        self.check_split(split)
         with self._lock:
             if split not in self._benches:
                 domain = load_domain(self._package, self._domain, split)
@@ -77,19 +76,9 @@ class TauBenchFactory:
         """Return a new environment. Its only setting is `split`, which is used for tasks that do
         not name their split.
         """
-        unknown = sorted(set(options.settings) - {"split"})
-        if unknown:
-            raise UsageError(
-                f"{self.name} takes only the setting split, but got: {', '.join(unknown)}"
-            )
-        if options.user is None:
-            raise UsageError(
-                f"{self.name} needs a user simulator: give --user-model NAME and --user-url "
-                "ADDRESS (in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
-            )
-        return TauBenchEnvironment(
-            self.bench, options.user, split=str(options.settings.get("split") or self.splits[0])
-        )
+        self.check_settings(options, "split")
+        split = str(options.settings.get("split") or self.splits[0])
+        return TauBenchEnvironment(self.bench, self.needed_user(options), split=split)
 
     def reference(self, task: Task) -> Sequence[Action]:
         """Return tau-bench's actions, one per step, and a last line with the required outputs and a

@@ -98,11 +98,9 @@ class Bench:
         if index in self._expected:
             return self._expected[index]
         data = self.database.copy()
+        skipped = {*self.domain.terminate_tools, RESPOND_ACTION_NAME}
         for action in self.task(index).actions:
-            if (
-                action.name not in self.domain.terminate_tools
-                and action.name != RESPOND_ACTION_NAME
-            ):
+            if action.name not in skipped:
                 self.invoke(data, action.name, action.kwargs)
         changes = self.database.changes(data)
         return Expected(changes, self.database.hash(changes))

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import ModelSettings, RolloutArgs
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.runtime.complaints import complaints
 
 PREFIX = "toolroll_"
@@ -115,15 +115,13 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
     template_kwargs = settings.chat_template_kwargs
     if template_kwargs is None:
         template_kwargs = attribute(args, "apply_chat_template_kwargs", {})
-    own = {name: getattr(settings, name) for name in ModelSettings.model_fields}
-    own["context_length"] = settings.context_length or attribute(args, "rollout_max_context_len")
-    return RolloutArgs(
+    return settings.rollout_args(
+        context_length=settings.context_length or attribute(args, "rollout_max_context_len"),
         sglang_router_ip=attribute(args, "sglang_router_ip", "127.0.0.1"),
         sglang_router_port=attribute(args, "sglang_router_port", 30000),
         hf_checkpoint=attribute(args, "hf_checkpoint"),
         apply_chat_template_kwargs=template_kwargs,
         concurrency=concurrency(args, settings),
-        **own,
     )
 
 

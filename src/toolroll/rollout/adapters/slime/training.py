@@ -110,14 +110,16 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
         await batch.fill()
     finally:
         await batch.stop()
-    groups = sorted(batch.kept, key=lambda group: next(leaves(group)).index or 0)
-    if any(isinstance(item, list) for group in groups for item in group):
-        _check_normalization(args)
+    groups = sorted(batch.kept, key=_place)
+    forked = any(isinstance(item, list) for group in groups for item in group)
+    own_rewards = attribute(args, "custom_reward_post_process_path")
+    if forked and normalizes_groups(args) and not own_rewards:
+        _warn_of_forks()
     _call(args, "rollout_sample_filter_path", groups)
     _call(
         args,
         "rollout_all_samples_process_path",
-        sorted(batch.played, key=lambda g: next(leaves(g)).index or 0),
+        sorted(batch.played, key=_place),
         data_source,
     )
     dropped = {
@@ -128,14 +130,15 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
     return [list(leaves(group)) for group in groups], rollout_metrics(batch.played) | dropped
 
 
-def _check_normalization(args: Any) -> None:
-    """Warn once if slime would normalize the rewards of forked episodes over the whole batch."""
-    if normalizes_groups(args) and not attribute(args, "custom_reward_post_process_path"):
-        _warn_of_forks()
+def _place(group: Sequence[Any]) -> int:
+    """Return the index of the group's first sample."""
+    index: int | None = next(leaves(group)).index
+    return index or 0
 
 
 @cache
 def _warn_of_forks() -> None:
+    """Warn once that slime normalizes the rewards of forked episodes over the whole batch."""
     logger.warning(
         "an episode forked into several samples, so slime cannot find the groups and normalizes "
         "rewards over the whole batch: set --custom-reward-post-process-path "
@@ -216,7 +219,6 @@ class _Batch:
             return
         self.dropped[reason] += 1
         if reason != "aborted":
-            self._failures = 0
             return
         self._failures += 1
         if self._failures >= self._playing.settings.max_dropped:
@@ -233,16 +235,12 @@ class _Batch:
         if self._filter is None:
             return None
         found = self._filter(self._args, group)
-        keep = found if isinstance(found, bool) else bool(found.keep)
-        if (
-            not keep
-            and not isinstance(found, bool)
-            and attribute(found, "keep_when_insufficient", False)
-        ):
-            keep = len(self._pending) + len(self.kept) < self._wanted
-        if keep:
+        if isinstance(found, bool):
+            return None if found else "filter"
+        insufficient = len(self._pending) + len(self.kept) < self._wanted
+        if found.keep or (attribute(found, "keep_when_insufficient", False) and insufficient):
             return None
-        return "filter" if isinstance(found, bool) else str(found.reason or "filter")
+        return str(found.reason or "filter")
 
 
 def _function(path: str | None) -> Callable[..., Any] | None:

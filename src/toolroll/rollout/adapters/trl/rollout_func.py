@@ -18,7 +18,6 @@ from toolroll.rollout.adapters.trl.samples import to_output
 from toolroll.rollout.adapters.trl.settings import TrlSettings, sampling_params
 from toolroll.rollout.engine import Engine, EngineClient
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import InteractionResult
 
@@ -105,11 +104,10 @@ class RolloutFunc:
 
     def _opened(self, trainer: Any) -> EpisodePlayer:
         given = trainer.processing_class
-        args = RolloutArgs(
+        args = self.settings.rollout_args(
             engine_url=self._engine_url,
             apply_chat_template_kwargs=trainer.args.chat_template_kwargs or {},
             concurrency=self.settings.concurrency,
-            **{name: getattr(self.settings, name) for name in ModelSettings.model_fields},
         )
         make = self._make_engine
         model = Model.from_args(

@@ -21,7 +21,6 @@ from toolroll.rollout.adapters.verl.output import to_fields
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
 from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Status
 
@@ -116,9 +115,10 @@ class ToolrollAgentLoop:
         if turns and "max_turns" not in settings.model_fields_set:
             settings = settings.model_copy(update={"max_turns": int(turns)})
         length = int(config.prompt_length) + int(config.response_length)
-        own = {name: getattr(settings, name) for name in ModelSettings.model_fields}
-        own["context_length"] = settings.context_length or config.get("max_model_len") or length
-        args = RolloutArgs(apply_chat_template_kwargs=dict(self._template_kwargs), **own)
+        args = settings.rollout_args(
+            apply_chat_template_kwargs=dict(self._template_kwargs),
+            context_length=settings.context_length or config.get("max_model_len") or length,
+        )
         engine = ServerEngine(
             self.server_manager,
             backend=str(config.name),

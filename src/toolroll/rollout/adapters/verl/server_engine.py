@@ -79,12 +79,10 @@ class ServerEngine(FrameworkEngine):
     def _sampling(self, request: GenerateRequest) -> dict[str, Any]:
         given = request.sampling_params
         if self._backend == "vllm":
-            return {**to_vllm(given, name="vLLM"), "logprobs": True}
-        # verl does not return the text.
-        return {
-            **{name: value for name, value in given.items() if name not in TEXT_ONLY},
-            "logprobs": True,
-        }
+            params = to_vllm(given, name="vLLM")
+        else:  # verl does not return the text
+            params = {name: value for name, value in given.items() if name not in TEXT_ONLY}
+        return params | {"logprobs": True}
 
 
 def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any]) -> str:

@@ -1,0 +1,54 @@
+"""`Factory`: the base class of the library's environment factories. `function_tool`: a tool in
+OpenAI's format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import EnvironmentOptions, Tool, UserSimulator
+
+
+class Factory:
+    """Checks the arguments of an `EnvironmentFactory`. A subclass adds `tasks`, `make` and
+    `reference`.
+    """
+
+    name: str
+    description: str
+    splits: tuple[str, ...]
+
+    def missing(self) -> str | None:
+        """Return None, because nothing needs to be installed."""
+        return None
+
+    def check_split(self, split: str) -> None:
+        """Raise `UsageError` for an unknown split."""
+        if split not in self.splits:
+            raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+
+    def check_settings(
+        self, options: EnvironmentOptions, known: str | None = None, hint: str = ""
+    ) -> None:
+        """Raise `UsageError` for any setting except `known`. `hint` ends the error message."""
+        unknown = sorted(set(options.settings) - {known})
+        if unknown:
+            takes = f"only the setting {known}" if known else "no settings"
+            raise UsageError(f"{self.name} takes {takes}, but got: {', '.join(unknown)}{hint}")
+
+    def needed_user(self, options: EnvironmentOptions) -> Callable[[int], UserSimulator]:
+        """Return the function that makes user simulators. Raise `UsageError` if there is none."""
+        if options.user is None:
+            raise UsageError(
+                f"{self.name} needs a user simulator: give --user-model NAME and --user-url "
+                "ADDRESS (in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
+            )
+        return options.user
+
+
+def function_tool(name: str, description: Any, parameters: Any) -> Tool:
+    """Return a tool in OpenAI's format. `parameters` is a JSON schema."""
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
