@@ -23,7 +23,7 @@ from toolroll.agents.text_agent import TextAgent
 from toolroll.rollout.adapters import slime
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
 from toolroll.rollout.adapters.driven import DrivenEpisode
-from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.episodes import EpisodeSettings, gather
 from toolroll.rollout.adapters.miles import generate
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.slime import generate_rollout
@@ -214,6 +214,32 @@ async def test_a_cancellation_waits_for_a_close_that_has_begun() -> None:
     with pytest.raises(asyncio.CancelledError):
         await playing
     assert all_are_closed(1)
+
+
+async def test_a_cancellation_after_a_wrong_task_waits_for_a_close_that_has_begun() -> None:
+    begun, gate, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def wrong() -> None:
+        await asyncio.sleep(0)
+        raise UsageError("the task is wrong")
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            begun.set()
+            await gate.wait()
+            closed.set()
+
+    playing = asyncio.create_task(gather([wrong(), slow()]))
+    await begun.wait()
+    playing.cancel()
+    await asyncio.wait([playing], timeout=0)
+    assert not playing.done()
+    gate.set()
+    with pytest.raises(UsageError, match="the task is wrong"):
+        await playing
+    assert closed.is_set()
 
 
 async def test_a_cancelled_step_ends_a_driven_episode() -> None:

@@ -175,3 +175,13 @@ def test_scores_are_the_official_checkers(category: str, tmp_path: Path) -> None
     assert 0 < by_kind["shuffled"] < 200
     assert by_kind["dropped"] < 200
     assert by_kind["corrupted"] < 200
+
+
+def test_a_second_reset_counts_from_zero() -> None:
+    env = MULTI_TURN_BASE.make(EnvironmentOptions())
+    task = MULTI_TURN_BASE.tasks("test")[0]
+    env.reset(task, 0)
+    env.step(Action("", (ToolCall("no_such_tool", {}, ""),)))
+    assert env.metrics()["env_calls"] == env.metrics()["tool_errors"] == 1.0
+    env.reset(task, 0)
+    assert env.metrics()["env_calls"] == env.metrics()["tool_errors"] == 0.0

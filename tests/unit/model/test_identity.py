@@ -226,6 +226,7 @@ def shifted(answer: dict[str, Any]) -> dict[str, Any]:
         {},
         {"/tokenize": says({"tokens": "x"}), "/generate": says({"text": "no ids"}, status=404)},
         {"/tokenize": says(b"<html>")},
+        {"/generate": says({"meta_info": {"input_token_logprobs": [[-1.0, "an id"]]}})},
     ],
 )
 async def test_where_nothing_can_be_compared_one_warning_says_so(

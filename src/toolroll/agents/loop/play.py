@@ -148,6 +148,7 @@ class _Loop:
         conversation, tracker, rules = self.conversation, self.tracker, self.rules
         for _ in range(rules.max_num_steps):
             turn = await conversation.reply(rules.sampling_params)
+            invalid_replies = tracker.counts["invalid_replies"]
             tracker.turn(turn, len(conversation.messages) - 1)
             if turn.finish_reason == "abort":
                 return StopReason.ENGINE_ABORT
@@ -161,7 +162,7 @@ class _Loop:
             step = StepResult()
             if decision.action is not None:
                 step = await self._act(turn, decision.action)
-            if not decision.invalid and not step.info.get("invalid_action"):
+            if tracker.counts["invalid_replies"] == invalid_replies:
                 tracker.invalid_in_a_row = 0
             answers = order_by_call(turn.parsed.tool_calls, decision.answers, step.messages)
             conversation.extend(answers, step.tools)
@@ -178,7 +179,7 @@ class _Loop:
             step = await self.rules.execute(self.runner, action)
         except ActionError as error:
             self._invalid(turn)
-            return StepResult(reject_action(action, str(error)), info={"invalid_action": True})
+            return StepResult(reject_action(action, str(error)))
         self.tracker.step(step)
         return step
 

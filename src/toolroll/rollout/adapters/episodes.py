@@ -254,13 +254,12 @@ async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     If one episode raises an error, or if this call is cancelled, the other episodes are cancelled.
     The first error is raised after all episodes have ended, so that their environments are closed.
     """
-    tasks = [asyncio.ensure_future(episode) for episode in episodes]
     try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(episode) for episode in episodes]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def task_index(prompt: Any) -> int:

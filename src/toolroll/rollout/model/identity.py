@@ -172,8 +172,6 @@ def _compare_generated(
     """
     meta = answer.get("meta_info")
     items = meta.get("input_token_logprobs") if isinstance(meta, Mapping) else None
-    if not items and not (answer.get("output_ids") and answer.get("text")):
-        return None
     prompt = items if isinstance(items, list) else []
     theirs = [item[1] for item in prompt if isinstance(item, list) and len(item) > 1]
     if _are_ids(theirs):
@@ -182,10 +180,12 @@ def _compare_generated(
             return []
         found = _difference(plain, _Answered(engine.url, engine.names, theirs), name)
         return [] if found is None else [found]
+    if not (answer.get("output_ids") and answer.get("text")):
+        return None
     asked = GenerateRequest(np.zeros(1, dtype=np.int32), _GENERATED, "probe")
-    ids = check_ids(answer.get("output_ids") or [], asked, vocab_size=None).tolist()
+    ids = check_ids(answer["output_ids"], asked, vocab_size=None).tolist()
     decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    shown = str(answer.get("text") or "")
+    shown = str(answer["text"])
     if _settled(decoded) == _settled(shown):
         return []
     return [

@@ -75,6 +75,7 @@ class BfclEnvironment(Environment):
         entry = self._entry = self._data.entries[task.index]
         self._results = []
         self._turn = self._turn_steps = self._turn_calls = 0
+        self._calls, self._errors = 0, Counter()
         self._state, self._truth = self._instances(entry), self._instances(entry)
         self._truths = self._data.ground_truths[entry["id"]]
         return Observation(
