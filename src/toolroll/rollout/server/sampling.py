@@ -229,8 +229,8 @@ def apply_tool_choice(
         tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict")
     )
     if strict:
-        names = [tool["function"]["name"] for tool in tools]
-        place = f"tools[{names.index(strict[0])}].function.strict"
+        every = [tool["function"]["name"] for tool in tools]
+        place = f"tools[{every.index(strict[0])}].function.strict"
         if constrained:
             raise refused(
                 place, f"{place} cannot be combined with response_format", code="invalid_value"
