@@ -72,6 +72,11 @@ def refused(param: str, message: str, *, code: str = "unsupported_parameter") ->
     return ApiError(400, code, message, param=param)
 
 
+def invalid(param: str, message: str) -> ApiError:
+    """Return a 400 error for a field whose value is not valid."""
+    return refused(param, message, code="invalid_value")
+
+
 def not_rendered(place: str) -> ApiError:
     """Return the error for a message field that no chat template renders. `place` is the field's
     path in the body, such as `messages[0].name`.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from toolroll.rollout.server.errors import ApiError, UnknownFieldError, refused
+from toolroll.rollout.server.errors import ApiError, UnknownFieldError, invalid
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier"}
@@ -237,7 +237,7 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
         hint = _INSTEAD.get(param)
         words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
         return UnknownFieldError(param, words)
-    return refused(param, f"{param}: {first['msg']}", code="invalid_value")
+    return invalid(param, f"{param}: {first['msg']}")
 
 
 def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
 from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid, refused
 from toolroll.rollout.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -111,33 +111,16 @@ def _check(
     params: Mapping[str, Any],
 ) -> None:
     if request.n > settings.max_choices:
-        raise refused(
-            "n",
-            f"n is {request.n}; this endpoint gives at most {settings.max_choices}",
-            code="invalid_value",
-        )
+        words = f"n is {request.n}; this endpoint gives at most {settings.max_choices}"
+        raise invalid("n", words)
     top_k = params.get("top_k")
     if top_k is not None and top_k < 1 and top_k != -1:
-        raise refused(
-            "top_k", f"top_k is {top_k}; it must be -1 or at least 1", code="invalid_value"
-        )
+        raise invalid("top_k", f"top_k is {top_k}; it must be -1 or at least 1")
     vocab = capabilities.vocab_size
-    if vocab is not None and any(
-        not 0 <= index < vocab for index in params.get("stop_token_ids") or ()
-    ):
-        raise refused(
-            "stop_token_ids",
-            f"stop_token_ids has an id outside the vocabulary of {vocab} tokens",
-            code="invalid_value",
-        )
-    if vocab is not None and any(
-        not 0 <= int(index) < vocab for index in params.get("logit_bias") or ()
-    ):
-        raise refused(
-            "logit_bias",
-            f"logit_bias has an id outside the vocabulary of {vocab} tokens",
-            code="invalid_value",
-        )
+    for name in ("stop_token_ids", "logit_bias"):
+        ids = map(int, params.get(name) or ())
+        if vocab is not None and not all(0 <= index < vocab for index in ids):
+            raise invalid(name, f"{name} has an id outside the vocabulary of {vocab} tokens")
     if capabilities.behind_router:
         for name in DROPPED_BY_ROUTERS.intersection(params):
             raise refused(name, f"the router silently drops {name!r}: leave it out")
@@ -197,44 +180,34 @@ def apply_tool_choice(
     Raise `ApiError` if one of these fields cannot be honored, or if two tools have the same name.
     """
     choice = request.tool_choice
+    named = choice.function.name if isinstance(choice, NamedChoice) else None
+    forced = choice == "required" or named is not None
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
         words = f"two tools are named {twice!r}, so a call of that name would be ambiguous"
-        raise refused("tools", words, code="invalid_value")
-    if not names and (choice == "required" or isinstance(choice, NamedChoice)):
-        raise refused(
-            "tool_choice",
-            "tool_choice requires a call, but the request has no tools",
-            code="invalid_value",
-        )
+        raise invalid("tools", words)
+    if forced and not names:
+        raise invalid("tool_choice", "tool_choice requires a call, but the request has no tools")
     constrained = _response_format(request, params)
     if not names or choice == "none":
         return ToolUse([], False, constrained)
-    if isinstance(choice, NamedChoice):
-        if choice.function.name not in names:
-            words = f"tool_choice names {choice.function.name!r}; the tools are {', '.join(names)}"
-            raise refused("tool_choice", words, code="invalid_value")
-        names = [choice.function.name]
-    forced = choice == "required" or isinstance(choice, NamedChoice)
+    if named is not None and named not in names:
+        words = f"tool_choice names {named!r}; the tools are {', '.join(names)}"
+        raise invalid("tool_choice", words)
     if forced and constrained:
-        raise refused(
-            "response_format",
-            "response_format cannot be combined with a forced tool call",
-            code="invalid_value",
-        )
-    one = request.parallel_tool_calls is False or isinstance(choice, NamedChoice)
-    callable_tools = [tool for tool in tools if tool["function"]["name"] in names]
+        words = "response_format cannot be combined with a forced tool call"
+        raise invalid("response_format", words)
+    one = request.parallel_tool_calls is False or named is not None
+    callable_names = names if named is None else [named]
+    callable_tools = [tool for tool in tools if tool["function"]["name"] in callable_names]
     strict = tuple(
         tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict")
     )
     if strict:
-        every = [tool["function"]["name"] for tool in tools]
-        place = f"tools[{every.index(strict[0])}].function.strict"
+        place = f"tools[{names.index(strict[0])}].function.strict"
         if constrained:
-            raise refused(
-                place, f"{place} cannot be combined with response_format", code="invalid_value"
-            )
+            raise invalid(place, f"{place} cannot be combined with response_format")
         if routed:
             raise refused(
                 place,
@@ -245,12 +218,12 @@ def apply_tool_choice(
         )
         constrained = "strict"
     elif forced:
-        params["ebnf"] = call_grammar(parser, names, several=not one)
+        params["ebnf"] = call_grammar(parser, callable_names, several=not one)
         constrained = "tool_choice"
     elif one:
         params["stop"] = [*stop_strings(params), call_closer(parser)]
         params["no_stop_trim"] = True
-    return ToolUse(list(tools), True, constrained, tuple(names) if forced else (), strict)
+    return ToolUse(list(tools), True, constrained, tuple(callable_names) if forced else (), strict)
 
 
 def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None:
@@ -261,11 +234,7 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
     if wanted.type == "json_schema":
         schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
         if schema is None:
-            raise refused(
-                "response_format",
-                "response_format.json_schema.schema is missing",
-                code="invalid_value",
-            )
+            raise invalid("response_format", "response_format.json_schema.schema is missing")
     params["json_schema"] = orjson.dumps(schema).decode()
     return "response_format"
 
@@ -275,5 +244,5 @@ def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
     if request.top_logprobs and not request.logprobs:
-        raise refused("top_logprobs", "top_logprobs needs logprobs: true", code="invalid_value")
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     return request.top_logprobs or 0

@@ -15,6 +15,7 @@ import orjson
 from toolroll.rollout.server.errors import (
     ApiError,
     UnknownFieldError,
+    invalid,
     not_rendered,
     refused,
 )
@@ -40,7 +41,7 @@ _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 def mapping(given: Any, place: str) -> Mapping[str, Any]:
     """Return `given`. Raise `ApiError` if it is not an object."""
     if not isinstance(given, Mapping):
-        raise refused(place, f"{place} must be an object", code="invalid_value")
+        raise invalid(place, f"{place} must be an object")
     return given
 
 
@@ -57,7 +58,7 @@ def text(given: Mapping[str, Any], name: str, place: str) -> str:
     """Return the text `given[name]`. Raise `ApiError` if it is not a string."""
     value = given.get(name)
     if not isinstance(value, str):
-        raise refused(f"{place}.{name}", f"{place}.{name} must be text", code="invalid_value")
+        raise invalid(f"{place}.{name}", f"{place}.{name} must be text")
     return value
 
 
@@ -97,7 +98,7 @@ def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
-        raise refused(place, f"{place} must be text or a list of parts", code="invalid_value")
+        raise invalid(place, f"{place} must be text or a list of parts")
     found = []
     for part, where in entries(given, place):
         kind = part.get("type")

@@ -31,7 +31,7 @@ from toolroll.rollout.server.dialects.switches import (
     effort_switches,
     thinking_switches,
 )
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.prefill import split_prefill
 from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
@@ -59,7 +59,7 @@ class AnthropicMessages(Dialect):
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(MessagesRequest, data)
         if request.max_tokens is None:
-            raise refused("max_tokens", "max_tokens is missing", code="invalid_value")
+            raise invalid("max_tokens", "max_tokens is missing")
         given, request.messages = request.messages, []
         messages = read_blocks(given)
         if request.system:

@@ -18,7 +18,7 @@ from toolroll.rollout.server.dialects.blocks import (
 )
 from toolroll.rollout.server.dialects.messages_request import MessagesRequest
 from toolroll.rollout.server.dialects.tools import function_tool, is_function
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid
 from toolroll.rollout.server.protocol import NamedChoice, NamedFunction
 from toolroll.rollout.types import Message, Tool
 
@@ -58,7 +58,7 @@ def read_blocks(given: Sequence[Any]) -> list[Message]:
             found.append({"role": role, "content": text_parts(content, where, _TEXT, PARAGRAPH)})
         else:
             words = f"{place}.role is {role!r}; it must be user, assistant or system"
-            raise refused(f"{place}.role", words, code="invalid_value")
+            raise invalid(f"{place}.role", words)
     return found
 
 
@@ -69,7 +69,7 @@ def _user(content: Any, place: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
-        raise refused(place, f"{place} must be text or blocks", code="invalid_value")
+        raise invalid(place, f"{place} must be text or blocks")
     found: list[Message] = []
     said: list[str] = []
     for block, where in entries(content, place):
@@ -103,7 +103,7 @@ def _assistant(content: Any, place: str) -> Message:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     if not isinstance(content, list):
-        raise refused(place, f"{place} must be text or blocks", code="invalid_value")
+        raise invalid(place, f"{place} must be text or blocks")
     thoughts: list[str] = []
     said: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -153,10 +153,10 @@ def tool_choice(request: MessagesRequest) -> dict[str, Any]:
     if choice is None:
         return {}
     if choice.type == "tool" and not choice.name:
-        raise refused("tool_choice.name", "tool_choice.name is missing", code="invalid_value")
+        raise invalid("tool_choice.name", "tool_choice.name is missing")
     if choice.type != "tool" and choice.name:
         words = f"tool_choice.name has no meaning for the type {choice.type!r}: leave it out"
-        raise refused("tool_choice.name", words, code="invalid_value")
+        raise invalid("tool_choice.name", words)
     named = NamedChoice(function=NamedFunction(name=choice.name or ""))
     return {
         "tool_choice": {"auto": "auto", "none": "none", "any": "required"}.get(choice.type, named),

@@ -32,7 +32,7 @@ from toolroll.rollout.server.dialects.responses_writer import (
 )
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
@@ -129,7 +129,7 @@ class OpenAIResponses(Dialect):
             ]
         if not new or new[-1]["role"] == "assistant":
             words = "input must end with a message or a call's output, not with the model's reply"
-            raise refused("input", words, code="invalid_value")
+            raise invalid("input", words)
         return system_places(messages, anywhere=self._templates.system_anywhere)
 
     def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
@@ -247,5 +247,5 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
         return {"response_format": {"type": wanted.type}}
     if wanted.schema_ is None:
         words = "text.format.schema is missing"
-        raise refused("text.format.schema", words, code="invalid_value")
+        raise invalid("text.format.schema", words)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}
