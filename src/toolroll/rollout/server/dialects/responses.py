@@ -56,26 +56,18 @@ class Own:
     metadata: Mapping[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
 class OpenAIResponses(Dialect):
-    """`POST /v1/responses`."""
+    """`POST /v1/responses`. `reasons` is True if the served model's parser supports reasoning."""
 
     kind = "response"
     prefix = "resp_"
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        templates: TemplateCache,
-        settings: EndpointSettings,
-        model: str,
-        *,
-        reasons: bool,
-    ) -> None:
-        self._encoder = encoder
-        self._templates = templates
-        self._settings = settings
-        self._model = model
-        self._reasons = reasons
+    encoder: Encoder
+    templates: TemplateCache
+    settings: EndpointSettings
+    model: str
+    reasons: bool
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -84,7 +76,7 @@ class OpenAIResponses(Dialect):
         request = read(ResponsesRequest, data)
         messages = self._messages(live, request)
         request.input = ""
-        drop = self._settings.server_tools == "drop"
+        drop = self.settings.server_tools == "drop"
         tools, names = read_tools(request.tools or (), drop=drop)
         choice = request.tool_choice
         if isinstance(choice, FunctionChoice):
@@ -112,7 +104,7 @@ class OpenAIResponses(Dialect):
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
         instructions = request.instructions or ""
-        new = read_items(request.input, reasons=self._reasons)
+        new = read_items(request.input, reasons=self.reasons)
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )
@@ -122,7 +114,7 @@ class OpenAIResponses(Dialect):
                 raise not_found(request.previous_response_id, "previous_response_id")
             messages = stored.messages(instructions)
         messages += new
-        if not self._templates.developer:
+        if not self.templates.developer:
             messages = [
                 {**message, "role": "system"} if message["role"] == "developer" else message
                 for message in messages
@@ -130,17 +122,17 @@ class OpenAIResponses(Dialect):
         if not new or new[-1]["role"] == "assistant":
             words = "input must end with a message or a call's output, not with the model's reply"
             raise invalid("input", words)
-        return system_places(messages, anywhere=self._templates.system_anywhere)
+        return system_places(messages, anywhere=self.templates.system_anywhere)
 
     def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
         switches: dict[str, Any] = {}
         if request.reasoning is not None:
             effort = request.reasoning.effort
             switches |= effort_switches(
-                self._templates, effort, "reasoning.effort", default="medium"
+                self.templates, effort, "reasoning.effort", default="medium"
             )
         verbosity = request.text.verbosity if request.text is not None else None
-        if verbosity is not None and "verbosity" in self._templates.variables:
+        if verbosity is not None and "verbosity" in self.templates.variables:
             switches["verbosity"] = verbosity
         elif verbosity not in (None, "medium"):
             words = "text.verbosity cannot be honored: the chat template has no switch verbosity"
@@ -161,9 +153,9 @@ class OpenAIResponses(Dialect):
             "created_at": result.created,
             **state_of(result),
             "output": output_of(
-                result, self._encoder, own.names, encrypted=bool(own.request.include)
+                result, self.encoder, own.names, encrypted=bool(own.request.include)
             ),
-            "usage": usage_of(result, self._encoder),
+            "usage": usage_of(result, self.encoder),
         }
 
     def _echo(self, asked: Asked) -> dict[str, Any]:
@@ -178,7 +170,7 @@ class OpenAIResponses(Dialect):
         reasoning, text = request.reasoning, request.text
         form = {"format": {"type": "text"}}
         return {
-            "model": self._model,
+            "model": self.model,
             "instructions": request.instructions,
             "metadata": own.metadata,
             "tools": request.tools or [],
@@ -211,7 +203,7 @@ class OpenAIResponses(Dialect):
         }
         own: Own = asked.own
         encrypted = bool(own.request.include)
-        return ResponsesWriter(response, self._encoder, own.names, encrypted=encrypted)
+        return ResponsesWriter(response, self.encoder, own.names, encrypted=encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
