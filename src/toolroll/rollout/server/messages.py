@@ -53,11 +53,16 @@ def read_messages(
         raise _invalid_message("messages", "messages is empty")
     messages = [_read(message, f"messages[{index}]") for index, message in enumerate(given)]
     if not developer:
-        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        messages = with_role(messages, "developer", "system")
     if answer and messages[-1]["role"] == "assistant":
         words = "the last message is from the assistant: to continue it, set"
         raise _invalid_message("messages", f"{words} continue_final_message: true")
     return messages
+
+
+def with_role(messages: Sequence[Message], role: str, new: str) -> list[Message]:
+    """Return `messages`, but with the role `new` in those that have the role `role`."""
+    return [{**m, "role": new} if m["role"] == role else m for m in messages]
 
 
 def _read(given: Any, place: str) -> Message:

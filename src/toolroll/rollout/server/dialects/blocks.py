@@ -8,6 +8,7 @@ the error gives its location. A marker that only controls a provider's cache is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -19,6 +20,7 @@ from toolroll.rollout.server.errors import (
     not_rendered,
     refused,
 )
+from toolroll.rollout.server.messages import with_role
 from toolroll.rollout.server.nesting import too_deep
 from toolroll.rollout.types import Message
 
@@ -168,15 +170,12 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
     """
     if anywhere:
         return list(messages)
-    first = next(
-        (at for at, message in enumerate(messages) if message["role"] != "system"), len(messages)
-    )
-    head = [str(message["content"]) for message in messages[:first]]
-    joined: list[Message] = [{"role": "system", "content": "\n\n".join(head)}] if head else []
-    return joined + [
-        {**message, "role": "user"} if message["role"] == "system" else message
-        for message in messages[first:]
+    head = [
+        str(message["content"])
+        for message in takewhile(lambda message: message["role"] == "system", messages)
     ]
+    joined: list[Message] = [{"role": "system", "content": "\n\n".join(head)}] if head else []
+    return joined + with_role(messages[len(head) :], "system", "user")
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

@@ -33,6 +33,7 @@ from toolroll.rollout.server.dialects.responses_writer import (
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
 from toolroll.rollout.server.errors import ApiError, invalid, refused
+from toolroll.rollout.server.messages import with_role
 from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
@@ -78,12 +79,10 @@ class OpenAIResponses(Dialect):
         request.input = ""
         drop = self.settings.server_tools == "drop"
         tools, names = read_tools(request.tools or (), drop=drop)
-        choice = request.tool_choice
+        choice: Any = request.tool_choice
         if isinstance(choice, FunctionChoice):
             name = flat_name(choice.namespace, choice.name) if choice.namespace else choice.name
-            wanted: Any = NamedChoice(function=NamedFunction(name=name))
-        else:
-            wanted = choice
+            choice = NamedChoice(function=NamedFunction(name=name))
         chat = ChatRequest(
             model=request.model,
             max_tokens=request.max_output_tokens,
@@ -91,7 +90,7 @@ class OpenAIResponses(Dialect):
             temperature=request.temperature,
             top_p=request.top_p,
             stream=request.stream,
-            tool_choice=wanted,
+            tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls,
             chat_template_kwargs=self._switches(request),
             session_id=request.session_id,
@@ -115,10 +114,7 @@ class OpenAIResponses(Dialect):
             messages = stored.messages(instructions)
         messages += new
         if not self.templates.developer:
-            messages = [
-                {**message, "role": "system"} if message["role"] == "developer" else message
-                for message in messages
-            ]
+            messages = with_role(messages, "developer", "system")
         if not new or new[-1]["role"] == "assistant":
             words = "input must end with a message or a call's output, not with the model's reply"
             raise invalid("input", words)
@@ -162,11 +158,9 @@ class OpenAIResponses(Dialect):
         """Return the fields of the request that the response repeats."""
         own: Own = asked.own
         request = own.request
-        choice = request.tool_choice
+        choice: Any = request.tool_choice or "auto"
         if isinstance(choice, FunctionChoice):
-            shown: Any = choice.model_dump(exclude_none=True)
-        else:
-            shown = choice or "auto"
+            choice = choice.model_dump(exclude_none=True)
         reasoning, text = request.reasoning, request.text
         form = {"format": {"type": "text"}}
         return {
@@ -174,7 +168,7 @@ class OpenAIResponses(Dialect):
             "instructions": request.instructions,
             "metadata": own.metadata,
             "tools": request.tools or [],
-            "tool_choice": shown,
+            "tool_choice": choice,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "max_output_tokens": request.max_output_tokens,
