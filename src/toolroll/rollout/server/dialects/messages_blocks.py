@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from toolroll.rollout.server.dialects.blocks import (
@@ -71,20 +72,14 @@ def _user(content: Any, place: str) -> list[Message]:
     if not isinstance(content, list) or not content:
         raise invalid(place, f"{place} must be text or blocks")
     found: list[Message] = []
-    said: list[str] = []
-    for block, where in entries(content, place):
-        kind = block.get("type")
+    for kind, blocks in groupby(entries(content, place), lambda entry: entry[0].get("type")):
         if kind == "text":
-            said.append(part_text(block, where))
+            said = PARAGRAPH.join(part_text(block, where) for block, where in blocks)
+            found.append({"role": "user", "content": said})
         elif kind == "tool_result":
-            if said:
-                found.append({"role": "user", "content": PARAGRAPH.join(said)})
-                said = []
-            found.append(_result(block, where))
+            found += [_result(block, where) for block, where in blocks]
         else:
-            raise unknown_type(kind, where)
-    if said:
-        found.append({"role": "user", "content": PARAGRAPH.join(said)})
+            raise unknown_type(kind, next(blocks)[1])
     return found
 
 
