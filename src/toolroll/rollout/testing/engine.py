@@ -123,7 +123,7 @@ class EmbeddedEngine(EngineCore):
     # --- /generate --------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        parsed = read_generate(await read_json(request), request.headers, self._encode)
+        parsed = read_generate(await read_json(request), request.headers, self.sampler.backend)
         if parsed.stream:
             return await self._stream(request, parsed.requests[0])
         if parsed.single:
@@ -134,10 +134,6 @@ class EmbeddedEngine(EngineCore):
         finally:
             for task in tasks:
                 task.cancel()
-
-    def _encode(self, text: str) -> list[int]:
-        """Return the ids of a request's `text`, with the tokenizer's special tokens."""
-        return list(self.sampler.backend.encode(text).ids)
 
     async def _stream(
         self, request: web.Request, engine_request: EngineRequest

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 from aiohttp import web
+from tokenizers import Tokenizer
 
 KNOWN_PARAMS = (
     "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty "
@@ -198,13 +199,13 @@ class EngineRequests:
 
 
 def read_generate(
-    body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
+    body: Mapping[str, Any], headers: Mapping[str, str], tokenizer: Tokenizer
 ) -> EngineRequests:
-    """Return the requests in a body. `encode` returns the ids of a text. Raise `RefusedError` if
-    the body is not valid.
+    """Return the requests in a body. `tokenizer` encodes a text, with its special tokens. Raise
+    `RefusedError` if the body is not valid.
     """
     params = read_params(body.get("sampling_params"))
-    prompts, batch = _read_prompts(body, encode)
+    prompts, batch = _read_prompts(body, tokenizer)
     n = params.get("n") or 1
     rids = _read_rids(body.get("rid"), len(prompts), fresh=n > 1)
     lower = {name.lower(): value for name, value in headers.items()}
@@ -267,7 +268,7 @@ def read_params(value: Any) -> dict[str, Any]:
 
 
 def _read_prompts(
-    body: Mapping[str, Any], encode: Callable[[str], list[int]]
+    body: Mapping[str, Any], tokenizer: Tokenizer
 ) -> tuple[list[npt.NDArray[np.int64]], bool]:
     ids = body.get("input_ids")
     if ids is None:
@@ -276,7 +277,8 @@ def _read_prompts(
         texts = [each for each in given if isinstance(each, str)]
         if not texts or len(texts) != len(given):
             raise invalid("input_ids must be given, or text as a string or a list of strings")
-        return [np.array(encode(each), dtype=np.int64) for each in texts], isinstance(text, list)
+        encoded = [np.array(tokenizer.encode(each).ids, dtype=np.int64) for each in texts]
+        return encoded, isinstance(text, list)
     batch = isinstance(ids, list) and ids != [] and isinstance(ids[0], list)
     prompts = []
     for prompt in ids if batch else [ids]:
