@@ -23,7 +23,7 @@ def chat_body(
     *,
     logprobs: bool,
     top: int,
-    token_ids: bool = False,
+    token_ids: bool,
 ) -> dict[str, Any]:
     """Return a `chat.completion` without the field `prompt_token_ids`, which
     `CompletionResult.body` adds. `top`: the number of top logprobs at each position. `token_ids`:
