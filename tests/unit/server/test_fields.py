@@ -428,6 +428,18 @@ async def test_a_strict_call_against_its_schema_is_no_answer(tokenizer: Any) -> 
         assert len(await bench.trajectories(refused=1)) == 1
 
 
+async def test_a_call_of_another_tool_than_the_named_strict_one_is_no_answer(
+    tokenizer: Any,
+) -> None:
+    choice = {"type": "function", "function": {"name": "look"}}
+    body = {"messages": [USER], "tools": [OTHER, STRICT], "tool_choice": choice}
+    other = '<tool_call>\n{"name": "listen", "arguments": {}}\n</tool_call>'
+    async with endpoint(tokenizer, lambda request: other) as bench:
+        status, answer = await bench.post(CHAT, body)
+        assert (status, answer["error"]["code"]) == (502, "engine_error")
+        assert "forces a call of look, but the reply has none" in answer["error"]["message"]
+
+
 async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any) -> None:
     place = "tools[1].function.strict"
     body = {"messages": [USER], "tools": [OTHER, STRICT]}

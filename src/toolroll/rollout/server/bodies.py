@@ -23,29 +23,24 @@ def chat_body(
     *,
     logprobs: bool,
     top: int,
-    token_ids: bool = False,
+    token_ids: bool,
 ) -> dict[str, Any]:
     """Return a `chat.completion` without the field `prompt_token_ids`, which
     `CompletionResult.body` adds. `top`: the number of top logprobs at each position. `token_ids`:
     add the top-level field `token_ids` for OpenRLHF.
     """
-    choices = []
-    for index, choice in enumerate(served.choices):
-        entry = {
+    choices = [
+        {
             "index": index,
             "message": wire_message(choice),
             "finish_reason": finish_reason(choice),
             "logprobs": chat_logprobs(choice.completion, encoder, top) if logprobs else None,
             **exact(choice),
         }
-        choices.append(entry)
-    return {
-        **head(served, "chat.completion"),
-        "choices": choices,
-        "usage": served.usage,
-        **constraint(served),
-        **(_openrlhf_token_ids(served) if token_ids else {}),
-    }
+        for index, choice in enumerate(served.choices)
+    ]
+    body = _answer(served, "chat.completion", choices)
+    return {**body, **(_openrlhf_token_ids(served) if token_ids else {})}
 
 
 def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
@@ -78,12 +73,7 @@ def text_body(
         }
         for index, choice in enumerate(served.choices)
     ]
-    return {
-        **head(served, "text_completion"),
-        "choices": choices,
-        "usage": served.usage,
-        **constraint(served),
-    }
+    return _answer(served, "text_completion", choices)
 
 
 def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
@@ -94,11 +84,17 @@ def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> b
     return tokens * (10 * (1 + top) if logprobs else 1) > LONG
 
 
-def head(served: CompletionResult, kind: str) -> dict[str, Any]:
-    """Return the fields that every answer object has: its id, its type `kind`, the time and the
-    model.
-    """
-    return {"id": served.id, "object": kind, "created": served.created, "model": served.model}
+def _answer(served: CompletionResult, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer object of the type `kind` with `choices`."""
+    return {
+        "id": served.id,
+        "object": kind,
+        "created": served.created,
+        "model": served.model,
+        "choices": choices,
+        "usage": served.usage,
+        **constraint(served),
+    }
 
 
 def tokens(served: CompletionResult) -> dict[str, Any]:

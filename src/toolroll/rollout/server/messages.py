@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.server.errors import not_rendered, refused
+from toolroll.rollout.server.errors import ApiError, invalid, not_rendered, refused
 from toolroll.rollout.server.nesting import too_deep, too_deep_text
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message
@@ -50,71 +50,60 @@ def read_messages(
     be the assistant's. Raise `ApiError` if a message is not valid.
     """
     if not given:
-        raise refused("messages", "messages is empty", code="invalid_messages")
-    messages = [_read(message, index) for index, message in enumerate(given)]
+        raise _invalid_message("messages", "messages is empty")
+    messages = [_read(message, f"messages[{index}]") for index, message in enumerate(given)]
     if not developer:
-        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+        messages = with_role(messages, "developer", "system")
     if answer and messages[-1]["role"] == "assistant":
-        raise refused(
-            "messages",
-            "the last message is from the assistant: to continue it, set "
-            "continue_final_message: true",
-            code="invalid_messages",
-        )
+        words = "the last message is from the assistant: to continue it, set"
+        raise _invalid_message("messages", f"{words} continue_final_message: true")
     return messages
 
 
-def _read(given: Any, index: int) -> Message:
+def with_role(messages: Sequence[Message], role: str, new: str) -> list[Message]:
+    """Return `messages`, but with the role `new` in those that have the role `role`."""
+    return [{**m, "role": new} if m["role"] == role else m for m in messages]
+
+
+def _read(given: Any, place: str) -> Message:
     if not isinstance(given, Mapping):
-        raise refused(
-            f"messages[{index}]",
-            f"messages[{index}] is not an object with a role",
-            code="invalid_value",
-        )
+        raise invalid(place, f"{place} is not an object with a role")
     role = given.get("role")
     known = _ROLES.get(role) if isinstance(role, str) else None
     if known is None:
-        words = f"messages[{index}].role is {role!r}; it must be one of {', '.join(_ROLES)}"
-        raise refused(f"messages[{index}].role", words, code="invalid_messages")
+        words = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
+        raise _invalid_message(f"{place}.role", words)
     message: Message = {"role": role}
     for name, value in given.items():
         if name in known and (value is not None or name == "content"):
             message[name] = value
-    _only(given, known, f"messages[{index}]")
+    _only(given, known, place)
     try:
         message = plain_content(message)
     except (TemplateError, KeyError) as error:
-        raise refused(f"messages[{index}].content", f"messages[{index}]: {error}") from error
+        raise refused(f"{place}.content", f"{place}: {error}") from error
     if role == "assistant":
-        return _assistant(message, index)
+        return _assistant(message, place)
     for name, value in (
         ("content", message.get("content")),
         ("tool_call_id", message.get("tool_call_id", "")),
     ):
         if not isinstance(value, str):
-            raise refused(
-                f"messages[{index}].{name}",
-                f"messages[{index}].{name} must be text",
-                code="invalid_messages",
-            )
+            raise _invalid_message(f"{place}.{name}", f"{place}.{name} must be text")
     return message
 
 
-def _assistant(message: Message, index: int) -> Message:
+def _assistant(message: Message, place: str) -> Message:
     reasoning = message.pop("reasoning", None)
     if reasoning and not message.get("reasoning_content"):
         message["reasoning_content"] = reasoning
     message.setdefault("content", None)
     calls = message.pop("tool_calls", None)
     if calls and not isinstance(calls, list):
-        raise refused(
-            f"messages[{index}].tool_calls",
-            f"messages[{index}].tool_calls must be a list",
-            code="invalid_messages",
-        )
+        raise _invalid_message(f"{place}.tool_calls", f"{place}.tool_calls must be a list")
     if calls:
         message["tool_calls"] = [
-            _call(call, f"messages[{index}].tool_calls[{at}]") for at, call in enumerate(calls)
+            _call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(calls)
         ]
     return message
 
@@ -122,10 +111,10 @@ def _assistant(message: Message, index: int) -> Message:
 def _call(call: Any, place: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise refused(place, f"{place} is not a function call with a name", code="invalid_messages")
+        raise _invalid_message(place, f"{place} is not a function call with a name")
     if call.get("type") not in (None, "function"):
         words = f"{place}.type is {call['type']!r}; it must be function"
-        raise refused(f"{place}.type", words, code="invalid_messages")
+        raise _invalid_message(f"{place}.type", words)
     _only(call, _CALL, place)
     _only(function, _FUNCTION, f"{place}.function")
     arguments = function.get("arguments")
@@ -155,7 +144,11 @@ def check_arguments(messages: Sequence[Message]) -> None:
         arguments = call["function"]["arguments"]
         if isinstance(arguments, str) and too_deep_text(arguments):
             words = f"messages: the arguments of the call {call['id']!r} are nested too deep"
-            raise refused("messages", words, code="invalid_messages")
+            raise _invalid_message("messages", words)
+
+
+def _invalid_message(place: str, words: str) -> ApiError:
+    return refused(place, words, code="invalid_messages")
 
 
 # --- the form in which messages are compared ------------------------------------------------------

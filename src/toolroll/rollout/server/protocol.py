@@ -34,10 +34,23 @@ Stops = Annotated[str | list[str] | None, AfterValidator(_no_empty)]
 StopList = Annotated[list[str] | None, AfterValidator(_no_empty)]
 
 
-class Sampling(BaseModel):
-    """The fields that chat and text completions share."""
+class Body(BaseModel):
+    """A request's body, or an object in it. Fields that the subclass does not have are refused."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(Body):
+    """The options of a stream. `include_obfuscation`, which pads events against traffic analysis,
+    is not supported: it must be false.
+    """
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class Sampling(Body):
+    """The fields that chat and text completions share."""
 
     model: str | None = None
     n: int = Field(default=1, ge=1)
@@ -72,17 +85,6 @@ class Sampling(BaseModel):
         return self.max_tokens
 
 
-class StreamOptions(BaseModel):
-    """The options of a stream. `include_obfuscation`, which pads events against traffic analysis,
-    is not supported: it must be false.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None
-
-
 class FunctionDefinition(BaseModel):
     """The function of a tool. If `strict` is true, a grammar forces its arguments to follow the
     schema (`tool_choice.strict_tag`).
@@ -105,27 +107,23 @@ class ToolDefinition(BaseModel):
     function: FunctionDefinition
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Body):
     """The function that must be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
 
 
-class NamedChoice(BaseModel):
+class NamedChoice(Body):
     """A tool choice that names a function."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(Body):
     """A named JSON schema."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     name: str = "schema"
     description: str | None = None
@@ -133,10 +131,8 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(Body):
     """An output format: text, any JSON object, or JSON that follows a schema."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -167,11 +163,8 @@ class ChatRequest(Sampling):
     @property
     def token_limit(self) -> int | None:
         """Return `max_completion_tokens`, or `max_tokens` if it is not set."""
-        return (
-            self.max_completion_tokens
-            if self.max_completion_tokens is not None
-            else self.max_tokens
-        )
+        limit = self.max_completion_tokens
+        return self.max_tokens if limit is None else limit
 
 
 class CompletionRequest(Sampling):
@@ -184,12 +177,10 @@ class CompletionRequest(Sampling):
     suffix: None = None
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """`POST /tokenize`. The input is a plain text (`prompt`), or `messages`, which are rendered as
     for a chat completion.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -199,21 +190,17 @@ class TokenizeRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
 
-class SessionRequest(BaseModel):
+class SessionRequest(Body):
     """`POST /sessions`. `sampling_params` (with SGLang's names) are defaults for the session's
     requests.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     session_id: str | None = None
     sampling_params: dict[str, Any] = Field(default_factory=dict)
 
 
-class RewardRequest(BaseModel):
+class RewardRequest(Body):
     """`POST /sessions/{id}/reward`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     reward: float = Field(allow_inf_nan=False)
     info: dict[str, Any] = Field(default_factory=dict)
@@ -273,5 +260,3 @@ _INSTEAD = {
     "function_call": "use tool_choice",
     "web_search_options": "offer a function tool that searches",
 }
-
-Sampling.model_rebuild()

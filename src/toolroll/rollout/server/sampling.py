@@ -180,32 +180,31 @@ def apply_tool_choice(
     Raise `ApiError` if one of these fields cannot be honored, or if two tools have the same name.
     """
     choice = request.tool_choice
+    named = choice.function.name if isinstance(choice, NamedChoice) else None
+    forced = choice == "required" or named is not None
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
         words = f"two tools are named {twice!r}, so a call of that name would be ambiguous"
         raise invalid("tools", words)
-    if not names and (choice == "required" or isinstance(choice, NamedChoice)):
+    if forced and not names:
         raise invalid("tool_choice", "tool_choice requires a call, but the request has no tools")
     constrained = _response_format(request, params)
     if not names or choice == "none":
         return ToolUse([], False, constrained)
-    if isinstance(choice, NamedChoice):
-        if choice.function.name not in names:
-            words = f"tool_choice names {choice.function.name!r}; the tools are {', '.join(names)}"
-            raise invalid("tool_choice", words)
-        names = [choice.function.name]
-    forced = choice == "required" or isinstance(choice, NamedChoice)
+    if named is not None and named not in names:
+        words = f"tool_choice names {named!r}; the tools are {', '.join(names)}"
+        raise invalid("tool_choice", words)
     if forced and constrained:
         words = "response_format cannot be combined with a forced tool call"
         raise invalid("response_format", words)
-    one = request.parallel_tool_calls is False or isinstance(choice, NamedChoice)
-    callable_tools = [tool for tool in tools if tool["function"]["name"] in names]
+    one = request.parallel_tool_calls is False or named is not None
+    callable_names = names if named is None else [named]
+    callable_tools = [tool for tool in tools if tool["function"]["name"] in callable_names]
     strict = tuple(
         tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict")
     )
     if strict:
-        names = [tool["function"]["name"] for tool in tools]
         place = f"tools[{names.index(strict[0])}].function.strict"
         if constrained:
             raise invalid(place, f"{place} cannot be combined with response_format")
@@ -219,12 +218,12 @@ def apply_tool_choice(
         )
         constrained = "strict"
     elif forced:
-        params["ebnf"] = call_grammar(parser, names, several=not one)
+        params["ebnf"] = call_grammar(parser, callable_names, several=not one)
         constrained = "tool_choice"
     elif one:
         params["stop"] = [*stop_strings(params), call_closer(parser)]
         params["no_stop_trim"] = True
-    return ToolUse(list(tools), True, constrained, tuple(names) if forced else (), strict)
+    return ToolUse(list(tools), True, constrained, tuple(callable_names) if forced else (), strict)
 
 
 def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None:

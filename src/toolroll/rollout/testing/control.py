@@ -4,15 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from aiohttp import web
 
 from toolroll.rollout.testing.core import EngineCore
 from toolroll.rollout.testing.language_model import ModelFolderError
-from toolroll.rollout.testing.wire import RefusedError, invalid, json_response, read_json
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+from toolroll.rollout.testing.wire import invalid, json_response, read_json
 
 VERSION = "0.5.23"
 """The version of SGLang whose wire format the embedded engine uses."""
@@ -145,35 +141,21 @@ class _Control:
 def control_routes(engine: EngineCore) -> list[web.RouteDef]:
     """Return all routes except `/generate` and `/v1/chat/completions`."""
     control = _Control(engine)
-    gets = {
-        "/health": control.health,
-        "/health_generate": control.health,
-        "/model_info": control.model_info,
-        "/get_model_info": control.model_info,
-        "/server_info": control.server_info,
-        "/get_server_info": control.server_info,
-        "/v1/models": control.models,
-        "/workers": control.workers,
-    }
-    posts = {
-        "/tokenize": control.tokenize,
-        "/v1/tokenize": control.tokenize,
-        "/abort_request": control.abort_request,
-        "/update_weights_from_disk": control.update_weights_from_disk,
-        "/update_weight_version": control.update_weight_version,
-        "/pause_generation": control.pause,
-        "/continue_generation": control.resume,
-    }
-    routes = [web.get(path, handler) for path, handler in gets.items()]
-    routes += [web.post(path, _refusing(handler)) for path, handler in posts.items()]
-    return [*routes, web.route("*", "/flush_cache", control.flush_cache)]
-
-
-def _refusing(handler: Handler) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except RefusedError as error:
-            return error.response()
-
-    return handle
+    return [
+        web.get("/health", control.health),
+        web.get("/health_generate", control.health),
+        web.get("/model_info", control.model_info),
+        web.get("/get_model_info", control.model_info),
+        web.get("/server_info", control.server_info),
+        web.get("/get_server_info", control.server_info),
+        web.get("/v1/models", control.models),
+        web.get("/workers", control.workers),
+        web.post("/tokenize", control.tokenize),
+        web.post("/v1/tokenize", control.tokenize),
+        web.post("/abort_request", control.abort_request),
+        web.post("/update_weights_from_disk", control.update_weights_from_disk),
+        web.post("/update_weight_version", control.update_weight_version),
+        web.post("/pause_generation", control.pause),
+        web.post("/continue_generation", control.resume),
+        web.route("*", "/flush_cache", control.flush_cache),
+    ]

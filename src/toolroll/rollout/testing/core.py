@@ -12,8 +12,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 from aiohttp import ClientConnectionResetError, web
 from tokenizers import Tokenizer
@@ -70,8 +72,8 @@ class EngineCore:
         self.model_path = self.model_name
         self.url = ""
         self.address = (host, port)
-        self._max_running = max_running
-        self._max_queued = max_queued
+        self._max_running = inf if max_running is None else max_running
+        self._max_queued = inf if max_queued is None else max_queued
         self._keep_log = keep_log
         self._arrivals = self._finishes = self._active = 0
         self._calls: defaultdict[str, int] = defaultdict(int)
@@ -257,10 +259,8 @@ class EngineCore:
         if request.rid in self._running:
             raise refused(f"Duplicate request ID detected: {request.rid}")
         self.limits.check(len(request.unchecked), request.params)
-        if (
-            int(request.unchecked.min(initial=0)) < 0
-            or int(request.unchecked.max(initial=0)) >= self.vocab_size
-        ):
+        ids = request.unchecked
+        if np.any((ids < 0) | (ids >= self.vocab_size)):
             self.killed += 1
             raise RefusedError(500, "Internal Server Error")
 
@@ -268,19 +268,14 @@ class EngineCore:
         """Wait until the request may run. Raise `RefusedError` if the queue is full, and
         `GenerationAborted` if the request is aborted while it waits.
         """
-        full = self._max_running is not None and self._active >= self._max_running
-        if full and self._max_queued is not None and len(self._queue) >= self._max_queued:
+        if self._active >= self._max_running and len(self._queue) >= self._max_queued:
             raise queue_full()
         self._queue.append(generation)
         self._dispatch()
         await generation.wait_until(lambda: generation.started)
 
     def _dispatch(self) -> None:
-        while (
-            self._queue
-            and self._paused is None
-            and (self._max_running is None or self._active < self._max_running)
-        ):
+        while self._queue and self._paused is None and self._active < self._max_running:
             generation = self._queue.popleft()
             if generation.aborted:
                 continue

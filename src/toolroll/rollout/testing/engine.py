@@ -13,7 +13,9 @@ answer, so that tests can compare their own record of tokens with it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import orjson
 from aiohttp import ClientConnectionResetError, web
@@ -78,11 +80,11 @@ class EmbeddedEngine(EngineCore):
     # --- serving ----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> EmbeddedEngine:
-        app = web.Application(client_max_size=_BODY_LIMIT)
+        app = web.Application(middlewares=[_errors], client_max_size=_BODY_LIMIT)
         app.add_routes(
             [
                 web.post("/generate", self._generate),
-                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/chat/completions", partial(chat_completions, self)),
                 *control_routes(self),
             ],
         )
@@ -121,33 +123,17 @@ class EmbeddedEngine(EngineCore):
     # --- /generate --------------------------------------------------------------------------------
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        try:
-            body = await read_json(request)
-            parsed = read_generate(body, request.headers, self._encode)
-        except RefusedError as error:
-            return error.response()
+        parsed = read_generate(await read_json(request), request.headers, self.sampler.backend)
         if parsed.stream:
             return await self._stream(request, parsed.requests[0])
+        if parsed.single:
+            return json_response(await self.answer(parsed.requests[0], request))
+        tasks = [asyncio.ensure_future(self.answer(one, request)) for one in parsed.requests]
         try:
-            if parsed.single:
-                return json_response(await self.answer(parsed.requests[0], request))
-            tasks = [asyncio.ensure_future(self.answer(one, request)) for one in parsed.requests]
-            try:
-                return json_response(await asyncio.gather(*tasks))
-            finally:
-                for task in tasks:
-                    task.cancel()
-        except RefusedError as error:
-            return error.response()
-        except FaultedError as error:
-            return web.Response() if error.response is None else error.response
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await chat_completions(self, request)
-
-    def _encode(self, text: str) -> list[int]:
-        """Return the ids of a request's `text`, with the tokenizer's special tokens."""
-        return list(self.sampler.backend.encode(text).ids)
+            return json_response(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def _stream(
         self, request: web.Request, engine_request: EngineRequest
@@ -177,10 +163,21 @@ class EmbeddedEngine(EngineCore):
                 "retryable": False,
             }
             await send(orjson.dumps({"error": told}))
-        except FaultedError as error:
-            return web.Response() if error.response is None else error.response
         except ClientConnectionResetError:
             return response
         with suppress(ConnectionError):
             await send(b"[DONE]")
         return response
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Convert a refusal, or a fault that replaces the answer, to its response."""
+    try:
+        return await handler(request)
+    except RefusedError as error:
+        return error.response()
+    except FaultedError as error:
+        return web.Response() if error.response is None else error.response

@@ -13,10 +13,8 @@ from aiohttp import web
 from jinja2 import TemplateError
 
 from toolroll.rollout.testing.core import EngineCore
-from toolroll.rollout.testing.faults import FaultedError
 from toolroll.rollout.testing.wire import (
     EngineRequest,
-    RefusedError,
     invalid,
     json_response,
     read_json,
@@ -39,13 +37,8 @@ async def chat_completions(engine: EngineCore, request: web.Request) -> web.Stre
     """Answer one chat completion request. The tokenizer's chat template renders the prompt. The
     policy or the language model of the engine returns the answer, as for `/generate`.
     """
-    try:
-        body = await read_json(request)
-        answer = await engine.answer(_engine_request(engine, body, request), request)
-    except RefusedError as error:
-        return error.response()
-    except FaultedError as error:
-        return web.Response() if error.response is None else error.response
+    body = await read_json(request)
+    answer = await engine.answer(_engine_request(engine, body, request), request)
     meta = answer["meta_info"]
     if "prompt_tokens" not in meta:  # aborted before it ran
         return json_response({"error": {"message": "Abort in waiting queue"}}, status=503)

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolroll.rollout.testing.generation import Generation
 from toolroll.rollout.testing.log import LoggedRequest
-from toolroll.rollout.testing.token_source import Answer, TopLogprobs
+from toolroll.rollout.testing.token_source import Answer
 from toolroll.rollout.testing.wire import EngineRequest
 
 
@@ -62,23 +62,19 @@ def _logprobs(request: EngineRequest, entry: LoggedRequest, answer: Answer) -> d
     start, inputs = request.logprob_start_len, [None, *answer.input_logprobs]
     # an aborted request may not have the logprobs of its whole prompt
     scored = entry.input_ids[start : start + len(inputs)].tolist() if start >= 0 else []
-    fields: dict[str, Any] = {"input_token_logprobs": _entries(inputs[: len(scored)], scored)}
+    pairs = zip(inputs[: len(scored)], scored, strict=True)
+    fields: dict[str, Any] = {"input_token_logprobs": _entries(pairs)}
     if request.top_logprobs_num and start >= 0:
-        tops = [_top_entries(top) for top in answer.input_top_logprobs]
-        fields["input_top_logprobs"] = [None, *tops]
-    fields["output_token_logprobs"] = _entries(answer.logprobs, answer.ids)
+        fields["input_top_logprobs"] = [None, *map(_entries, answer.input_top_logprobs)]
+    fields["output_token_logprobs"] = _entries(zip(answer.logprobs, answer.ids, strict=True))
     fields["output_token_logprobs_length"] = len(answer.ids)
     if request.top_logprobs_num:
-        fields["output_top_logprobs"] = [_top_entries(top) for top in answer.top_logprobs]
+        fields["output_top_logprobs"] = [_entries(top) for top in answer.top_logprobs]
     return fields
 
 
-def _entries(values: Iterable[float | None], ids: Iterable[int]) -> list[list[Any]]:
-    return [[value, index, None] for value, index in zip(values, ids, strict=True)]
-
-
-def _top_entries(top: TopLogprobs) -> list[list[Any]]:
-    return [[value, index, None] for value, index in top]
+def _entries(pairs: Iterable[tuple[float | None, int]]) -> list[list[Any]]:
+    return [[value, index, None] for value, index in pairs]
 
 
 def queue_abort_body(request: EngineRequest, version: str) -> dict[str, Any]:

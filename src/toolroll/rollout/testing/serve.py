@@ -127,7 +127,12 @@ def _read_script(text: str, path: Path) -> dict[str, list[str]]:
         lines = _lines(text)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UsageError(f"--script {path} is not a script: {error!r}. {_SHAPES}") from error
-    return _checked(lines, path)
+    rows = lines.values() if isinstance(lines, dict) else ["not an object"]
+    if not all(
+        isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows
+    ):
+        raise UsageError(f"--script {path} is not a script. {_SHAPES}")
+    return dict(lines)
 
 
 def _lines(text: str) -> Any:
@@ -140,12 +145,3 @@ def _lines(text: str) -> Any:
         return {row["routing_key"]: row["replies"] for row in map(json.loads, rows)}
     one_line = isinstance(whole, dict) and set(whole) == {"routing_key", "replies"}
     return {whole["routing_key"]: whole["replies"]} if one_line else whole
-
-
-def _checked(lines: Any, path: Path) -> dict[str, list[str]]:
-    rows = lines.values() if isinstance(lines, dict) else ["not an object"]
-    if not all(
-        isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows
-    ):
-        raise UsageError(f"--script {path} is not a script. {_SHAPES}")
-    return dict(lines)

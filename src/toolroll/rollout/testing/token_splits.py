@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import accumulate, groupby
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -41,15 +42,9 @@ class TokenSplitter:
         same text, return `ids`.
         """
         out: list[int] = []
-        run: list[int] = []
-        for index in ids:
-            if index in self._added:
-                out += self._walk(run, rng, rate)
-                out.append(index)
-                run = []
-            else:
-                run.append(index)
-        out += self._walk(run, rng, rate)
+        for added, group in groupby(ids, lambda index: index in self._added):
+            run = list(group)
+            out += run if added else self._walk(run, rng, rate)
         same = self._decode(out, skip_special_tokens=False) == self._decode(
             list(ids), skip_special_tokens=False
         )
@@ -59,11 +54,8 @@ class TokenSplitter:
         """Return other ids for the text of `run`, which contains no added tokens."""
         pieces = [self._piece(index) or "" for index in run]
         text = "".join(pieces)
-        begins: dict[int, int] = {}
-        at = 0
-        for index, piece in zip(run, pieces, strict=True):
-            begins[at] = index
-            at += len(piece)
+        starts = accumulate(map(len, pieces[:-1]), initial=0)
+        begins = dict(zip(starts, run, strict=True))
         reachable = self._reachable(text)
         out: list[int] = []
         at = 0

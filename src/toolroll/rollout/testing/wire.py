@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 from aiohttp import web
+from tokenizers import Tokenizer
 
 KNOWN_PARAMS = (
     "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty "
@@ -30,6 +31,15 @@ _DEFAULT_MAX_NEW_TOKENS = 128
 _UNBOUNDED = 1 << 30
 _INPUT_RESERVE = 5  # tokens that the scheduler reserves after the longest prompt
 
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
+
+
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (
         lambda value: 0 <= value < float("inf"),
@@ -42,9 +52,9 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda value: value >= 1, "must be at least 1"),
 }
 _TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (lambda value: _is_integer(value), "an integer"),
-    "sampling_seed": (lambda value: _is_integer(value), "an integer"),
-    "stream_interval": (lambda value: _is_integer(value), "an integer"),
+    "n": (_is_integer, "an integer"),
+    "sampling_seed": (_is_integer, "an integer"),
+    "stream_interval": (_is_integer, "an integer"),
     "stop": (
         lambda value: isinstance(value, str) or _is_list(value, str),
         "a string or a list of strings",
@@ -147,22 +157,17 @@ def refused(message: str) -> RefusedError:
 
 def invalid(message: str) -> RefusedError:
     """Return a 400 whose body has the form of SGLang's validation errors."""
-    text = f"1 validation error: {message}"
-    return RefusedError(
-        400, {"object": "error", "message": text, "type": "Bad Request", "param": None, "code": 400}
-    )
+    return _error(400, "Bad Request", f"1 validation error: {message}")
 
 
 def queue_full() -> RefusedError:
     """Return the 503 that --max-queued-requests causes."""
-    body = {
-        "object": "error",
-        "message": "The request queue is full.",
-        "type": "503",
-        "param": None,
-        "code": 503,
-    }
-    return RefusedError(503, body)
+    return _error(503, "503", "The request queue is full.")
+
+
+def _error(status: int, kind: str, message: str) -> RefusedError:
+    body = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+    return RefusedError(status, body)
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
@@ -194,13 +199,13 @@ class EngineRequests:
 
 
 def read_generate(
-    body: Mapping[str, Any], headers: Mapping[str, str], encode: Callable[[str], list[int]]
+    body: Mapping[str, Any], headers: Mapping[str, str], tokenizer: Tokenizer
 ) -> EngineRequests:
-    """Return the requests in a body. `encode` returns the ids of a text. Raise `RefusedError` if
-    the body is not valid.
+    """Return the requests in a body. `tokenizer` encodes a text, with its special tokens. Raise
+    `RefusedError` if the body is not valid.
     """
     params = read_params(body.get("sampling_params"))
-    prompts, batch = _read_prompts(body, encode)
+    prompts, batch = _read_prompts(body, tokenizer)
     n = params.get("n") or 1
     rids = _read_rids(body.get("rid"), len(prompts), fresh=n > 1)
     lower = {name.lower(): value for name, value in headers.items()}
@@ -226,14 +231,6 @@ def read_generate(
     if stream and not single:
         raise refused("the embedded engine streams single answers only: no batch and no n > 1")
     return EngineRequests(requests, single, stream)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_list(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def _read_integer(body: Mapping[str, Any], name: str, lowest: int) -> int:
@@ -271,7 +268,7 @@ def read_params(value: Any) -> dict[str, Any]:
 
 
 def _read_prompts(
-    body: Mapping[str, Any], encode: Callable[[str], list[int]]
+    body: Mapping[str, Any], tokenizer: Tokenizer
 ) -> tuple[list[npt.NDArray[np.int64]], bool]:
     ids = body.get("input_ids")
     if ids is None:
@@ -280,10 +277,9 @@ def _read_prompts(
         texts = [each for each in given if isinstance(each, str)]
         if not texts or len(texts) != len(given):
             raise invalid("input_ids must be given, or text as a string or a list of strings")
-        return [np.array(encode(each), dtype=np.int64) for each in texts], isinstance(text, list)
-    if not isinstance(ids, list) or not ids:
-        raise invalid("input_ids must be a list of ids, or a list of such lists, and not empty")
-    batch = isinstance(ids[0], list)
+        encoded = [np.array(tokenizer.encode(each).ids, dtype=np.int64) for each in texts]
+        return encoded, isinstance(text, list)
+    batch = isinstance(ids, list) and ids != [] and isinstance(ids[0], list)
     prompts = []
     for prompt in ids if batch else [ids]:
         if not isinstance(prompt, list) or not prompt:

@@ -8,6 +8,7 @@ the error gives its location. A marker that only controls a provider's cache is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -15,9 +16,11 @@ import orjson
 from toolroll.rollout.server.errors import (
     ApiError,
     UnknownFieldError,
+    invalid,
     not_rendered,
     refused,
 )
+from toolroll.rollout.server.messages import with_role
 from toolroll.rollout.server.nesting import too_deep
 from toolroll.rollout.types import Message
 
@@ -40,7 +43,7 @@ _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 def mapping(given: Any, place: str) -> Mapping[str, Any]:
     """Return `given`. Raise `ApiError` if it is not an object."""
     if not isinstance(given, Mapping):
-        raise refused(place, f"{place} must be an object", code="invalid_value")
+        raise invalid(place, f"{place} must be an object")
     return given
 
 
@@ -57,7 +60,7 @@ def text(given: Mapping[str, Any], name: str, place: str) -> str:
     """Return the text `given[name]`. Raise `ApiError` if it is not a string."""
     value = given.get(name)
     if not isinstance(value, str):
-        raise refused(f"{place}.{name}", f"{place}.{name} must be text", code="invalid_value")
+        raise invalid(f"{place}.{name}", f"{place}.{name} must be text")
     return value
 
 
@@ -97,7 +100,7 @@ def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
-        raise refused(place, f"{place} must be text or a list of parts", code="invalid_value")
+        raise invalid(place, f"{place} must be text or a list of parts")
     found = []
     for part, where in entries(given, place):
         kind = part.get("type")
@@ -167,15 +170,12 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
     """
     if anywhere:
         return list(messages)
-    first = next(
-        (at for at, message in enumerate(messages) if message["role"] != "system"), len(messages)
-    )
-    head = [str(message["content"]) for message in messages[:first]]
-    joined: list[Message] = [{"role": "system", "content": "\n\n".join(head)}] if head else []
-    return joined + [
-        {**message, "role": "user"} if message["role"] == "system" else message
-        for message in messages[first:]
+    head = [
+        str(message["content"])
+        for message in takewhile(lambda message: message["role"] == "system", messages)
     ]
+    joined: list[Message] = [{"role": "system", "content": "\n\n".join(head)}] if head else []
+    return joined + with_role(messages[len(head) :], "system", "user")
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

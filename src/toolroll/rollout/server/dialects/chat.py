@@ -8,6 +8,7 @@ and of the reply.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from toolroll.parsers.openai import openai_function
@@ -36,6 +37,7 @@ from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.template.encode import Encoder
 
 
+@dataclass(frozen=True, eq=False)
 class ChatCompletions(Dialect):
     """`POST /v1/chat/completions`."""
 
@@ -44,10 +46,9 @@ class ChatCompletions(Dialect):
     exact = True
     done = b"data: [DONE]\n\n"
 
-    def __init__(self, encoder: Encoder, model: str, *, openrlhf_token_ids: bool) -> None:
-        self._encoder = encoder
-        self._model = model
-        self._openrlhf_token_ids = openrlhf_token_ids
+    encoder: Encoder
+    model: str
+    openrlhf_token_ids: bool
 
     def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
@@ -62,15 +63,15 @@ class ChatCompletions(Dialect):
         request = asked.request
         return chat_body(
             result,
-            self._encoder,
+            self.encoder,
             logprobs=bool(request.logprobs),
             top=top_logprobs(request),
-            token_ids=self._openrlhf_token_ids,
+            token_ids=self.openrlhf_token_ids,
         )
 
     def writer(self, asked: Asked, context: StreamContext) -> ChatWriter:
         """Return the writer of one stream."""
-        return ChatWriter(asked.request, context, self._encoder, self._model)
+        return ChatWriter(asked.request, context, self.encoder, self.model)
 
     def line(self, event: Event) -> bytes:
         """Return `event` as a server-sent event."""

@@ -7,6 +7,7 @@ continues an earlier turn.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.server.config import EndpointSettings
@@ -31,7 +32,7 @@ from toolroll.rollout.server.dialects.switches import (
     effort_switches,
     thinking_switches,
 )
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.prefill import split_prefill
 from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
@@ -39,19 +40,17 @@ from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.template_cache import TemplateCache
 
 
+@dataclass(frozen=True, eq=False)
 class AnthropicMessages(Dialect):
     """`POST /v1/messages`. `reasons` is True if the served model's parser supports reasoning."""
 
     kind = "message"
     prefix = "msg_"
 
-    def __init__(
-        self, templates: TemplateCache, settings: EndpointSettings, model: str, *, reasons: bool
-    ) -> None:
-        self._templates = templates
-        self._settings = settings
-        self._model = model
-        self._reasons = reasons
+    templates: TemplateCache
+    settings: EndpointSettings
+    model: str
+    reasons: bool
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -59,17 +58,17 @@ class AnthropicMessages(Dialect):
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(MessagesRequest, data)
         if request.max_tokens is None:
-            raise refused("max_tokens", "max_tokens is missing", code="invalid_value")
+            raise invalid("max_tokens", "max_tokens is missing")
         given, request.messages = request.messages, []
         messages = read_blocks(given)
         if request.system:
             said = text_parts(request.system, "system", ("text",), PARAGRAPH)
             messages.insert(0, {"role": "system", "content": said})
-        messages = system_places(messages, anywhere=self._templates.system_anywhere)
+        messages = system_places(messages, anywhere=self.templates.system_anywhere)
         continued = messages[-1]["role"] == "assistant"
         if continued:  # checked here, because only here are the indexes those of the client
             split_prefill(messages, f"messages[{len(given) - 1}]")
-        drop = self._settings.server_tools == "drop"
+        drop = self.settings.server_tools == "drop"
         tools = read_tools(request.tools or (), drop=drop)
         chat = ChatRequest(
             model=request.model,
@@ -94,13 +93,13 @@ class AnthropicMessages(Dialect):
         config, thinking = request.output_config, request.thinking
         if config is not None:
             switches |= effort_switches(
-                self._templates, config.effort, "output_config.effort", default="high"
+                self.templates, config.effort, "output_config.effort", default="high"
             )
         if thinking is None or thinking.type == "adaptive":
             return all_switches(request.chat_template_kwargs, switches)
-        switches |= thinking_switches(self._templates, thinking.type, reasons=self._reasons)
+        switches |= thinking_switches(self.templates, thinking.type, reasons=self.reasons)
         if thinking.budget_tokens is not None:
-            if "thinking_budget" not in self._templates.variables:
+            if "thinking_budget" not in self.templates.variables:
                 words = "the chat template has no switch thinking_budget"
                 raise refused(
                     "thinking.budget_tokens",
@@ -118,7 +117,7 @@ class AnthropicMessages(Dialect):
 
     def writer(self, asked: Asked, context: StreamContext) -> MessagesWriter:
         """Return the writer of one stream."""
-        return MessagesWriter(context, self._model)
+        return MessagesWriter(context, self.model)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return Anthropic's error body."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from toolroll.rollout.server.dialects.blocks import (
@@ -18,7 +19,7 @@ from toolroll.rollout.server.dialects.blocks import (
 )
 from toolroll.rollout.server.dialects.messages_request import MessagesRequest
 from toolroll.rollout.server.dialects.tools import function_tool, is_function
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid
 from toolroll.rollout.server.protocol import NamedChoice, NamedFunction
 from toolroll.rollout.types import Message, Tool
 
@@ -58,7 +59,7 @@ def read_blocks(given: Sequence[Any]) -> list[Message]:
             found.append({"role": role, "content": text_parts(content, where, _TEXT, PARAGRAPH)})
         else:
             words = f"{place}.role is {role!r}; it must be user, assistant or system"
-            raise refused(f"{place}.role", words, code="invalid_value")
+            raise invalid(f"{place}.role", words)
     return found
 
 
@@ -69,22 +70,16 @@ def _user(content: Any, place: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
-        raise refused(place, f"{place} must be text or blocks", code="invalid_value")
+        raise invalid(place, f"{place} must be text or blocks")
     found: list[Message] = []
-    said: list[str] = []
-    for block, where in entries(content, place):
-        kind = block.get("type")
+    for kind, blocks in groupby(entries(content, place), lambda entry: entry[0].get("type")):
         if kind == "text":
-            said.append(part_text(block, where))
+            said = PARAGRAPH.join(part_text(block, where) for block, where in blocks)
+            found.append({"role": "user", "content": said})
         elif kind == "tool_result":
-            if said:
-                found.append({"role": "user", "content": PARAGRAPH.join(said)})
-                said = []
-            found.append(_result(block, where))
+            found += [_result(block, where) for block, where in blocks]
         else:
-            raise unknown_type(kind, where)
-    if said:
-        found.append({"role": "user", "content": PARAGRAPH.join(said)})
+            raise unknown_type(kind, next(blocks)[1])
     return found
 
 
@@ -103,7 +98,7 @@ def _assistant(content: Any, place: str) -> Message:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     if not isinstance(content, list):
-        raise refused(place, f"{place} must be text or blocks", code="invalid_value")
+        raise invalid(place, f"{place} must be text or blocks")
     thoughts: list[str] = []
     said: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -153,10 +148,10 @@ def tool_choice(request: MessagesRequest) -> dict[str, Any]:
     if choice is None:
         return {}
     if choice.type == "tool" and not choice.name:
-        raise refused("tool_choice.name", "tool_choice.name is missing", code="invalid_value")
+        raise invalid("tool_choice.name", "tool_choice.name is missing")
     if choice.type != "tool" and choice.name:
         words = f"tool_choice.name has no meaning for the type {choice.type!r}: leave it out"
-        raise refused("tool_choice.name", words, code="invalid_value")
+        raise invalid("tool_choice.name", words)
     named = NamedChoice(function=NamedFunction(name=choice.name or ""))
     return {
         "tool_choice": {"auto": "auto", "none": "none", "any": "required"}.get(choice.type, named),

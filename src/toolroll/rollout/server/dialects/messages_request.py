@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from toolroll.rollout.server.protocol import StopList
+from toolroll.rollout.server.protocol import Body, StopList
 
 
-class Thinking(BaseModel):
+class Thinking(Body):
     """Turns thinking on or off. `adaptive`: use the template's default."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(default=None, ge=1)
@@ -22,58 +20,48 @@ class Thinking(BaseModel):
     """Has no effect: the reasoning is always returned in full."""
 
 
-class OutputFormat(BaseModel):
+class OutputFormat(Body):
     """An output format: JSON that follows a schema."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(Body):
     """The effort and the output format."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(Body):
     """Tells which tools may or must be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class ContextEdit(BaseModel):
+class ContextEdit(Body):
     """An edit of the history. It is valid only if it keeps all reasoning, so it has no effect."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
 
 
-class ContextManagement(BaseModel):
+class ContextManagement(Body):
     """Edits of the history that the client requests. Only edits that remove nothing are valid."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    edits: list[ContextEdit] = []
+    edits: list[ContextEdit] = Field(default=[])
 
 
-class MessagesRequest(BaseModel):
+class MessagesRequest(Body):
     """`POST /v1/messages`. `cache_control`, `metadata`, `service_tier` and `inference_geo` do not
     affect the answer. `session_id` and `chat_template_kwargs` are fields that only this endpoint
     has.
     """
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1)

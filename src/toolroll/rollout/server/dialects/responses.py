@@ -32,7 +32,8 @@ from toolroll.rollout.server.dialects.responses_writer import (
 )
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
-from toolroll.rollout.server.errors import ApiError, refused
+from toolroll.rollout.server.errors import ApiError, invalid, refused
+from toolroll.rollout.server.messages import with_role
 from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
@@ -56,26 +57,18 @@ class Own:
     metadata: Mapping[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
 class OpenAIResponses(Dialect):
-    """`POST /v1/responses`."""
+    """`POST /v1/responses`. `reasons` is True if the served model's parser supports reasoning."""
 
     kind = "response"
     prefix = "resp_"
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        templates: TemplateCache,
-        settings: EndpointSettings,
-        model: str,
-        *,
-        reasons: bool,
-    ) -> None:
-        self._encoder = encoder
-        self._templates = templates
-        self._settings = settings
-        self._model = model
-        self._reasons = reasons
+    encoder: Encoder
+    templates: TemplateCache
+    settings: EndpointSettings
+    model: str
+    reasons: bool
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -84,14 +77,12 @@ class OpenAIResponses(Dialect):
         request = read(ResponsesRequest, data)
         messages = self._messages(live, request)
         request.input = ""
-        drop = self._settings.server_tools == "drop"
+        drop = self.settings.server_tools == "drop"
         tools, names = read_tools(request.tools or (), drop=drop)
-        choice = request.tool_choice
+        choice: Any = request.tool_choice
         if isinstance(choice, FunctionChoice):
             name = flat_name(choice.namespace, choice.name) if choice.namespace else choice.name
-            wanted: Any = NamedChoice(function=NamedFunction(name=name))
-        else:
-            wanted = choice
+            choice = NamedChoice(function=NamedFunction(name=name))
         chat = ChatRequest(
             model=request.model,
             max_tokens=request.max_output_tokens,
@@ -99,7 +90,7 @@ class OpenAIResponses(Dialect):
             temperature=request.temperature,
             top_p=request.top_p,
             stream=request.stream,
-            tool_choice=wanted,
+            tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls,
             chat_template_kwargs=self._switches(request),
             session_id=request.session_id,
@@ -112,7 +103,7 @@ class OpenAIResponses(Dialect):
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
         instructions = request.instructions or ""
-        new = read_items(request.input, reasons=self._reasons)
+        new = read_items(request.input, reasons=self.reasons)
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )
@@ -122,25 +113,22 @@ class OpenAIResponses(Dialect):
                 raise not_found(request.previous_response_id, "previous_response_id")
             messages = stored.messages(instructions)
         messages += new
-        if not self._templates.developer:
-            messages = [
-                {**message, "role": "system"} if message["role"] == "developer" else message
-                for message in messages
-            ]
+        if not self.templates.developer:
+            messages = with_role(messages, "developer", "system")
         if not new or new[-1]["role"] == "assistant":
             words = "input must end with a message or a call's output, not with the model's reply"
-            raise refused("input", words, code="invalid_value")
-        return system_places(messages, anywhere=self._templates.system_anywhere)
+            raise invalid("input", words)
+        return system_places(messages, anywhere=self.templates.system_anywhere)
 
     def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
         switches: dict[str, Any] = {}
         if request.reasoning is not None:
             effort = request.reasoning.effort
             switches |= effort_switches(
-                self._templates, effort, "reasoning.effort", default="medium"
+                self.templates, effort, "reasoning.effort", default="medium"
             )
         verbosity = request.text.verbosity if request.text is not None else None
-        if verbosity is not None and "verbosity" in self._templates.variables:
+        if verbosity is not None and "verbosity" in self.templates.variables:
             switches["verbosity"] = verbosity
         elif verbosity not in (None, "medium"):
             words = "text.verbosity cannot be honored: the chat template has no switch verbosity"
@@ -161,28 +149,26 @@ class OpenAIResponses(Dialect):
             "created_at": result.created,
             **state_of(result),
             "output": output_of(
-                result, self._encoder, own.names, encrypted=bool(own.request.include)
+                result, self.encoder, own.names, encrypted=bool(own.request.include)
             ),
-            "usage": usage_of(result, self._encoder),
+            "usage": usage_of(result, self.encoder),
         }
 
     def _echo(self, asked: Asked) -> dict[str, Any]:
         """Return the fields of the request that the response repeats."""
         own: Own = asked.own
         request = own.request
-        choice = request.tool_choice
+        choice: Any = request.tool_choice or "auto"
         if isinstance(choice, FunctionChoice):
-            shown: Any = choice.model_dump(exclude_none=True)
-        else:
-            shown = choice or "auto"
+            choice = choice.model_dump(exclude_none=True)
         reasoning, text = request.reasoning, request.text
         form = {"format": {"type": "text"}}
         return {
-            "model": self._model,
+            "model": self.model,
             "instructions": request.instructions,
             "metadata": own.metadata,
             "tools": request.tools or [],
-            "tool_choice": shown,
+            "tool_choice": choice,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": request.previous_response_id,
             "max_output_tokens": request.max_output_tokens,
@@ -211,7 +197,7 @@ class OpenAIResponses(Dialect):
         }
         own: Own = asked.own
         encrypted = bool(own.request.include)
-        return ResponsesWriter(response, self._encoder, own.names, encrypted=encrypted)
+        return ResponsesWriter(response, self.encoder, own.names, encrypted=encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
@@ -247,5 +233,5 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
         return {"response_format": {"type": wanted.type}}
     if wanted.schema_ is None:
         words = "text.format.schema is missing"
-        raise refused("text.format.schema", words, code="invalid_value")
+        raise invalid("text.format.schema", words)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}

@@ -21,7 +21,7 @@ from toolroll.rollout.server.dialects.blocks import (
     unknown_type,
 )
 from toolroll.rollout.server.dialects.tools import function_tool, is_function
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid
 from toolroll.rollout.types import Message, Tool
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -81,7 +81,7 @@ def _message(item: Mapping[str, Any], place: str) -> Message:
     role = item.get("role")
     if role not in _ROLES:
         words = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
-        raise refused(f"{place}.role", words, code="invalid_value")
+        raise invalid(f"{place}.role", words)
     said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
     return {"role": role, "content": said}
 
@@ -171,7 +171,7 @@ def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, s
         only(tool, _NAMESPACE, place)
         inner = tool.get("tools")
         if not isinstance(inner, list):
-            raise refused(f"{place}.tools", f"{place}.tools must be a list", code="invalid_value")
+            raise invalid(f"{place}.tools", f"{place}.tools must be a list")
         name, about = text(tool, "name", place), optional_text(tool, "description", place)
         for one, where in entries(inner, f"{place}.tools"):
             yield one, where, name, about

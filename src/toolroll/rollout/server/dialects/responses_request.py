@@ -6,17 +6,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from toolroll.rollout.server.protocol import StreamOptions
+from toolroll.rollout.server.protocol import Body, StreamOptions
 
 
-class Reasoning(BaseModel):
+class Reasoning(Body):
     """The reasoning effort. `summary` and `generate_summary` have no effect: the reasoning is
     always returned in full. `context` and `mode` must be OpenAI's defaults.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -25,10 +23,10 @@ class Reasoning(BaseModel):
     mode: Literal["standard"] | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(Body):
     """An output format: text, any JSON object, or JSON that follows a schema."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -37,32 +35,26 @@ class TextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextConfig(BaseModel):
+class TextConfig(Body):
     """The output format and the verbosity."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class FunctionChoice(BaseModel):
+class FunctionChoice(Body):
     """The function that must be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: str
     namespace: str | None = None
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(Body):
     """`POST /v1/responses`. `service_tier` and `stream_options` do not affect the answer.
     `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
     only this endpoint has.
     """
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     model: str | None = None
     input: str | list[Any]
@@ -74,7 +66,7 @@ class ResponsesRequest(BaseModel):
     text: TextConfig | None = None
     previous_response_id: str | None = None
     store: bool = True
-    include: list[Literal["reasoning.encrypted_content"]] = []
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default=[])
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

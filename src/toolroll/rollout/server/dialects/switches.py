@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid, refused
 from toolroll.rollout.server.template_cache import TemplateCache
 
 _THINKING = ("enable_thinking", "thinking")
@@ -25,7 +25,7 @@ def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, 
         if name in given and given[name] != value:
             place = f"chat_template_kwargs.{name}"
             words = f"{place} contradicts another field that sets the same switch: give one"
-            raise refused(place, words, code="invalid_value")
+            raise invalid(place, words)
     return {**given, **own}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from toolroll.rollout.server.dialects.blocks import only, text
-from toolroll.rollout.server.errors import refused
+from toolroll.rollout.server.errors import invalid, refused
 from toolroll.rollout.types import Tool
 
 
@@ -42,10 +42,10 @@ def function_tool(tool: Mapping[str, Any], place: str, parameters: Mapping[str, 
     name, strict = text(tool, "name", place), tool.get("strict")
     if not 0 < len(name) <= 256:
         words = f"{place}.name must have 1 to 256 characters"
-        raise refused(f"{place}.name", words, code="invalid_value")
+        raise invalid(f"{place}.name", words)
     if not isinstance(strict, bool | None):
         words = f"{place}.strict must be true or false"
-        raise refused(f"{place}.strict", words, code="invalid_value")
+        raise invalid(f"{place}.strict", words)
     function: dict[str, Any] = {"name": name}
     if tool.get("description") is not None:
         function["description"] = text(tool, "description", place)
