@@ -9,7 +9,8 @@ Invariants:
   switches of the template, a new path starts, with a reason. Both paths share the nodes whose
   tokens all match.
 - A request that continues no turn starts a new root. If the session has turns, the root's reason
-  says whether the request repeats one of their replies (then the client changed what was served).
+  says whether the client changed what was served. This is so if the request repeats a turn's reply,
+  or if it repeats all messages before a turn's reply and then has another assistant message.
 - Only `Session` writes tokens.
 - Planning changes nothing: a turn does not exist until it is committed.
 """
@@ -94,6 +95,7 @@ class ConversationTree:
         self.session = session
         self._turns: dict[Digest, list[TurnNode]] = {}
         self._replies: set[Digest] = set()
+        self._prompts: set[Digest] = set()
         self.forks: list[str] = []
         self._tools_keys: dict[bytes, bytes] = {}
 
@@ -110,7 +112,7 @@ class ConversationTree:
         digest = echo.digest
         check_arguments(messages[length:])
         if turn is None:
-            return self._root(messages, tools, tools_key, digest, template)
+            return self._root(messages, digests, tools, tools_key, digest, template)
         served = turn.messages()
         new = with_served_ids(messages[length:], messages[:length], served)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
@@ -156,6 +158,7 @@ class ConversationTree:
     def _root(
         self,
         messages: list[Message],
+        digests: Sequence[Digest],
         tools: list[Tool],
         tools_key: bytes,
         digest: Digest,
@@ -164,9 +167,22 @@ class ConversationTree:
         ids = template.start(messages, tools).prompt()
         reason = None
         if self._turns:
-            replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
-            reason = EDITED if any(reply in self._replies for reply in replies) else NEW_ROOT
+            edited = self._repeats_a_reply(messages) or self._replaces_a_reply(messages, digests)
+            reason = EDITED if edited else NEW_ROOT
         return Prompt(template, tuple(messages), tools_key, digest, ids, None, ids, None, reason)
+
+    def _repeats_a_reply(self, messages: Sequence[Message]) -> bool:
+        replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
+        return any(reply in self._replies for reply in replies)
+
+    def _replaces_a_reply(self, messages: Sequence[Message], digests: Sequence[Digest]) -> bool:
+        """Return True if an assistant message follows messages to which a turn replied. `digests`:
+        see `_longest`.
+        """
+        return any(
+            message["role"] == "assistant" and before in self._prompts
+            for before, message in zip(digests, messages[1:], strict=False)
+        )
 
     def _continued(
         self,
@@ -257,6 +273,7 @@ class ConversationTree:
         )
         self._turns.setdefault(digest, []).append(turn)
         self._replies.add(Echo().add(reading.message))
+        self._prompts.add(prompt.digest)
         return turn
 
 
