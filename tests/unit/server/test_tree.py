@@ -182,6 +182,30 @@ async def test_a_root_says_that_the_client_changed_what_was_before_a_reply(token
         assert [one["fork_reason"] for one in found] == [None, EDITED]
 
 
+async def test_a_root_says_that_the_client_changed_the_first_reply(tokenizer: Any) -> None:
+    """So smolagents and autogen send a reply back: as other text, or the reasoning as content."""
+    replies = [THINKING + call(at="x"), "Second.", "Third."]
+    async with endpoint(tokenizer, lambda request: replies[request.call]) as bench:
+        reply = await ask(bench, [USER])
+        messages: list[Any] = [USER, {"role": "assistant", "content": "Calling tools: [...]"}, USER]
+        await ask(bench, messages)
+        messages[1] = {"role": "assistant", "content": reply.reasoning_content}
+        await ask(bench, messages)
+        found = await bench.trajectories()
+        assert [len(one["turns"]) for one in found] == [1, 1, 1]
+        assert [one["fork_reason"] for one in found] == [None, EDITED, EDITED]
+
+
+async def test_a_root_with_other_first_messages_is_another_conversation(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.") as bench:
+        await ask(bench, [USER])
+        other = {"role": "user", "content": "Hello"}
+        await ask(bench, [other, {"role": "assistant", "content": "An example."}, USER])
+        await ask(bench, [USER, other, {"role": "assistant", "content": "An example."}, USER])
+        found = await bench.trajectories()
+        assert [one["fork_reason"] for one in found] == [None, NEW_ROOT, NEW_ROOT]
+
+
 async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) -> None:
     other: Any = {
         "type": "function",

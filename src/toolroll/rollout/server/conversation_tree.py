@@ -9,7 +9,8 @@ Invariants:
   switches of the template, a new path starts, with a reason. Both paths share the nodes whose
   tokens all match.
 - A request that continues no turn starts a new root. If the session has turns, the root's reason
-  says whether the request repeats one of their replies (then the client changed what was served).
+  says whether the client changed what was served. This is so if the request repeats a turn's reply,
+  or if it repeats all messages before a turn's reply and then has another assistant message.
 - Only `Session` writes tokens.
 - Planning changes nothing: a turn does not exist until it is committed.
 """
@@ -113,6 +114,7 @@ class ConversationTree:
         self.session = session
         self._turns: dict[Digest, list[TurnNode]] = {}
         self._replies: set[Digest] = set()
+        self._prompts: set[Digest] = set()
         self.forks: list[str] = []
         self._tools_keys: dict[bytes, bytes] = {}
 
@@ -131,7 +133,7 @@ class ConversationTree:
         new = with_served_ids(messages[length:], messages[:length], served)
         request = _Request(template, new, tools_key, echo.digest, tools)
         if turn is None:
-            return self._root(request)
+            return self._root(request, digests)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
         reason = SWITCHES_CHANGED
         if same_switches(template, turn.template):
@@ -169,13 +171,27 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _root(self, request: _Request) -> Prompt:
+    def _root(self, request: _Request, digests: Sequence[Digest]) -> Prompt:
         ids = request.template.start(request.added, request.tools).prompt()
         reason = None
         if self._turns:
-            replies = (Echo().add(m) for m in request.added if m["role"] == "assistant")
-            reason = EDITED if any(reply in self._replies for reply in replies) else NEW_ROOT
+            messages = request.added
+            edited = self._repeats_a_reply(messages) or self._replaces_a_reply(messages, digests)
+            reason = EDITED if edited else NEW_ROOT
         return request.at(None, None, ids, ids, fork_reason=reason)
+
+    def _repeats_a_reply(self, messages: Sequence[Message]) -> bool:
+        replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
+        return any(reply in self._replies for reply in replies)
+
+    def _replaces_a_reply(self, messages: Sequence[Message], digests: Sequence[Digest]) -> bool:
+        """Return True if an assistant message follows messages to which a turn replied. `digests`:
+        see `_longest`.
+        """
+        return any(
+            message["role"] == "assistant" and before in self._prompts
+            for before, message in zip(digests, messages[1:], strict=False)
+        )
 
     def _continued(
         self, request: _Request, turn: TurnNode, served: list[Message], edited: str | None
@@ -253,6 +269,7 @@ class ConversationTree:
         )
         self._turns.setdefault(digest, []).append(turn)
         self._replies.add(Echo().add(reading.message))
+        self._prompts.add(prompt.digest)
         return turn
 
 
