@@ -10,13 +10,23 @@ mismatch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolroll.parsers.reading.json_text import decode
-from toolroll.parsers.reading.plain_schema import TYPES
 from toolroll.parsers.reading.python_text import CONSTANTS, python_value
 
+# One check for each JSON type. A boolean is not a number. For an integer, both "integer" and
+# "number" are true.
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
 _SPELLED = {
     "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
     "double": "number", "bool": "boolean",
