@@ -36,7 +36,6 @@ class BlockParser(MarkedParser):
         bare: True if calls are also read outside a block.
     """
 
-    prose_has_no_markers = True
     block: ClassVar[tuple[str, str] | None] = None
     call: ClassVar[tuple[str, str]]
     bare: ClassVar[bool] = False

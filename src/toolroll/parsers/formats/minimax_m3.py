@@ -34,7 +34,6 @@ class MiniMaxM3Parser(BlockParser):
     and `<tool_call>`, and before an argument's tag.
     """
 
-    prose_has_no_markers = False
     name = "minimax-m3"
     block = (f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>")
     call = (f'{_MARK}<invoke name="', f"{_MARK}{_END}")

@@ -22,7 +22,6 @@ _SPOKEN = ("user", "commentary")
 class MuseParser(TagParser):
     """The format of Muse Glimmer, which the module describes."""
 
-    prose_has_no_markers = False
     name = "muse"
     reasoning = None
     wrappers = (
