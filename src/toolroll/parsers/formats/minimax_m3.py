@@ -58,7 +58,6 @@ class MiniMaxM3Parser(BlockParser):
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
-        opener, closer = f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>"
         while True:
             begin, marker = yield from source.until(at, (_MARK,), out.content)
             if not marker:
@@ -67,17 +66,15 @@ class MiniMaxM3Parser(BlockParser):
             if (yield from source.starts(tag, _OPEN)):
                 if out.calls_as_text:
                     return out.begin_verbatim(begin)
-                behind = tag + len(_OPEN)
-                at = yield from self._block(
-                    source, out, begin, behind - len(opener), (opener, closer), offered
-                )
+                # `_block` expects no white space between the mark and the tag.
+                at = yield from self._block(source, out, begin, tag - len(_MARK), offered)
             else:
                 at = begin + len(_MARK)
 
-    def element(
+    def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[ToolCall, int]]:
-        """See `BlockParser.element`."""
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """See `BlockParser.elements`."""
         at, marker = yield from source.until(start, ('">', "\n", _MARK))
         name = source.text[start:at]
         if marker != '">':
@@ -92,7 +89,7 @@ class MiniMaxM3Parser(BlockParser):
             tag = yield from source.skip(at + len(_MARK))
             if (yield from source.starts(tag, _END)):
                 stop = tag + len(_END)
-                return made_call(name, root.members, source.text[body:at], (begin, stop)), stop
+                return [made_call(name, root.members, source.text[body:at], (begin, stop))], stop
             at = yield from _element(source, tag, name, root, 0)
 
 

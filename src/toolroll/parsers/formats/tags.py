@@ -85,13 +85,13 @@ class TagParser(BlockParser):
             cls._ways_out = tuple(f"{shape.call[1]}{gap}{shape.block[1]}" for gap in ("", "\n"))
         super().__init_subclass__()
 
-    def element(
+    def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[ToolCall, int]]:
-        """See `BlockParser.element`."""
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """See `BlockParser.elements`."""
         name, body = yield from self._name(source, start)
         arguments, end, stop = yield from self._arguments(source, body, name, offered)
-        return made_call(name, arguments, source.text[start:end], (begin, stop)), stop
+        return [made_call(name, arguments, source.text[start:end], (begin, stop))], stop
 
     def _name(self, source: Source, start: int) -> Steps[tuple[str, int]]:
         shape = self.shape
