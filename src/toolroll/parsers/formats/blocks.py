@@ -20,11 +20,14 @@ from toolroll.parsers.types import ToolCall
 
 
 class Broken(Exception):
-    """A call cannot be read. `name` is the tool's name, or "" if it is unknown."""
+    """A call cannot be read. `name` is the tool's name, or "" if it is unknown. `incomplete`: True
+    if the text ended inside the arguments.
+    """
 
-    def __init__(self, problem: str, name: str = "") -> None:
+    def __init__(self, problem: str, name: str = "", *, incomplete: bool = False) -> None:
         super().__init__(problem)
         self.name = name
+        self.incomplete = incomplete
 
 
 class BlockParser(MarkedParser):
@@ -159,6 +162,7 @@ def json_arguments(
         f"the arguments of {name} are not valid JSON: {scanned.problem} (character "
         f"{scanned.stop - at})",
         name,
+        incomplete=scanned.incomplete,
     )
 
 

@@ -184,13 +184,9 @@ class Source:
         """Return the position of the first character at or after `at` that is not white space. If
         there is none, return the end of the text.
         """
-        while True:
-            if at < len(self.text) and not self.text[at].isspace():
-                return at  # the common case, and cheaper than a match
-            at = _end(_SPACE, self.text, at)
-            if at < len(self.text) or self.closed:
-                return at
-            yield
+        if at < len(self.text) and not self.text[at].isspace():
+            return at  # the common case, and cheaper than a match
+        return (yield from self.run(at, _SPACE))
 
     def run(self, at: int, pattern: re.Pattern[str]) -> Steps[int]:
         """Return the end of the match of `pattern` at `at`. The pattern must be a repeated

@@ -85,14 +85,11 @@ def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
     names = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     if names is not None:
         return _known(names)
-    for word in ("enum", "const"):
-        if word in schema:
-            values = (
-                schema[word]
-                if word == "enum" and isinstance(schema[word], list)
-                else [schema[word]]
-            )
-            return frozenset(_kind(value) for value in values)
+    if "enum" in schema:
+        enum = schema["enum"]
+        return frozenset(map(_kind, enum if isinstance(enum, list) else [enum]))
+    if "const" in schema:
+        return frozenset({_kind(schema["const"])})
     for word in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(word)
         if isinstance(branches, list) and branches:
