@@ -138,10 +138,8 @@ class Verifier:
                 self._check_preserved(served, talk)
             else:
                 self._check_all(served, talk)
-        except _Mismatch as found:
-            return found.kind
-        except NeutralTextError as error:
-            return str(error)
+        except (_Mismatch, NeutralTextError) as found:
+            return str(found)
         except RENDER_ERRORS as error:
             return f"render: {error}"
         return None
@@ -297,11 +295,8 @@ class Verifier:
         delta must include the token that closes it.
         """
         expected = self._encode(shown.neutral)
-        controls, own, within = (
-            self._controls(expected),
-            self._controls(delta),
-            self._controls(turn),
-        )
+        controls, own = self._controls(expected), self._controls(delta)
+        within = self._controls(turn)
         closing = [place for place, index in enumerate(controls) if index in self._closes]
         count = sum(index in self._closes for index in within)
         begin = closing[count - 1] if 0 < count <= len(closing) else len(within)
@@ -462,6 +457,4 @@ class _Walk:
 
 
 class _Mismatch(Exception):
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
+    """The sequence is not correct. The message is the kind of the difference."""
