@@ -193,7 +193,7 @@ class Source:
         character class (`[...]*`).
         """
         while True:
-            at = _end(pattern, self.text, at)
+            at = pattern.match(self.text, at).end()  # type: ignore[union-attr]
             if at < len(self.text) or self.closed:
                 return at
             yield
@@ -233,12 +233,6 @@ class Source:
         while not self.closed:
             yield
         return len(self.text)
-
-
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return the end of the match of `pattern` at `at`, or `at` if there is no match."""
-    match = pattern.match(text, at)
-    return match.end() if match is not None else at
 
 
 @lru_cache(maxsize=512)
