@@ -124,18 +124,9 @@ class TemplateReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data, for `toolroll check-template --json`."""
-        return {
-            "exact": self.exact,
-            "fingerprint": self.fingerprint,
-            "stop_tokens": dict(self.stop_tokens),
-            "generation_prompt": self.generation_prompt,
-            "opens_reasoning": self.opens_reasoning,
-            "arguments": self.arguments,
-            "dated": self.dated,
-            "tools_change": self.tools_change,
-            "tokenizer": self.tokenizer,
-            "probes": [asdict(probe) for probe in self.probes],
-        }
+        data = asdict(self)
+        probes = list(data.pop("probes"))
+        return {"exact": self.exact, **data, "probes": probes}
 
 
 def certify(template: ChatTemplate) -> TemplateReport:
