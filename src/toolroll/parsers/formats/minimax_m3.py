@@ -136,8 +136,7 @@ class _Holder:
         """Return `members` or `items`, as the schema requires. If the schema does not decide,
         elements that are all named `item` are an array.
         """
-        kinds = kinds_of(self.schema) if isinstance(self.schema, Mapping) else None
-        kinds = (kinds or frozenset()) & {"array", "object"}
+        kinds = (kinds_of(self.schema) or frozenset()) & {"array", "object"}
         if len(kinds) == 1:
             return self.items if "array" in kinds else self.members
         return self.items if self.members.keys() == {_ITEM} else self.members
@@ -182,12 +181,7 @@ def _leaf(text: str, schema: Any) -> Any:
     """Return the value of an element's `text`. If the schema allows an array or an object but no
     string, empty text becomes an empty array or object.
     """
-    kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
-    if (
-        not text.strip()
-        and kinds is not None
-        and "string" not in kinds
-        and kinds & {"array", "object"}
-    ):
+    kinds = kinds_of(schema) or frozenset()
+    if not text.strip() and "string" not in kinds and kinds & {"array", "object"}:
         return [] if "array" in kinds else {}
     return typed(text, schema)

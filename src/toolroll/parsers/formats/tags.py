@@ -12,7 +12,7 @@ where the call and its block end, so a value that is never closed does not hide 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -185,7 +185,7 @@ class TagParser(BlockParser):
             raise Broken(
                 f"the type of the parameter {key} of {name} is not closed with {marks[1]}", name
             )
-        known = kinds_of(schema) if isinstance(schema, Mapping) else None
+        known = kinds_of(schema)
         told = known is not None and len(known - {"null"}) <= 1
         return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
 

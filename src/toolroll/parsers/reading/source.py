@@ -80,12 +80,8 @@ class Source:
         """
         if self._starts is None or marker not in self._control:
             return True
-        index = bisect_left(self._starts, at)
-        while index < len(self._starts) and self._starts[index] == at:
-            if self._stops[index] == at + len(marker):
-                return True
-            index += 1
-        return False
+        first, last = bisect_left(self._starts, at), bisect_right(self._starts, at)
+        return at + len(marker) in self._stops[first:last]
 
     def tokens(self, span: Span) -> Span | None:
         """Return the range of tokens that covers the characters of `span`. Return None if the

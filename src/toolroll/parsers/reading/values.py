@@ -79,8 +79,10 @@ def guessed(text: str) -> Any:
     return text
 
 
-def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def kinds_of(schema: Any) -> frozenset[str] | None:
     """Return the types that `schema` allows, or None if they are unknown."""
+    if not isinstance(schema, Mapping):
+        return None
     kind = schema.get("type")
     names = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     if names is not None:
@@ -93,10 +95,7 @@ def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
     for word in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(word)
         if isinstance(branches, list) and branches:
-            return _union(
-                [kinds_of(branch) if isinstance(branch, Mapping) else None for branch in branches],
-                every=word != "allOf",
-            )
+            return _union([kinds_of(branch) for branch in branches], every=word != "allOf")
     return None
 
 
