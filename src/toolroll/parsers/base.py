@@ -45,10 +45,6 @@ class ToolCallParser(ABC):
     """The markers that always start a call. Reasoning that is not closed ends before the first."""
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
-    prose_has_no_markers: ClassVar[bool] = False
-    """True if a reply without any marker contains only visible text. `parse` returns such a reply
-    without scanning it.
-    """
 
     def __init__(
         self, control_tokens: Collection[str] = (), *, reasoning: Tags | None = None
@@ -78,16 +74,9 @@ class ToolCallParser(ABC):
                 is unknown.
             calls_as_text: If True, return no calls: all text from the first call on is content.
         """
-        if self.prose_has_no_markers and not in_reasoning and not self._marked(text):
-            check_offsets(ids, offsets)
-            return ParsedReply(text.strip())
         stream = self.stream(tools=tools, in_reasoning=in_reasoning, calls_as_text=calls_as_text)
         stream.finish(text, ids=ids, offsets=offsets)
         return stream.reply
-
-    def _marked(self, text: str) -> bool:
-        thoughts = self.reasoning.markers if self.reasoning is not None else ()
-        return any(marker in text for marker in (*self.openers, *self.markers, *thoughts))
 
     def stream(
         self,
@@ -175,9 +164,7 @@ class ReplyStream:
     ) -> None:
         self._source = Source(parser.control_tokens)
         self._out = Collector(self._source, offered, calls_as_text=calls_as_text)
-        self._steps: Steps[None] | None = parser.read(
-            self._source, self._out, offered, in_reasoning=in_reasoning
-        )
+        self._steps = parser.read(self._source, self._out, offered, in_reasoning=in_reasoning)
 
     def feed(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
@@ -213,25 +200,17 @@ class ReplyStream:
     def _take(self, text: str, ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
         if self._source.closed:
             raise ValueError("the stream is closed: create a new one for each reply")
-        check_offsets(ids, offsets)
+        if ids is not None and offsets is not None and len(ids) != len(offsets):
+            raise ValueError(
+                f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id"
+            )
         self._source.feed(text, offsets)
 
     def _run(self) -> None:
-        if self._steps is not None:
-            for _ in self._steps:
-                if not self._source.closed:
-                    break
-            else:
-                self._steps = None
+        for _ in self._steps:
+            if not self._source.closed:
+                break
         self._out.verbatim(self._source.text)
-
-
-def check_offsets(ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
-    """Raise `ValueError` if the numbers of ids and offsets differ."""
-    if ids is not None and offsets is not None and len(ids) != len(offsets):
-        raise ValueError(
-            f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id"
-        )
 
 
 def broken_call(

@@ -46,14 +46,11 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
     least text as content. Raises `UnknownParserError` if no parser can read the call. In this case,
     name the parser explicitly.
     """
-    best: tuple[int, str] | None = None
     for text in _renders(tokenizer, template):
-        for kind in built_in_parsers():
-            reply = kind().parse(text, tools=[_TOOL], in_reasoning=None)
-            if _is_probe(reply) and (best is None or len(reply.content) < best[0]):
-                best = (len(reply.content), kind.name)
-        if best is not None:
-            return best[1]
+        replies = {kind.name: kind().parse(text, tools=[_TOOL]) for kind in built_in_parsers()}
+        left = {name: len(reply.content) for name, reply in replies.items() if _is_probe(reply)}
+        if left:
+            return min(left, key=left.__getitem__)
     raise UnknownParserError(
         "no parser can read the tool call that this chat template renders: the template may not "
         "support tools; if it does, name the parser, or register one for its format"
@@ -67,7 +64,7 @@ def better_parser(
     cannot read them. Return None if `parser` can read them, or if no parser can.
     """
     texts = _renders(tokenizer, template)
-    if any(_is_probe(parser.parse(text, tools=[_TOOL], in_reasoning=None)) for text in texts):
+    if any(_is_probe(parser.parse(text, tools=[_TOOL])) for text in texts):
         return None
     try:
         return infer_parser(tokenizer, template)

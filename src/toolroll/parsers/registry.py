@@ -109,10 +109,10 @@ def get_parser(
 
 
 def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
-    if name.removeprefix("sglang:") in _NO_FORMATS:
-        what = name.removeprefix("sglang:")
+    sglang_name = name.removeprefix("sglang:")
+    if sglang_name in _NO_FORMATS:
         raise UnknownParserError(
-            f"there is no tool-call parser named {name!r}, because {_NO_FORMATS[what]}"
+            f"there is no tool-call parser named {name!r}, because {_NO_FORMATS[sglang_name]}"
         )
     for kind in _BUILT_IN:
         if name == kind.name or name in kind.aliases:
@@ -123,7 +123,6 @@ def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
         # SGLang is a large import, and may not be installed
         from toolroll.parsers.formats.sglang_parser import SGLangParser
 
-        sglang_name = name.removeprefix("sglang:")
         ours = get_parser(sglang_name, control_tokens) if sglang_name in parser_names() else None
         return SGLangParser(sglang_name, control_tokens, ours=ours)
     for entry in entry_points(group=GROUP, name=name):

@@ -149,3 +149,40 @@ def test_an_honest_schema_has_room() -> None:
     assert validator.first_problem({"rows": many}) is None
     problem = validator.first_problem({"rows": [*many, {"n": -1}]})
     assert problem is not None and "-1 is less than the minimum" in problem.message
+
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "user_id": {"type": "string", "description": "who"},
+        "bags": {"type": "integer"},
+        "cabin": {"type": "string", "enum": ["economy", "business"]},
+        "flights": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"date": {"type": "string"}},
+                "required": ["date"],
+            },
+        },
+    },
+    "required": ["user_id"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "valid"),
+    [
+        ({"user_id": "a", "bags": 2, "cabin": "economy", "flights": [{"date": "x"}]}, True),
+        ({"user_id": "a", "bags": True}, False),
+        ({"user_id": "a", "cabin": "first"}, False),
+        ({"user_id": "a", "flights": [{}]}, False),
+        ({"user_id": "a", "more": 1}, False),
+        ({"bags": 1}, False),
+        ({"user_id": "a", "bags": 1.5}, False),
+        ({"user_id": "a", "bags": 2.0}, True),  # JSON schema takes 2.0 for an integer
+    ],
+)
+def test_the_schema_of_an_ordinary_tool_is_checked(arguments: dict[str, Any], valid: bool) -> None:
+    assert status(PARAMETERS, arguments) is (CallStatus.OK if valid else CallStatus.BAD_ARGUMENTS)

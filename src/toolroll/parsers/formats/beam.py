@@ -16,7 +16,7 @@ from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.reading.schema import Offered
-from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.types import CallStatus, ToolCall
 
@@ -32,18 +32,13 @@ class BeamParser(HarmonyParser):
     markers, plain = header_forms("xml")
 
     def call(
-        self,
-        source: Source,
-        out: Collector,
-        begin: int,
-        body: int,
-        name: str,
-        offered: Offered | None,
+        self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
     ) -> Steps[int]:
         """See `HarmonyParser.call`."""
         schemas = offered.parameters(name) if offered is not None else {}
         found: dict[str, Any] = {}
-        at = body
+        begin, at = header
+        body = at
         try:
             while True:
                 at = yield from source.skip(at)

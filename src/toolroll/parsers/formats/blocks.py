@@ -15,16 +15,19 @@ from toolroll.parsers.base import MarkedParser, broken_call, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, made_call, scan_json
 from toolroll.parsers.reading.schema import Offered
-from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.types import ToolCall
 
 
 class Broken(Exception):
-    """A call cannot be read. `name` is the tool's name, or "" if it is unknown."""
+    """A call cannot be read. `name` is the tool's name, or "" if it is unknown. `incomplete`: True
+    if the text ended inside the arguments.
+    """
 
-    def __init__(self, problem: str, name: str = "") -> None:
+    def __init__(self, problem: str, name: str = "", *, incomplete: bool = False) -> None:
         super().__init__(problem)
         self.name = name
+        self.incomplete = incomplete
 
 
 class BlockParser(MarkedParser):
@@ -36,10 +39,10 @@ class BlockParser(MarkedParser):
         bare: True if calls are also read outside a block.
     """
 
-    prose_has_no_markers = True
     block: ClassVar[tuple[str, str] | None] = None
     call: ClassVar[tuple[str, str]]
     bare: ClassVar[bool] = False
+    _outer: ClassVar[tuple[str, str]]
     _closes: ClassVar[tuple[str, ...]]
     _stops: ClassVar[tuple[str, ...]]
 
@@ -50,18 +53,18 @@ class BlockParser(MarkedParser):
             cls.openers = (*first, cls.call[0]) if cls.bare or not first else first
             if "markers" not in vars(cls):
                 cls.markers = (*(cls.block or ()), *cls.call, *cls.wrappers)
-            outer = cls.block or cls.call
-            cls._closes = tuple(dict.fromkeys((cls.call[1], outer[1])))
-            cls._stops = tuple(dict.fromkeys((outer[0], cls.call[0])))
+            cls._outer = cls.block or cls.call
+            cls._closes = tuple(dict.fromkeys((cls.call[1], cls._outer[1])))
+            cls._stops = tuple(dict.fromkeys((cls._outer[0], cls.call[0])))
 
     @abstractmethod
-    def element(
+    def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[ToolCall, int]]:
-        """Return the call whose start marker ends at `start`, and the position after the call's end
-        marker.
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """Return the calls between the call markers, the first of which ends at `start`, and the
+        position after the end marker. Some formats have several calls there.
 
-        The call's span starts at `begin`. Raises `Broken` if the call cannot be read.
+        The calls' span starts at `begin`. Raises `Broken` if the calls cannot be read.
         """
 
     def read_marked(
@@ -69,27 +72,21 @@ class BlockParser(MarkedParser):
     ) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
         if self.block is not None and source.text[begin:start] == self.block[0]:
-            return (yield from self._block(source, out, begin, begin, self.block, offered))
+            return (yield from self._block(source, out, begin, begin, offered))
         calls, at = yield from self._element(source, begin, begin, offered)
         for call in calls:
             out.call(call)
         return at
 
     def _block(
-        self,
-        source: Source,
-        out: Collector,
-        begin: int,
-        at: int,
-        block: tuple[str, str],
-        offered: Offered | None,
+        self, source: Source, out: Collector, begin: int, at: int, offered: Offered | None
     ) -> Steps[int]:
         """Add the calls of the block that starts at `at`. Return the position after the block.
 
-        `block`: the start and end markers of the block. `begin`: where the first call's span
-        starts. It is `at`, or the start of a header before the block (Muse).
+        `begin`: where the first call's span starts. It is `at`, or the start of a header before the
+        block (Muse).
         """
-        opener, closer = block
+        opener, closer = self._outer
         last: ToolCall | None = None  # held back, because its span includes the block's end marker
         first = True
         start = at = at + len(opener)
@@ -129,16 +126,6 @@ class BlockParser(MarkedParser):
                     last = None
                 at, _ = yield from source.until(at, (self.call[0], closer, opener), out.content)
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls between one pair of call markers (several in some formats), and the
-        position after the end marker. The parameters are those of `element`. Raises `Broken` if the
-        calls cannot be read.
-        """
-        call, stop = yield from self.element(source, begin, start, offered)
-        return [call], stop
-
     def _element(
         self, source: Source, begin: int, at: int, offered: Offered | None
     ) -> Steps[tuple[list[ToolCall], int]]:
@@ -175,6 +162,7 @@ def json_arguments(
         f"the arguments of {name} are not valid JSON: {scanned.problem} (character "
         f"{scanned.stop - at})",
         name,
+        incomplete=scanned.incomplete,
     )
 
 
@@ -188,10 +176,10 @@ class NamedJsonParser(BlockParser):
     separator: ClassVar[str]
     fence: ClassVar[tuple[str, str]] = ("", "")
 
-    def element(
+    def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[ToolCall, int]]:
-        """See `BlockParser.element`."""
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """See `BlockParser.elements`."""
         guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
         at, marker = yield from source.until(start, guards)
         if marker != self.separator:
@@ -213,8 +201,8 @@ class NamedJsonParser(BlockParser):
                 f"the call of {name} is not closed with {self.call[1]} after its arguments", name
             )
         stop = at + len(self.call[1])
-        span: Span = (begin, stop)
-        return made_call(name, arguments, source.text[start:at], span).with_id(call_id), stop
+        call = made_call(name, arguments, source.text[start:at], (begin, stop))
+        return [call.with_id(call_id)], stop
 
     def _fenced(self, source: Source, at: int) -> Steps[tuple[int, str]]:
         """Read the name and the fence at `at`. Return where the JSON starts, and the name."""

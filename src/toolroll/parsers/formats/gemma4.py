@@ -25,10 +25,10 @@ class Gemma4Parser(BlockParser):
     call = ("<|tool_call>", "<tool_call|>")
     reasoning = get_reasoning("gemma4")
 
-    def element(
+    def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[ToolCall, int]]:
-        """See `BlockParser.element`."""
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """See `BlockParser.elements`."""
         at = yield from source.skip(start)
         if not (yield from source.starts(at, "call:")):
             raise Broken('expected "call:" and the tool\'s name')
@@ -44,7 +44,7 @@ class Gemma4Parser(BlockParser):
                 f"the call of {name} is not closed with {self.call[1]} after its arguments", name
             )
         stop = at + len(self.call[1])
-        return made_call(name, arguments, source.text[start:at], (begin, stop)), stop
+        return [made_call(name, arguments, source.text[start:at], (begin, stop))], stop
 
 
 def _object(source: Source, at: int, name: str, depth: int) -> Steps[tuple[dict[str, Any], int]]:

@@ -12,9 +12,9 @@ import re
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import decode, made_call, scan_json
+from toolroll.parsers.reading.json_text import Scanned, decode, made_call, scan_json
 from toolroll.parsers.reading.schema import Offered
-from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
 
 _HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
@@ -82,18 +82,10 @@ class HarmonyParser(ToolCallParser):
         if recipient is not None:
             name = recipient[1].removeprefix("functions.")
             if marker == "<|message|>":
-                return (yield from self.call(source, out, begin, body, name, offered))
+                return (yield from self.call(source, out, (begin, body), name, offered))
             status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
-            out.call(
-                ToolCall(
-                    name,
-                    None,
-                    header,
-                    status,
-                    f"the call of {name} has no <|message|> with arguments",
-                    span=(begin, stop),
-                )
-            )
+            problem = f"the call of {name} has no <|message|> with arguments"
+            out.call(ToolCall(name, None, header, status, problem, span=(begin, stop)))
             return stop
         if marker != "<|message|>":  # a truncated header, or text that only looked like one
             out.content(_MARKS.sub("", header))
@@ -110,51 +102,39 @@ class HarmonyParser(ToolCallParser):
         return at + len(marker) if marker in ENDS else at
 
     def call(
-        self,
-        source: Source,
-        out: Collector,
-        begin: int,
-        body: int,
-        name: str,
-        offered: Offered | None,
+        self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
     ) -> Steps[int]:
-        """Add the call of `name`, whose header is at `begin` and whose arguments are at `body`.
-
-        Return the position after the call.
+        """Add the call of `name`, whose arguments follow the `header`. Return the position after
+        the call.
         """
+        begin, body = header
         at = yield from source.skip(body)
         if (yield from source.starts(at, *ENDS)):
-            end, problem, incomplete = at, None, False
+            scanned = Scanned(at)
         else:
             scanned = yield from scan_json(source, at)
-            end, problem, incomplete = scanned.stop, scanned.problem, scanned.incomplete
-        behind = yield from source.skip(end)
+        problem = scanned.problem
+        behind = yield from source.skip(scanned.stop)
         marker = yield from source.starts(behind, *ENDS, "<|start|>")
         if problem is None and not marker and behind < len(source.text):
             problem = "text follows the arguments"
         if problem is None:
             stop = behind + len(marker) if marker in ENDS else behind
-            raw = source.text[body:end]
-            out.call(_decoded(name, raw, (begin, stop)))
+            out.call(_decoded(name, source.text[body : scanned.stop], (begin, stop)))
             return stop
         stop, marker = yield from source.until(at, (*ENDS, "<|start|>"))
-        status = CallStatus.UNCLOSED if incomplete and not marker else CallStatus.INVALID_JSON
+        unclosed = scanned.incomplete and not marker
+        status = CallStatus.UNCLOSED if unclosed else CallStatus.INVALID_JSON
         end = stop + len(marker) if marker in ENDS else stop
         error = f"the arguments of {name} are not valid JSON: {problem}"
         out.call(ToolCall(name, None, source.text[body:stop], status, error, span=(begin, end)))
         return end
 
 
-def _decoded(name: str, raw: str, span: tuple[int, int]) -> ToolCall:
+def _decoded(name: str, raw: str, span: Span) -> ToolCall:
     try:
         arguments = decode(raw) if raw.strip() else {}
     except ValueError as error:
-        return ToolCall(
-            name,
-            None,
-            raw,
-            CallStatus.INVALID_JSON,
-            f"the arguments of {name} are not valid JSON: {error}",
-            span=span,
-        )
+        problem = f"the arguments of {name} are not valid JSON: {error}"
+        return ToolCall(name, None, raw, CallStatus.INVALID_JSON, problem, span=span)
     return made_call(name, arguments, raw, span)

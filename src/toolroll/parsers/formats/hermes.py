@@ -12,7 +12,6 @@ class HermesParser(JsonBlockParser):
 
     name = "hermes"
     aliases = ("qwen", "qwen25", "trinity")
-    prose_has_no_markers = True
     opener = "<tool_call>"
     closer = "</tool_call>"
 
@@ -23,6 +22,5 @@ class InternParser(JsonBlockParser):
     """
 
     name = "interns1"
-    prose_has_no_markers = True
     opener = "<|action_start|> <|plugin|>"
     closer = "<|action_end|>"

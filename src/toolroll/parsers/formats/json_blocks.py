@@ -82,17 +82,10 @@ class JsonBlockParser(MarkedParser):
         else:
             problem = f"text follows the JSON object at character {at - start}"
             return (yield from self._broken(source, out, begin, start, problem, name))
-        calls = [
-            call
-            for value, first, last in found
-            for call in self.calls_in(value, source.text[first:last], (begin, stop))
-        ]
-        for call in calls:
-            out.call(
-                call
-                if closes or (self.ends and at == len(source.text))
-                else unclosed(call, self.closer)
-            )
+        closed = closes or (self.ends and at == len(source.text))
+        for value, first, last in found:
+            for call in self.calls_in(value, source.text[first:last], (begin, stop)):
+                out.call(call if closed else unclosed(call, self.closer))
         return stop
 
     def _broken(

@@ -34,7 +34,6 @@ class MiniMaxM3Parser(BlockParser):
     and `<tool_call>`, and before an argument's tag.
     """
 
-    prose_has_no_markers = False
     name = "minimax-m3"
     block = (f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>")
     call = (f'{_MARK}<invoke name="', f"{_MARK}{_END}")
@@ -59,7 +58,6 @@ class MiniMaxM3Parser(BlockParser):
         self, source: Source, out: Collector, at: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
-        opener, closer = f"{_MARK}{_OPEN}", f"{_MARK}</tool_call>"
         while True:
             begin, marker = yield from source.until(at, (_MARK,), out.content)
             if not marker:
@@ -68,17 +66,15 @@ class MiniMaxM3Parser(BlockParser):
             if (yield from source.starts(tag, _OPEN)):
                 if out.calls_as_text:
                     return out.begin_verbatim(begin)
-                behind = tag + len(_OPEN)
-                at = yield from self._block(
-                    source, out, begin, behind - len(opener), (opener, closer), offered
-                )
+                # `_block` expects no white space between the mark and the tag.
+                at = yield from self._block(source, out, begin, tag - len(_MARK), offered)
             else:
                 at = begin + len(_MARK)
 
-    def element(
+    def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[ToolCall, int]]:
-        """See `BlockParser.element`."""
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """See `BlockParser.elements`."""
         at, marker = yield from source.until(start, ('">', "\n", _MARK))
         name = source.text[start:at]
         if marker != '">':
@@ -93,7 +89,7 @@ class MiniMaxM3Parser(BlockParser):
             tag = yield from source.skip(at + len(_MARK))
             if (yield from source.starts(tag, _END)):
                 stop = tag + len(_END)
-                return made_call(name, root.members, source.text[body:at], (begin, stop)), stop
+                return [made_call(name, root.members, source.text[body:at], (begin, stop))], stop
             at = yield from _element(source, tag, name, root, 0)
 
 
@@ -140,8 +136,7 @@ class _Holder:
         """Return `members` or `items`, as the schema requires. If the schema does not decide,
         elements that are all named `item` are an array.
         """
-        kinds = kinds_of(self.schema) if isinstance(self.schema, Mapping) else None
-        kinds = (kinds or frozenset()) & {"array", "object"}
+        kinds = (kinds_of(self.schema) or frozenset()) & {"array", "object"}
         if len(kinds) == 1:
             return self.items if "array" in kinds else self.members
         return self.items if self.members.keys() == {_ITEM} else self.members
@@ -186,12 +181,7 @@ def _leaf(text: str, schema: Any) -> Any:
     """Return the value of an element's `text`. If the schema allows an array or an object but no
     string, empty text becomes an empty array or object.
     """
-    kinds = kinds_of(schema) if isinstance(schema, Mapping) else None
-    if (
-        not text.strip()
-        and kinds is not None
-        and "string" not in kinds
-        and kinds & {"array", "object"}
-    ):
+    kinds = kinds_of(schema) or frozenset()
+    if not text.strip() and "string" not in kinds and kinds & {"array", "object"}:
         return [] if "array" in kinds else {}
     return typed(text, schema)

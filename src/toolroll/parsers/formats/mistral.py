@@ -9,7 +9,7 @@ from toolroll.parsers.base import MarkedParser
 from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open, open_json_calls
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import Names, made_call, scan_json
+from toolroll.parsers.reading.json_text import Names, made_call
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import get_reasoning
@@ -44,36 +44,24 @@ class MistralParser(MarkedParser):
             first = at + len(marker)
             at, marker = yield from source.until(first, (_ARGS, "{", _OPENER))
             call_id = source.text[first:at].strip()
-        if not marker or marker == _OPENER:
-            problem = f"expected {_ARGS} and the arguments after the tool's name"
-            call, stop = yield from broken_open(
-                source,
-                begin,
-                start,
-                problem,
-                self.openers,
-                incomplete=not marker,
-                name=name[:100],
-            )
-            out.call(call)
-            return stop
-        at += len(marker) if marker == _ARGS else 0
         try:
+            if marker in ("", _OPENER):
+                problem = f"expected {_ARGS} and the arguments after the tool's name"
+                raise Broken(problem, name[:100], incomplete=not marker)
+            at += len(marker) if marker == _ARGS else 0
             arguments, stop = yield from json_arguments(source, at, name)
         except Broken as broken:
-            scanned = yield from scan_json(source, (yield from source.skip(at)))
             call, stop = yield from broken_open(
                 source,
                 begin,
                 start,
                 str(broken),
                 self.openers,
-                incomplete=scanned.incomplete,
-                name=name,
+                incomplete=broken.incomplete,
+                name=broken.name,
             )
-            out.call(call)
-            return stop
-        out.call(
-            made_call(name, arguments, source.text[start:stop], (begin, stop)).with_id(call_id)
-        )
+        else:
+            call = made_call(name, arguments, source.text[start:stop], (begin, stop))
+            call = call.with_id(call_id)
+        out.call(call)
         return stop

@@ -22,7 +22,6 @@ _SPOKEN = ("user", "commentary")
 class MuseParser(TagParser):
     """The format of Muse Glimmer, which the module describes."""
 
-    prose_has_no_markers = False
     name = "muse"
     reasoning = None
     wrappers = (
@@ -60,7 +59,7 @@ class MuseParser(TagParser):
                     and match[1] not in ("self", *_SPOKEN)
                     and (yield from source.starts(inner, _BLOCK[0]))
                 ):
-                    at = yield from self._block(source, out, begin, inner, _BLOCK, offered)
+                    at = yield from self._block(source, out, begin, inner, offered)
                     continue
                 if match is None or match[1] not in ("self", *_SPOKEN):
                     out.content(f"{header}\n".replace("<|start|>", ""))
@@ -72,7 +71,7 @@ class MuseParser(TagParser):
                 out.reasoning_closed = not thinks
                 return
             if marker == _BLOCK[0]:
-                at = yield from self._block(source, out, begin, begin, _BLOCK, offered)
+                at = yield from self._block(source, out, begin, begin, offered)
             else:
                 at = begin if marker == "<|start|>" else begin + len(marker)
                 put("\n")

@@ -58,12 +58,9 @@ class SGLangParser(ToolCallParser):
         self.sglang_name = sglang_name
         self._tool, self._parser = Tool, FunctionCallParser
         self._own = ours
-        if self._own is not None:
-            self.reasoning, self.openers, self.markers = (
-                self._own.reasoning,
-                self._own.openers,
-                self._own.markers,
-            )
+        if ours is not None:
+            self.reasoning, self.openers = ours.reasoning, ours.openers
+            self.markers = ours.markers
 
     def read_calls(
         self, source: Source, out: Collector, at: int, offered: Offered | None
@@ -83,12 +80,7 @@ class SGLangParser(ToolCallParser):
             parser = self._parser([self._tool(**tool) for tool in tools], self.sglang_name)
             content, items = parser.parse_non_stream(text)
         except _FAILURES as error:
-            problem = f"SGLang's parser {self.sglang_name} failed: {error}"
-            out.call(
-                ToolCall(
-                    "", None, text, CallStatus.INVALID_JSON, problem, span=(at, len(source.text))
-                )
-            )
+            out.call(_unread(text, at, f"SGLang's parser {self.sglang_name} failed: {error}"))
             return
         out.content(content)
         calls = [_call(item) for item in items]
@@ -104,15 +96,7 @@ class SGLangParser(ToolCallParser):
         words = f"SGLang's parser {self.sglang_name} dropped this"
         if self._own is None:
             whole = not calls and len("".join(content.split())) < len("".join(text.split()))
-            return (
-                [
-                    ToolCall(
-                        "", None, text, CallStatus.INVALID_JSON, words, span=(at, at + len(text))
-                    )
-                ]
-                if whole
-                else []
-            )
+            return [_unread(text, at, words)] if whole else []
         seen = [(call.name, call.arguments) for call in calls]
         dropped = []
         for call in self._own.parse(text, tools=tools or None, in_reasoning=False).tool_calls:
@@ -128,13 +112,17 @@ class SGLangParser(ToolCallParser):
         return dropped
 
 
+def _unread(text: str, at: int, problem: str) -> ToolCall:
+    """Return the `text` at `at` as one unreadable call."""
+    return ToolCall("", None, text, CallStatus.INVALID_JSON, problem, span=(at, at + len(text)))
+
+
 def _call(item: Any) -> ToolCall:
     """Convert SGLang's `ToolCallItem` to a `ToolCall`."""
-    raw = str(item.parameters)
+    name, raw = item.name or "", str(item.parameters)
     try:
         arguments = json.loads(raw)
     except ValueError:
-        return ToolCall(
-            item.name or "", None, raw, CallStatus.INVALID_JSON, "the arguments are not valid JSON"
-        )
-    return replace(made_call(item.name or "", arguments, raw, (0, 0)), span=None)
+        problem = "the arguments are not valid JSON"
+        return ToolCall(name, None, raw, CallStatus.INVALID_JSON, problem)
+    return replace(made_call(name, arguments, raw, (0, 0)), span=None)

@@ -12,7 +12,7 @@ where the call and its block end, so a value that is never closed does not hide 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -85,13 +85,13 @@ class TagParser(BlockParser):
             cls._ways_out = tuple(f"{shape.call[1]}{gap}{shape.block[1]}" for gap in ("", "\n"))
         super().__init_subclass__()
 
-    def element(
+    def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[ToolCall, int]]:
-        """See `BlockParser.element`."""
+    ) -> Steps[tuple[list[ToolCall], int]]:
+        """See `BlockParser.elements`."""
         name, body = yield from self._name(source, start)
         arguments, end, stop = yield from self._arguments(source, body, name, offered)
-        return made_call(name, arguments, source.text[start:end], (begin, stop)), stop
+        return [made_call(name, arguments, source.text[start:end], (begin, stop))], stop
 
     def _name(self, source: Source, start: int) -> Steps[tuple[str, int]]:
         shape = self.shape
@@ -185,7 +185,7 @@ class TagParser(BlockParser):
             raise Broken(
                 f"the type of the parameter {key} of {name} is not closed with {marks[1]}", name
             )
-        known = kinds_of(schema) if isinstance(schema, Mapping) else None
+        known = kinds_of(schema)
         told = known is not None and len(known - {"null"}) <= 1
         return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
 

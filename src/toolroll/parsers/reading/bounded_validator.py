@@ -18,7 +18,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from toolroll.parsers.reading.plain_schema import TYPES
+from toolroll.parsers.reading.values import TYPES
 
 MOST_STEPS = 50_000
 """The maximum number of steps of one check. A step is one keyword for one value, 16 items of a

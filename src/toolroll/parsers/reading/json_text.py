@@ -213,14 +213,10 @@ def decode(text: str) -> Any:
 
 def _deeper(value: Any, depth: int) -> bool:
     """Return True if `value` is nested deeper than `depth`."""
-    inner = (
-        list(value.values())
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else None
-    )
-    return inner is not None and (depth == 0 or any(_deeper(one, depth - 1) for one in inner))
+    if not isinstance(value, dict | list):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_deeper(one, depth - 1) for one in inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,14 +263,8 @@ def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
         try:
             arguments = decode(arguments)
         except ValueError:
-            return ToolCall(
-                name,
-                None,
-                raw,
-                CallStatus.INVALID_JSON,
-                "arguments must be a JSON object",
-                span=span,
-            )
+            problem = "arguments must be a JSON object"
+            return ToolCall(name, None, raw, CallStatus.INVALID_JSON, problem, span=span)
     if not name:
         fitting = arguments if isinstance(arguments, dict) else None
         return ToolCall(
@@ -287,20 +277,13 @@ def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
 
 
 def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -> Any:
-    for name in names:
-        if name in value:
-            return value[name]
-    return default
+    return next((value[name] for name in names if name in value), default)
 
 
-def name_in(raw: str, key: str = "name") -> str:
-    """Return the string after `key` in `raw`, the text of an unreadable call. This is the tool's
-    name. Return "" if there is none.
+def name_in(raw: str) -> str:
+    """Return the string after the key "name" in `raw`, the text of an unreadable call. This is the
+    tool's name. Return "" if there is none.
     """
-    _, found, rest = raw[:2000].partition(f'"{key}"')
-    parts = rest.split('"', 2)
-    return (
-        parts[1]
-        if found and len(parts) == 3 and parts[0].strip() == ":" and len(parts[1]) < 100
-        else ""
-    )
+    parts = raw[:2000].partition('"name"')[2].split('"', 2)
+    named = len(parts) == 3 and parts[0].strip() == ":" and len(parts[1]) < 100
+    return parts[1] if named else ""

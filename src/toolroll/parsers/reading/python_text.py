@@ -8,6 +8,7 @@ JSON's `true`, `false` and `null` are read too.
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from typing import Any
@@ -24,21 +25,10 @@ _INTEGER = re.compile(r"[-+]?[0-9]+")
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "'\""}
 _ESCAPE = re.compile(
-    r"\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|[0-7]{1,3}|.)", re.DOTALL
+    r"""\\(?:x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U(?:0010|000[0-9A-Fa-f])[0-9A-Fa-f]{4}|[0-7]{1,3}|"""
+    r"""[\nabfnrtv\\'"])"""
 )
-_SINGLE = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "b": "\b",
-    "f": "\f",
-    "a": "\a",
-    "v": "\v",
-    "\n": "",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-}
+"""An escape that Python decodes. Any other backslash is an ordinary character."""
 CONSTANTS: dict[str, Any] = {
     "True": True,
     "true": True,
@@ -196,13 +186,10 @@ def _unescaped(text: str) -> str:
 
 
 def _character(match: re.Match[str]) -> str:
-    body = match.group()[1:]
-    if body in _SINGLE:
-        return _SINGLE[body]
-    if len(body) > 1 and body[0] in "xuU":
-        code = int(body[1:], 16)
-        return chr(code) if code <= 0x10FFFF else match.group()
-    return chr(int(body, 8)) if body[0] in "01234567" else match.group()
+    escape = match.group()
+    if escape[1] in "01234567":
+        return chr(int(escape[1:], 8))  # the codec warns of those above 0o377
+    return codecs.decode(escape, "unicode_escape")
 
 
 def _sequence(source: Source, at: int, end: str, depth: int) -> Steps[tuple[list[Any], int]]:

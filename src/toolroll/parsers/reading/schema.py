@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.reading.bounded_validator import BoundedValidator, NotChecked
-from toolroll.parsers.reading.plain_schema import Fits, plain_fits
 from toolroll.parsers.types import CallStatus, ToolCall
 
 
@@ -45,10 +44,8 @@ def check_call(call: ToolCall, offered: Offered) -> ToolCall:
             status=CallStatus.UNKNOWN_TOOL,
             error=f"there is no tool named {call.name!r}; the tools are: {known}",
         )
-    validator, fits = _validator_of(function.get("parameters"))
-    if validator is None or (fits is not None and fits(call.arguments)):
-        return call
-    problem = _first_problem(validator, call.arguments)
+    validator = _validator_of(function.get("parameters"))
+    problem = None if validator is None else _first_problem(validator, call.arguments)
     if problem is None:
         return call
     return replace(
@@ -58,25 +55,22 @@ def check_call(call: ToolCall, offered: Offered) -> ToolCall:
     )
 
 
-def _validator_of(schema: Any) -> tuple[BoundedValidator | None, Fits | None]:
-    """Return the validator of `schema`, and the fast check if the schema is simple. Return (None,
-    None) if arguments cannot be checked.
-    """
+def _validator_of(schema: Any) -> BoundedValidator | None:
+    """Return the validator of `schema`, or None if arguments cannot be checked."""
     if not isinstance(schema, Mapping):
-        return None, None
+        return None
     try:
         return _compiled(orjson.dumps(schema))
     except orjson.JSONEncodeError:
-        return None, None  # nested too deep, or not JSON
+        return None  # nested too deep, or not JSON
 
 
 @lru_cache(maxsize=4096)
-def _compiled(schema: bytes) -> tuple[BoundedValidator | None, Fits | None]:
-    given = orjson.loads(schema)
+def _compiled(schema: bytes) -> BoundedValidator | None:
     try:
-        return BoundedValidator(given), plain_fits(given)
+        return BoundedValidator(orjson.loads(schema))
     except NotChecked:
-        return None, None
+        return None
 
 
 def _first_problem(validator: BoundedValidator, arguments: Any) -> str | None:

@@ -80,12 +80,8 @@ class Source:
         """
         if self._starts is None or marker not in self._control:
             return True
-        index = bisect_left(self._starts, at)
-        while index < len(self._starts) and self._starts[index] == at:
-            if self._stops[index] == at + len(marker):
-                return True
-            index += 1
-        return False
+        first, last = bisect_left(self._starts, at), bisect_right(self._starts, at)
+        return at + len(marker) in self._stops[first:last]
 
     def tokens(self, span: Span) -> Span | None:
         """Return the range of tokens that covers the characters of `span`. Return None if the
@@ -184,20 +180,16 @@ class Source:
         """Return the position of the first character at or after `at` that is not white space. If
         there is none, return the end of the text.
         """
-        while True:
-            if at < len(self.text) and not self.text[at].isspace():
-                return at  # the common case, and cheaper than a match
-            at = _end(_SPACE, self.text, at)
-            if at < len(self.text) or self.closed:
-                return at
-            yield
+        if at < len(self.text) and not self.text[at].isspace():
+            return at  # the common case, and cheaper than a match
+        return (yield from self.run(at, _SPACE))
 
     def run(self, at: int, pattern: re.Pattern[str]) -> Steps[int]:
         """Return the end of the match of `pattern` at `at`. The pattern must be a repeated
         character class (`[...]*`).
         """
         while True:
-            at = _end(pattern, self.text, at)
+            at = pattern.match(self.text, at).end()  # type: ignore[union-attr]
             if at < len(self.text) or self.closed:
                 return at
             yield
@@ -237,12 +229,6 @@ class Source:
         while not self.closed:
             yield
         return len(self.text)
-
-
-def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Return the end of the match of `pattern` at `at`, or `at` if there is no match."""
-    match = pattern.match(text, at)
-    return match.end() if match is not None else at
 
 
 @lru_cache(maxsize=512)

@@ -10,13 +10,23 @@ mismatch.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolroll.parsers.reading.json_text import decode
-from toolroll.parsers.reading.plain_schema import TYPES
 from toolroll.parsers.reading.python_text import CONSTANTS, python_value
 
+# One check for each JSON type. A boolean is not a number. For an integer, both "integer" and
+# "number" are true.
+TYPES: dict[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "array": lambda value: isinstance(value, list),
+    "object": lambda value: isinstance(value, dict),
+}
 _SPELLED = {
     "str": "string", "text": "string", "int": "integer", "long": "integer", "float": "number",
     "double": "number", "bool": "boolean",
@@ -69,27 +79,23 @@ def guessed(text: str) -> Any:
     return text
 
 
-def kinds_of(schema: Mapping[str, Any]) -> frozenset[str] | None:
+def kinds_of(schema: Any) -> frozenset[str] | None:
     """Return the types that `schema` allows, or None if they are unknown."""
+    if not isinstance(schema, Mapping):
+        return None
     kind = schema.get("type")
     names = [kind] if isinstance(kind, str) else kind if isinstance(kind, list) else None
     if names is not None:
         return _known(names)
-    for word in ("enum", "const"):
-        if word in schema:
-            values = (
-                schema[word]
-                if word == "enum" and isinstance(schema[word], list)
-                else [schema[word]]
-            )
-            return frozenset(_kind(value) for value in values)
+    if "enum" in schema:
+        enum = schema["enum"]
+        return frozenset(map(_kind, enum if isinstance(enum, list) else [enum]))
+    if "const" in schema:
+        return frozenset({_kind(schema["const"])})
     for word in ("anyOf", "oneOf", "allOf"):
         branches = schema.get(word)
         if isinstance(branches, list) and branches:
-            return _union(
-                [kinds_of(branch) if isinstance(branch, Mapping) else None for branch in branches],
-                every=word != "allOf",
-            )
+            return _union([kinds_of(branch) for branch in branches], every=word != "allOf")
     return None
 
 

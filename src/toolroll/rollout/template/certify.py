@@ -38,7 +38,7 @@ from toolroll.rollout.template.probes import (
 )
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
-from toolroll.rollout.types import Message, Tool
+from toolroll.rollout.types import Message
 
 Outcome = Literal["append", "fork", "refuse", "wrong"]
 
@@ -124,18 +124,9 @@ class TemplateReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data, for `toolroll check-template --json`."""
-        return {
-            "exact": self.exact,
-            "fingerprint": self.fingerprint,
-            "stop_tokens": dict(self.stop_tokens),
-            "generation_prompt": self.generation_prompt,
-            "opens_reasoning": self.opens_reasoning,
-            "arguments": self.arguments,
-            "dated": self.dated,
-            "tools_change": self.tools_change,
-            "tokenizer": self.tokenizer,
-            "probes": [asdict(probe) for probe in self.probes],
-        }
+        data = asdict(self)
+        probes = list(data.pop("probes"))
+        return {"exact": self.exact, **data, "probes": probes}
 
 
 def certify(template: ChatTemplate) -> TemplateReport:
@@ -170,17 +161,7 @@ class _Subject:
 
 @lru_cache(maxsize=16)
 def _certified(subject: _Subject) -> TemplateReport:
-    given = subject.template
-    renderer = given.renderer
-    template = ChatTemplate(  # with history="fork", so that forks are reported as forks
-        given.tokenizer,
-        chat_template=renderer.chat_template,
-        kwargs=renderer.kwargs,
-        now=renderer.now,
-        stop_token_ids=given.stop_token_ids,
-        head_hook=renderer.head_hook,
-        encoder=given.encoder,
-    )
+    template = subject.template.variant(history="fork")  # so that forks are reported as forks
     thinks = _opens_reasoning(template)
     tried = (
         *(_tried(template, probe) for probe in probes(opens_reasoning=thinks)),
@@ -203,23 +184,14 @@ def _certified(subject: _Subject) -> TemplateReport:
 
 
 def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
-    def result(outcome: Outcome, detail: str = "", *, preserved: bool | None = None) -> ProbeResult:
-        return ProbeResult(probe.name, probe.what, outcome, detail, preserved)
-
-    tools = TOOLS if probe.tools else None
-    probe = replace(
-        probe, new=with_control(probe.new, max(template.encoder.control, key=len, default="<|x|>"))
-    )
+    result = partial(ProbeResult, probe.name, probe.what)
+    probe = replace(probe, new=with_control(probe.new, _mark(template)))
     try:
-        stream = template.prompt(probe.messages[:-1], tools)
-        whole = template.prompt([*probe.messages, *probe.new], tools)
-        text, finish_reason = _sampled_text(template, probe, tools)
-        said = template.encoder.encode(text, previous=stream[-1])
-        delta = template.delta(
-            probe.messages, probe.new, tools=tools, sampled_ids=said, finish_reason=finish_reason
-        )
+        stream = template.prompt(probe.messages[:-1], probe.tools)
+        whole = template.prompt([*probe.messages, *probe.new], probe.tools)
+        said, delta, _ = _continued(template, probe, stream)
     except HistoryRewrittenError as error:
-        return result("fork", error.reason, preserved=_preserved(template, probe, tools))
+        return result("fork", error.reason, preserved=_preserved(template, probe))
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
     # The start of the turn may be split into tokens differently in the whole render, because the
@@ -240,7 +212,6 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
     """
     messages: list[Message] = list(BASE)
     stream = template.prompt(messages, TOOLS)
-    mark = max(template.encoder.control, key=len, default="<|x|>")
     spans: list[TurnSpan] = []
     result = partial(
         ProbeResult,
@@ -250,30 +221,16 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
     probe = Probe("", "", tuple(messages), ())
     try:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
-            [answer] = with_control((answer,), mark)
+            [answer] = with_control((answer,), _mark(template))
             probe = Probe("", "", (*messages, turn), (answer,))
-            text, finish_reason = _sampled_text(template, probe, TOOLS)
-            said = template.encoder.encode(text, previous=stream[-1])
-            delta = template.delta(
-                probe.messages,
-                probe.new,
-                tools=TOOLS,
-                sampled_ids=said,
-                finish_reason=finish_reason,
-            )
-            spans.append(
-                TurnSpan(
-                    len(stream), len(stream) + len(said), len(messages), finish_reason == "stop"
-                )
-            )
+            said, delta, finish_reason = _continued(template, probe, stream)
+            begin, stop = len(stream), len(stream) + len(said)
+            spans.append(TurnSpan(begin, stop, len(messages), finish_reason == "stop"))
             stream = [*stream, *said, *delta]
             messages += [turn, answer]
     except HistoryRewrittenError as error:
-        return result(
-            "fork",
-            f"{error.reason} (call {len(spans) + 1})",
-            preserved=_preserved(template, probe, TOOLS),
-        )
+        detail = f"{error.reason} (call {len(spans) + 1})"
+        return result("fork", detail, preserved=_preserved(template, probe))
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
     found = template.verifier.check(ServedSequence(as_ids(stream), tuple(spans), messages, TOOLS))
@@ -282,6 +239,25 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
         if found is None
         else result("wrong", f"the finished sequence is not the render: {found}")
     )
+
+
+def _mark(template: ChatTemplate) -> str:
+    """Return the text of the template's longest control token."""
+    return max(template.encoder.control, key=len, default="<|x|>")
+
+
+def _continued(
+    template: ChatTemplate, probe: Probe, stream: Sequence[int]
+) -> tuple[list[int], list[int], str]:
+    """Return the ids of the turn that is sampled after the ids `stream`, the delta after the turn,
+    and the turn's finish reason.
+    """
+    text, finish_reason = _sampled_text(template, probe)
+    said = template.encoder.encode(text, previous=stream[-1])
+    delta = template.delta(
+        probe.messages, probe.new, tools=probe.tools, sampled_ids=said, finish_reason=finish_reason
+    )
+    return said, delta, finish_reason
 
 
 def _tokenizer(template: ChatTemplate) -> str:
@@ -299,13 +275,13 @@ def _tokenizer(template: ChatTemplate) -> str:
     )
 
 
-def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None) -> bool:
+def _preserved(template: ChatTemplate, probe: Probe) -> bool:
     """Return True if history="preserve" can continue the sequence: for at least one stop token, the
     text to append does not depend on the turn's text.
     """
     for stop in (None,) if probe.cut else template.stop_texts:
         try:
-            cursor = template.start(probe.messages[:-1], tools)
+            cursor = template.start(probe.messages[:-1], probe.tools)
             sampled = SampledText(HALF + (stop or ""), stop)
             cursor.derive(sampled, [*probe.messages[-1:], *probe.new])
         except HistoryRewrittenError:
@@ -314,9 +290,7 @@ def _preserved(template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | Non
     return False
 
 
-def _sampled_text(
-    template: ChatTemplate, probe: Probe, tools: Sequence[Tool] | None
-) -> tuple[str, str]:
+def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     """Return the text of the sampled turn, including its stop token, and its finish reason.
 
     For a turn with reasoning, this is its render at the end of a conversation. The same is true of
@@ -324,9 +298,9 @@ def _sampled_text(
     For any other turn, this is its render with later messages.
     """
     render = template.renderer.render
-    served = render(probe.messages[:-1], tools, generate=True)
-    alone = render(probe.messages, tools, generate=False)
-    whole = render([*probe.messages, *probe.new], tools, generate=True)
+    served = render(probe.messages[:-1], probe.tools, generate=True)
+    alone = render(probe.messages, probe.tools, generate=False)
+    whole = render([*probe.messages, *probe.new], probe.tools, generate=True)
     if probe.cut:
         shown = whole[len(served) :] if whole.startswith(served) else ""
         return shown[: shown.find(HALF) + len(HALF)] if HALF in shown else HALF, "length"

@@ -101,23 +101,24 @@ class ChatTemplate:
         """Return the same template, with `hook` applied to the head of each render: the leading
         system messages and the tools.
         """
-        return self._variant(self.renderer.kwargs, hook)
+        return self.variant(head_hook=hook)
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
         """Return the same template with `kwargs` added to its switches."""
-        return self._variant({**self.renderer.kwargs, **kwargs}, self.renderer.head_hook)
+        return self.variant(kwargs={**self.renderer.kwargs, **kwargs})
 
-    def _variant(self, kwargs: Mapping[str, Any], hook: HeadHook | None) -> ChatTemplate:
-        return ChatTemplate(
-            self.tokenizer,
-            chat_template=self.renderer.chat_template,
-            kwargs=kwargs,
-            history=self.history,
-            now=self.renderer.now,
-            stop_token_ids=self.stop_token_ids,
-            head_hook=hook,
-            encoder=self.encoder,
-        )
+    def variant(self, **changes: Any) -> ChatTemplate:
+        """Return the same template with some of the constructor's arguments changed."""
+        given = {
+            "chat_template": self.renderer.chat_template,
+            "kwargs": self.renderer.kwargs,
+            "history": self.history,
+            "now": self.renderer.now,
+            "stop_token_ids": self.stop_token_ids,
+            "head_hook": self.renderer.head_hook,
+            "encoder": self.encoder,
+        }
+        return ChatTemplate(self.tokenizer, **{**given, **changes})
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

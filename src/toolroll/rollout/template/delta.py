@@ -22,7 +22,6 @@ Invariants (I3 and I5 refer to the README):
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from functools import cached_property
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.bodies import texts_of
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.render import Head, Renderer, read_arguments
+from toolroll.rollout.template.render import Head, Renderer
 from toolroll.rollout.types import Message
 
 SENTINEL = f"Nq{secrets.token_hex(4)}zN"
@@ -174,12 +173,7 @@ class DeltaRenderer:
             return None
         begin, end = len(served), len(served) + len(sampled.text)
         if not whole.startswith(sampled.text, begin):
-            hits = [
-                (whole.find(stop, begin), -len(stop), stop)
-                for stop in self._all_stops(sampled)
-                if stop in whole[begin:]
-            ]
-            close_at, _, close = min(hits, default=(0, 0, ""))
+            close_at, close = self._first_stop(whole, begin, sampled)
             if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.body):
                 return None
             end = close_at + len(close)
@@ -187,6 +181,18 @@ class DeltaRenderer:
 
     def _all_stops(self, sampled: SampledText) -> set[str]:
         return {*self.stops, *sampled.stops, *([sampled.stop] if sampled.stop else ())}
+
+    def _first_stop(self, text: str, begin: int, sampled: SampledText) -> tuple[int, str | None]:
+        """Return the position and the text of the first stop token in `text` from `begin` on. If
+        there is none, return the end of `text` and None.
+        """
+        hits = [
+            (text.find(stop, begin), -len(stop), stop)
+            for stop in self._all_stops(sampled)
+            if stop in text[begin:]
+        ]
+        at, _, first = min(hits, default=(len(text), 0, None))
+        return at, first
 
     # --- the tail ---------------------------------------------------------------------------------
 
@@ -206,13 +212,8 @@ class DeltaRenderer:
                 "turn as it was sampled"
             )
         after, alone = self._after_sentinel(messages, new, head)
-        hits = [
-            (alone.find(stop), -len(stop), stop)
-            for stop in self._all_stops(sampled)
-            if stop in alone
-        ]
-        if hits:
-            close_at, _, own = min(hits)
+        close_at, own = self._first_stop(alone, 0, sampled)
+        if own is not None:
             if not after.startswith(alone[:close_at]):
                 raise HistoryRewrittenError(
                     "the template moves or changes the end of the assistant turn"
@@ -255,7 +256,7 @@ class DeltaRenderer:
         `new`.
         """
         turn = messages[-1]
-        probes = [_probe_content(turn)]
+        probes = [{**turn, "content": (turn.get("content") or "") + SENTINEL}]
         if turn.get("tool_calls"):
             probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
         elif turn.get("reasoning_content") and not turn.get("content"):
@@ -346,22 +347,13 @@ class DeltaRenderer:
 def _probe_arguments(turn: Message, *, text: bool) -> Message:
     calls = [dict(call) for call in turn["tool_calls"]]
     function = dict(calls[-1]["function"])
-    arguments = function.get("arguments")
+    arguments = function["arguments"]  # in the template's form, because the turn is prepared
     if text:
-        shown = (
-            arguments
-            if isinstance(arguments, str)
-            else json.dumps(arguments or {}, ensure_ascii=False)
-        )
-        function["arguments"] = shown + SENTINEL
+        function["arguments"] = arguments + SENTINEL
     else:
-        function["arguments"] = {**read_arguments(arguments), _LAST_ARGUMENT: SENTINEL}
+        function["arguments"] = {**arguments, _LAST_ARGUMENT: SENTINEL}
     calls[-1]["function"] = function
     return {**turn, "tool_calls": calls}
-
-
-def _probe_content(turn: Message) -> Message:
-    return {**turn, "content": (turn.get("content") or "") + SENTINEL}
 
 
 def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:

@@ -162,14 +162,11 @@ class Encoder:
 
     def _controls(self, text: str, bodies: Sequence[Span]) -> list[re.Match[str]]:
         """Return the control tokens of `text` that are outside `bodies`."""
-        found = list(self.pattern.finditer(text))
-        if not bodies:
-            return found
-
-        def is_control_token(match: re.Match[str]) -> bool:
-            return not any(start <= match.start() and match.end() <= stop for start, stop in bodies)
-
-        return list(filter(is_control_token, found))
+        return [
+            match
+            for match in self.pattern.finditer(text)
+            if not any(start <= match.start() and match.end() <= stop for start, stop in bodies)
+        ]
 
     def _ids_of(self, piece: str, place: _Place) -> Sequence[int]:
         if not piece:

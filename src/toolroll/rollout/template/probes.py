@@ -4,8 +4,8 @@ episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolroll.rollout.types import Message, Tool
@@ -16,15 +16,15 @@ class Probe:
     """A conversation, and the messages to append to it.
 
     The last of `messages` is the assistant turn, which is treated as sampled. `what` describes the
-    probe in reports. `tools`: the conversation has tools. `cut`: the turn was truncated by its
-    length, so it has no stop token.
+    probe in reports. `tools` are the tools of the conversation. `cut`: the turn was truncated by
+    its length, so it has no stop token.
     """
 
     name: str
     what: str
     messages: tuple[Message, ...]
     new: tuple[Message, ...]
-    tools: bool = True
+    tools: Sequence[Tool] | None = field(default_factory=lambda: TOOLS)
     cut: bool = False
 
 
@@ -44,7 +44,7 @@ def _tool(name: str, properties: Mapping[str, Any]) -> Tool:
 
 
 OTHER = _tool("list_all", {})
-TOOLS = [_tool("look", {"key": {"type": "string"}}), OTHER]
+TOOLS: list[Tool] = [_tool("look", {"key": {"type": "string"}}), OTHER]
 USER: list[Message] = [{"role": "user", "content": "What is x?"}]
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
 BASE = (_SYSTEM, *USER)
@@ -114,7 +114,7 @@ _BATTERY = (
         (_AGAIN,),
     ),
     Probe("no_system", "a tool result without a system message", _CALL[1:], (_result("1"),)),
-    Probe("no_tools", "a user message without any tools", (*BASE, _ANSWER), (_AGAIN,), tools=False),
+    Probe("no_tools", "a user message without any tools", (*BASE, _ANSWER), (_AGAIN,), tools=None),
     Probe(
         "thought_tool",
         "a tool result after a thought and a call",

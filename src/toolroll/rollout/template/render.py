@@ -23,27 +23,15 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Literal
 
-import jinja2
-
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.template.caches.sandbox import compile_template
+from toolroll.rollout.template.reference import RENDER_ERRORS
 from toolroll.rollout.types import Message, Tool
 
 HeadHook = Callable[[str], str]
 ArgumentForm = Literal["dict", "text"]
 
-_RENDER_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
-"""Exceptions that a template or its sandbox may raise for messages that it refuses."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _FIRST, _SECOND = "Pq1zP", "Pq2zP"
 """Sentinels made of ASCII letters and digits, which no template strips, escapes or splits."""
@@ -171,7 +159,7 @@ class Renderer:
                 tokenize=False,
                 **self._variables,
             )
-        except _RENDER_ERRORS as error:
+        except RENDER_ERRORS as error:
             roles = " ".join(str(message.get("role")) for message in messages[-8:])
             raise TemplateError(
                 f"the chat template refuses this conversation of {len(messages)} messages "
@@ -291,12 +279,12 @@ def _with_arguments(message: Message, form: ArgumentForm) -> Message:
                 arguments or {}, ensure_ascii=False, separators=(",", ":")
             )
         elif form == "dict" and not isinstance(arguments, Mapping):
-            function["arguments"] = read_arguments(arguments)
+            function["arguments"] = _read_arguments(arguments)
         calls.append({**call, "function": function})
     return {**message, "tool_calls": calls}
 
 
-def read_arguments(arguments: Any) -> dict[str, Any]:
+def _read_arguments(arguments: Any) -> dict[str, Any]:
     """Return tool arguments as an object, decoded from JSON text if needed.
 
     Return `{}` for malformed arguments, because the history may contain malformed calls, and must

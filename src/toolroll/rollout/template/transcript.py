@@ -15,7 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ import numpy as np
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
-from toolroll.rollout.template.encode import Span
+from toolroll.rollout.template.encode import Span, as_ids
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message, MessageSpan, Tool, Trajectory, Turn
 
@@ -57,27 +57,23 @@ def tokenize_conversation(
     """
     messages = [plain_content(message) for message in messages]
     text, bodies = template.conversation(messages, tools, generate=False)
-    pieces = _pieces(template, messages, tools, text)
+    pieces = _Recorded(template, messages, tools, text).pieces()
     ids: list[int] = []
+    mask: list[int] = []
     spans: list[MessageSpan] = []
     turns: list[Turn] = []
-    mask = np.zeros(0, dtype=np.uint8)
-    for piece in pieces:
+    for piece, added in _encoded(template, text, bodies, pieces, None):
         start = len(ids)
-        previous = ids[-1] if ids else None
-        ids += template.encoder.encode(
-            text[piece.start : piece.stop], _within(bodies, piece), previous=previous
-        )
+        ids += added
+        mask += [int(piece.trained)] * len(added)
         spans.append(MessageSpan(piece.first, piece.last, start, len(ids)))
-        mask = np.append(mask, np.full(len(ids) - start, piece.trained, dtype=np.uint8))
         if piece.trained or piece.excluded:
             turns.append(Turn(start, len(ids), "stop", excluded=piece.excluded))
     first = next((turn.start for turn in turns if turn.excluded is None), len(ids))
-    logprobs = np.full(len(ids), np.nan, dtype=np.float32)
     return Trajectory(
-        np.array(ids, dtype=np.int32),
-        mask,
-        logprobs,
+        as_ids(ids),
+        np.array(mask, dtype=np.uint8),
+        np.full(len(ids), np.nan, dtype=np.float32),
         tuple(turns),
         first,
         source="transcript",
@@ -121,12 +117,8 @@ def last_message_delta(
     ids: list[int] = []
     mask: list[int] = []
     previous = template.encoder.ending_id(prior)
-    for piece in pieces:
-        added = template.encoder.encode(
-            text[piece.start : piece.stop], _within(bodies, piece), previous=previous
-        )
+    for piece, added in _encoded(template, text, bodies, pieces, previous):
         ids += added
-        previous = ids[-1] if ids else previous
         mask += [int(piece.trained)] * len(added)
     return ids, mask
 
@@ -145,13 +137,25 @@ def _before_last(messages: Sequence[Message]) -> int:
     return before
 
 
-def _within(bodies: Sequence[Span], piece: _Piece) -> list[Span]:
-    """Return the spans that are inside `piece`, relative to its start."""
-    return [
-        (start - piece.start, stop - piece.start)
-        for start, stop in bodies
-        if piece.start <= start and stop <= piece.stop
-    ]
+def _encoded(
+    template: ChatTemplate,
+    text: str,
+    bodies: Sequence[Span],
+    pieces: Sequence[_Piece],
+    previous: int | None,
+) -> Iterator[tuple[_Piece, list[int]]]:
+    """Yield the consecutive `pieces` of the render `text`, each with its ids. `previous` is the id
+    before the first piece (see `Encoder.encode`).
+    """
+    for piece in pieces:
+        within = [
+            (start - piece.start, stop - piece.start)
+            for start, stop in bodies
+            if piece.start <= start and stop <= piece.stop
+        ]
+        ids = template.encoder.encode(text[piece.start : piece.stop], within, previous=previous)
+        previous = ids[-1] if ids else previous
+        yield piece, ids
 
 
 def _sampled_text_end(template: ChatTemplate, text: str, begin: int) -> int:
@@ -162,47 +166,6 @@ def _sampled_text_end(template: ChatTemplate, text: str, begin: int) -> int:
         (at + len(stop) for stop in template.stop_texts if (at := text.rfind(stop)) >= begin),
         default=len(text),
     )
-
-
-def _pieces(
-    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str
-) -> list[_Piece]:
-    """Split the whole render at the start and the end of each assistant turn."""
-    pieces: list[_Piece] = []
-    at = first = 0
-    unplaced: str | None = None
-    for index, message in enumerate(messages):
-        if message.get("role") != "assistant":
-            continue
-        begin = _begin(template, messages, index, tools, text)
-        stop = _end(template, messages, index, tools, text, begin or at)
-        if stop is None or not at <= (begin or at) <= stop:
-            # the turn becomes part of the next piece
-            unplaced = "the position of this turn in the whole render is unknown"
-            continue
-        spelled = None if begin is None else _spelled_marker(template, text[begin:stop])
-        if begin is not None and spelled is not None:
-            reason = f"its text contains {spelled!r}, which would be trained as the control token"
-            pieces += [
-                _Piece(at, begin, first, index - 1, excluded=unplaced),
-                _Piece(begin, stop, index, index, excluded=reason),
-            ]
-        elif begin is None:
-            reason = (
-                "the template does not show the generation prompt before this turn once "
-                "messages follow"
-            )
-            pieces.append(_Piece(at, stop, first, index, excluded=reason))
-        else:
-            said = _sampled_until(template, text, stop)
-            pieces += [
-                _Piece(at, begin, first, index - 1, excluded=unplaced),
-                _Piece(begin, said, index, index, trained=True),
-            ]
-            pieces.append(_Piece(said, stop, index, index))
-        at, first, unplaced = stop, index + 1, None
-    pieces.append(_Piece(at, len(text), first, len(messages) - 1, excluded=unplaced))
-    return [piece for piece in pieces if piece.stop > piece.start]
 
 
 def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
@@ -229,65 +192,93 @@ def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
     )
 
 
-def _begin(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    index: int,
-    tools: Sequence[Tool] | None,
-    text: str,
-) -> int | None:
-    """Return where turn `index` starts in `text`, after its generation prompt. Return None if the
-    whole render does not contain that prompt.
-    """
-    served = template.renderer.render(messages[:index], tools, generate=True)
-    if text.startswith(served):
-        return len(served)
-    before = next(
-        (at for at in range(index - 1, -1, -1) if messages[at].get("role") == "assistant"), None
-    )
-    if before is None:
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recorded conversation. `text` is the render of the whole conversation."""
+
+    template: ChatTemplate
+    messages: Sequence[Message]
+    tools: Sequence[Tool] | None
+    text: str
+
+    def pieces(self) -> list[_Piece]:
+        """Split the whole render at the start and the end of each assistant turn."""
+        pieces: list[_Piece] = []
+        at = first = 0
+        unplaced: str | None = None
+        for index, message in enumerate(self.messages):
+            if message.get("role") != "assistant":
+                continue
+            begin = self._begin(index)
+            stop = self._end(index, begin or at)
+            if stop is None or not at <= (begin or at) <= stop:
+                # the turn becomes part of the next piece
+                unplaced = "the position of this turn in the whole render is unknown"
+                continue
+            if begin is None:
+                reason = (
+                    "the template does not show the generation prompt before this turn once "
+                    "messages follow"
+                )
+                pieces.append(_Piece(at, stop, first, index, excluded=reason))
+            else:
+                pieces.append(_Piece(at, begin, first, index - 1, excluded=unplaced))
+                pieces += self._turn(index, begin, stop)
+            at, first, unplaced = stop, index + 1, None
+        pieces.append(_Piece(at, len(self.text), first, len(self.messages) - 1, excluded=unplaced))
+        return [piece for piece in pieces if piece.stop > piece.start]
+
+    def _turn(self, index: int, begin: int, stop: int) -> list[_Piece]:
+        """Return the pieces of turn `index`, which is rendered from `begin` to `stop`."""
+        spelled = _spelled_marker(self.template, self.text[begin:stop])
+        if spelled is not None:
+            reason = f"its text contains {spelled!r}, which would be trained as the control token"
+            return [_Piece(begin, stop, index, index, excluded=reason)]
+        said = _sampled_until(self.template, self.text, stop)
+        trained = _Piece(begin, said, index, index, trained=True)
+        return [trained, _Piece(said, stop, index, index)]
+
+    def _begin(self, index: int) -> int | None:
+        """Return where turn `index` starts in `text`, after its generation prompt. Return None if
+        the whole render does not contain that prompt.
+        """
+        served = self.template.renderer.render(self.messages[:index], self.tools, generate=True)
+        if self.text.startswith(served):
+            return len(served)
+        before = next(
+            (at for at in range(index - 1, -1, -1) if self.messages[at].get("role") == "assistant"),
+            None,
+        )
+        if before is None:
+            return None
+        # an earlier turn is rendered differently, but the text after it may be the same
+        then = self._text_after(before, index)
+        end = None if then is None else self._end(before, 0)
+        if then is None or end is None or not self.text.startswith(then, end):
+            return None
+        return end + len(then)
+
+    def _end(self, index: int, begin: int) -> int | None:
+        """Return where turn `index` ends in `text`, including its stop token. Return None if the
+        end is unknown or the template moves it.
+        """
+        if index == len(self.messages) - 1:
+            return _sampled_text_end(self.template, self.text, begin)
+        then = self._text_after(index)
+        if then is None:
+            return None
+        whole = self.template.renderer.render(self.messages, self.tools, generate=True)
+        at = len(whole) - len(then)
+        return at if whole[:at] == self.text[:at] else None
+
+    def _text_after(self, index: int, stop: int | None = None) -> str | None:
+        """Return the text after turn `index` in the render of the messages before `stop` (default:
+        all), up to and including the last generation prompt. Return None if this text is unknown.
+        """
+        for mark in self.template.stop_texts:
+            try:
+                cursor = self.template.start(self.messages[:index], self.tools)
+                return cursor.derive(SampledText(mark, mark), self.messages[index:stop]).text
+            except (HistoryRewrittenError, TemplateError):
+                continue
         return None
-    # an earlier turn is rendered differently, but the text after it may be the same
-    then = _text_after(template, messages[:index], before, tools)
-    end = None if then is None else _end(template, messages, before, tools, text, 0)
-    return (
-        end + len(then)
-        if then is not None and end is not None and text.startswith(then, end)
-        else None
-    )
-
-
-def _end(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    index: int,
-    tools: Sequence[Tool] | None,
-    text: str,
-    begin: int,
-) -> int | None:
-    """Return where turn `index` ends in `text`, including its stop token. Return None if the end is
-    unknown or the template moves it.
-    """
-    if index == len(messages) - 1:
-        return _sampled_text_end(template, text, begin)
-    then = _text_after(template, messages, index, tools)
-    if then is None:
-        return None
-    whole = template.renderer.render(messages, tools, generate=True)
-    at = len(whole) - len(then)
-    return at if whole[:at] == text[:at] else None
-
-
-def _text_after(
-    template: ChatTemplate, messages: Sequence[Message], index: int, tools: Sequence[Tool] | None
-) -> str | None:
-    """Return the text after turn `index`, up to and including the last generation prompt. Return
-    None if this text is unknown.
-    """
-    for stop in template.stop_texts:
-        try:
-            cursor = template.start(messages[:index], tools)
-            return cursor.derive(SampledText(stop, stop), messages[index:]).text
-        except (HistoryRewrittenError, TemplateError):
-            continue
-    return None

@@ -37,10 +37,6 @@ from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
 from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConversation
 from toolroll.rollout.types import IdArray, Message, Tool
 
-_SAMPLE = 3
-"""The number of deltas that are checked in a sequence whose template rewrites history. Each check
-costs one render.
-"""
 _PROMPTS = 128
 """The number of encoded first prompts to cache. All samples of a task share one first prompt."""
 
@@ -138,10 +134,8 @@ class Verifier:
                 self._check_preserved(served, talk)
             else:
                 self._check_all(served, talk)
-        except _Mismatch as found:
-            return found.kind
-        except NeutralTextError as error:
-            return str(error)
+        except (_Mismatch, NeutralTextError) as found:
+            return str(found)
         except RENDER_ERRORS as error:
             return f"render: {error}"
         return None
@@ -297,11 +291,8 @@ class Verifier:
         delta must include the token that closes it.
         """
         expected = self._encode(shown.neutral)
-        controls, own, within = (
-            self._controls(expected),
-            self._controls(delta),
-            self._controls(turn),
-        )
+        controls, own = self._controls(expected), self._controls(delta)
+        within = self._controls(turn)
         closing = [place for place, index in enumerate(controls) if index in self._closes]
         count = sum(index in self._closes for index in within)
         begin = closing[count - 1] if 0 < count <= len(closing) else len(within)
@@ -317,13 +308,14 @@ class Verifier:
     # --- a sequence whose history was preserved ---------------------------------------------------
 
     def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
-        """Check a few deltas of a sequence whose template rewrites history. Each delta must be the
-        end of the prompt that was rendered when the delta was appended.
+        """Check three deltas of a sequence whose template rewrites history: the first, one in the
+        middle and the last, because each check costs one render. Each delta must be the end of the
+        prompt that was rendered when the delta was appended.
         """
         self._check_prompt(served, talk)
         gaps = list(zip(served.turns, served.turns[1:], strict=False))
         middle = len(gaps) // 2
-        for turn, following in [*gaps[:1], *gaps[middle : middle + 1], *gaps[-1:]][:_SAMPLE]:
+        for turn, following in [*gaps[:1], *gaps[middle : middle + 1], *gaps[-1:]]:
             sampled = served.input_ids[turn.start : turn.stop].tolist()
             delta = served.input_ids[turn.stop : following.start].tolist()
             ended = turn.stopped and sampled[-1] in self._control
@@ -462,6 +454,4 @@ class _Walk:
 
 
 class _Mismatch(Exception):
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
+    """The sequence is not correct. The message is the kind of the difference."""
