@@ -15,11 +15,17 @@ import numpy as np
 import pytest
 from support.clock import skip
 
+from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
+from toolroll.rollout.errors import (
+    ActionError,
+    ContextOverflowError,
+    TemplateError,
+    UsageError,
+)
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
@@ -431,3 +437,20 @@ async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
     async with serving(tokenizer) as served:
         with pytest.raises(UsageError, match=r"Mean\.reward_mode must be 'final' or 'sum'"):
             await agent(served).asolve(Mean(), task=TASK)
+
+
+async def test_the_environment_s_own_info_does_not_make_a_reply_invalid(tokenizer: Any) -> None:
+    class Strict(Talk):
+        """Refuses every second reply."""
+
+        def step(self, action: Action) -> StepResult:
+            step = super().step(action)
+            if self.turns % 2:
+                raise ActionError("say it again")
+            return StepResult(step.messages, done=step.done, info={"invalid_action": True})
+
+    async with serving(tokenizer) as served:
+        player = agent(served, policy=CallPolicy(max_invalid_in_a_row=2))
+        result = await player.asolve(Strict(turns=6), task=TASK, session_id="s")
+    assert result.stop_reason is StopReason.DONE
+    assert result.metrics["invalid_replies"] == 3.0

@@ -430,6 +430,10 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("thinking.type", {"thinking": {"type": "between_tools"}}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
     ("output_config.effort", {"output_config": {"effort": "low"}}),
+    (
+        "output_config.format.schema_",
+        {"output_config": {"format": {"type": "json_schema", "schema_": {}}}},
+    ),
     ("output_config.format.type", {"output_config": {"format": {"type": "xml", "schema": {}}}}),
     ("temperature", {"temperature": -1}),
     ("top_p", {"top_p": 2}),

@@ -393,6 +393,7 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("reasoning.effort", {"reasoning": {"effort": "high"}}),
     ("reasoning.effort", {"reasoning": {"effort": "extreme"}}),
     ("text.verbosity", {"text": {"verbosity": "low"}}),
+    ("text.format.schema_", {"text": {"format": {"type": "json_schema", "schema_": {}}}}),
     ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
     (

@@ -123,8 +123,6 @@ class NamedChoice(Body):
 class JsonSchema(Body):
     """A named JSON schema."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
     name: str = "schema"
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from toolroll.rollout.server.protocol import Body, StopList
 
@@ -22,8 +22,6 @@ class Thinking(Body):
 
 class OutputFormat(Body):
     """An output format: JSON that follows a schema."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")

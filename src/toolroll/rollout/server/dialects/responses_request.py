@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from toolroll.rollout.server.protocol import Body, StreamOptions
 
@@ -25,8 +25,6 @@ class Reasoning(Body):
 
 class TextFormat(Body):
     """An output format: text, any JSON object, or JSON that follows a schema."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
