@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 from toolroll.rollout.errors import ToolrollError, UsageError
 from toolroll.rollout.runs.environment_class import EnvironmentClass, env_args_of
@@ -84,7 +84,7 @@ def _factory_of(
         )
     if not getattr(made, "name", ""):
         made.name = short
-    factory: EnvironmentFactory = made
+    factory = cast(EnvironmentFactory, made)
     return _Configured(factory, arguments) if made is found and arguments else factory
 
 

@@ -176,7 +176,7 @@ class DeltaRenderer:
             close_at, close = self._first_stop(whole, begin, sampled)
             if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.body):
                 return None
-            end = close_at + len(close)
+            end = close_at + len(sampled.stop)
         return None if _shown_again(turn, whole[end:]) else end
 
     def _all_stops(self, sampled: SampledText) -> set[str]:
@@ -187,9 +187,9 @@ class DeltaRenderer:
         there is none, return the end of `text` and None.
         """
         hits = [
-            (text.find(stop, begin), -len(stop), stop)
+            (at, -len(stop), stop)
             for stop in self._all_stops(sampled)
-            if stop in text[begin:]
+            if (at := text.find(stop, begin)) >= 0
         ]
         at, _, first = min(hits, default=(len(text), 0, None))
         return at, first
