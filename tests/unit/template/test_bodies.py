@@ -12,6 +12,7 @@ import pytest
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.bodies import _opening
 from toolroll.rollout.types import Message
 
 TURNS = (
@@ -209,3 +210,8 @@ def test_a_value_that_prints_a_control_token_is_refused(tokenizer: Any, value: A
     subject = ChatTemplate(tokenizer, chat_template=source)
     with pytest.raises(TemplateError, match=f"a {type(value).__name__} in a message or a tool"):
         subject.prompt(HEAD[:1], [{"type": "function", "function": {"name": "f", "x": value}}])
+
+
+def test_the_random_number_does_not_change_the_length_of_a_marker() -> None:
+    """A template that counts characters would otherwise refuse a conversation only now and then."""
+    assert {len(_opening(number)) for number in (0, 7, 10**11, 10**12 - 1)} == {14}

@@ -35,7 +35,14 @@ def _written(number: int) -> str:
     return "".join(_LETTERS[int(digit)] for digit in str(number))
 
 
-_OPEN, _CLOSE = "子" + _written(secrets.randbelow(10**12)) + "丑", "寅"
+def _opening(number: int) -> str:
+    """Return the start of a marker. Its length is always the same: a template that counts
+    characters must render every process's markers alike.
+    """
+    return "子" + _written(number).rjust(12, _LETTERS[0]) + "丑"
+
+
+_OPEN, _CLOSE = _opening(secrets.randbelow(10**12)), "寅"
 _MARKER = re.compile(f"{_OPEN}([{_LETTERS}]+){_CLOSE}")
 _GENERATION = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 """The tags that transformers adds to Jinja. They mark text and do not change it."""
