@@ -242,6 +242,18 @@ async def test_a_cancellation_after_a_wrong_task_waits_for_a_close_that_has_begu
     assert closed.is_set()
 
 
+async def test_the_error_of_an_episode_keeps_its_cause() -> None:
+    async def wrong() -> None:
+        try:
+            int("x")
+        except ValueError as error:
+            raise UsageError("the task is wrong") from error
+
+    with pytest.raises(UsageError) as caught:
+        await gather([wrong()])
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
 async def test_a_cancelled_step_ends_a_driven_episode() -> None:
     Closing.clear()
     begun = threading.Event()

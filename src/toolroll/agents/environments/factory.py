@@ -4,7 +4,7 @@ OpenAI's format.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
@@ -48,7 +48,7 @@ class Factory:
         return options.user
 
 
-def function_tool(name: str, description: Any, parameters: Any) -> Tool:
+def function_tool(name: str, description: str | None, parameters: Mapping[str, Any]) -> Tool:
     """Return a tool in OpenAI's format. `parameters` is a JSON schema."""
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}

@@ -162,7 +162,7 @@ class _Loop:
             step = StepResult()
             if decision.action is not None:
                 step = await self._act(turn, decision.action)
-            if tracker.counts["invalid_replies"] == invalid_replies:
+            if tracker.counts["invalid_replies"] == invalid_replies:  # this one was valid
                 tracker.invalid_in_a_row = 0
             answers = order_by_call(turn.parsed.tool_calls, decision.answers, step.messages)
             conversation.extend(answers, step.tools)

@@ -258,8 +258,10 @@ async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(episode) for episode in episodes]
     except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
+        error = failed.exceptions[0]
+    else:
+        return [task.result() for task in tasks]
+    raise error  # not above, where `raise` would replace the error's cause or context
 
 
 def task_index(prompt: Any) -> int:

@@ -55,8 +55,11 @@ def read_messages(
     if not developer:
         messages = with_role(messages, "developer", "system")
     if answer and messages[-1]["role"] == "assistant":
-        words = "the last message is from the assistant: to continue it, set"
-        raise _invalid_message("messages", f"{words} continue_final_message: true")
+        raise _invalid_message(
+            "messages",
+            "the last message is from the assistant: to continue it, set "
+            "continue_final_message: true",
+        )
     return messages
 
 

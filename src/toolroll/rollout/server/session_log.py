@@ -26,7 +26,7 @@ from toolroll.rollout.session.node import Node
 from toolroll.rollout.types import Completion, IdArray, WeightVersion
 
 IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
-_UNCHANGED = ("finish_reason matched prompt_tokens cached_tokens latency attempts rid").split()
+_UNCHANGED = "finish_reason matched prompt_tokens cached_tokens latency attempts rid".split()
 """The fields of a completion that are written as they are."""
 
 

@@ -121,7 +121,8 @@ class ChoiceStream:
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Return the new deltas that later ids cannot change. `ids` are all ids sampled so far."""
         text, spans = self._text.feed(ids)
-        return list(map(self._with_id, self._reply.feed(text, offsets=spans))) if text else []
+        steps = self._reply.feed(text, offsets=spans) if text else []
+        return [self._with_id(step) for step in steps]
 
     def finish(self, answer: Choice) -> list[Delta]:
         """Return the remaining deltas of the finished `answer`. Raise `ApiError` if `answer`

@@ -1,6 +1,6 @@
 """`ReferenceRender`: renders conversations as `transformers` does, for `Verifier`.
 
-This module uses no code of `Renderer`. It calls `tokenizer.apply_chat_template` directly. It
+This module shares no code with `Renderer`. It calls `tokenizer.apply_chat_template` directly. It
 uses its own probe conversations to find out which input forms a template accepts.
 """
 

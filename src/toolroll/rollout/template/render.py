@@ -23,15 +23,27 @@ from functools import partial
 from types import FunctionType
 from typing import Any, Literal
 
+import jinja2
+
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.template.caches.sandbox import compile_template
-from toolroll.rollout.template.reference import RENDER_ERRORS
 from toolroll.rollout.types import Message, Tool
 
 HeadHook = Callable[[str], str]
 ArgumentForm = Literal["dict", "text"]
 
+_RENDER_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Exceptions that a template or its sandbox may raise for messages that it refuses."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _FIRST, _SECOND = "Pq1zP", "Pq2zP"
 """Sentinels made of ASCII letters and digits, which no template strips, escapes or splits."""
@@ -159,7 +171,7 @@ class Renderer:
                 tokenize=False,
                 **self._variables,
             )
-        except RENDER_ERRORS as error:
+        except _RENDER_ERRORS as error:
             roles = " ".join(str(message.get("role")) for message in messages[-8:])
             raise TemplateError(
                 f"the chat template refuses this conversation of {len(messages)} messages "
