@@ -93,6 +93,10 @@ def refused(
             ["serve", "--model", "embedded", "--history", "foo"],
             "--history: must be 'fork' or",
         ),
+        (
+            ["serve", "--model", "embedded", "--verify", "x", "--port", "-1"],
+            "--port: must be at least 0; --verify: must be 'off', ",
+        ),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; did you mean 2-5?"),
         ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is not valid Jinja: line 2: "),
         (

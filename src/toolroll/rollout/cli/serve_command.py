@@ -114,7 +114,8 @@ def _serve(**options: Any) -> None:
     """
     from toolroll.rollout.server.serve import serve as serve_endpoint
 
-    args = _valid(_ServeArgs, {**options, "pace_gc": not options["no_gc"]})
+    own = {**options, "pace_gc": not options["no_gc"], "verify": None}  # it is the endpoint's
+    args = _valid(_ServeArgs, own)
     settings = _valid(EndpointSettings, {**options, "api_key": _key(args.api_key_env)})
     _log_requests()
     with named():
