@@ -102,6 +102,15 @@ async def test_a_text_prompt_is_encoded(tokenizer: Any) -> None:
     assert seen[0].text == "<|turn|>user\nHello there.<|end|>"
 
 
+@pytest.mark.parametrize("text", ["", ["Hello.", ""]])
+async def test_a_text_without_tokens_is_refused(tokenizer: Any, text: Any) -> None:
+    async with wired(tokenizer, says("Hm.")) as (engine, wire):
+        answer = await wire.post("/generate", {"text": text})
+        assert answer.status == 400
+        assert "text must have at least one token" in answer.body["message"]
+        assert engine.log == []
+
+
 # --- stops ----------------------------------------------------------------------------------------
 
 STOPS: list[tuple[str, list[int], dict[str, Any], str, list[int], dict[str, Any]]] = [

@@ -1,4 +1,4 @@
-"""`Factory`: the base class of the library's environment factories. `function_tool`: a tool in
+"""`Factory`: the base class of the library's environment factories. `openai_tool`: a tool in
 OpenAI's format.
 """
 
@@ -48,7 +48,7 @@ class Factory:
         return options.user
 
 
-def function_tool(name: str, description: str | None, parameters: Mapping[str, Any]) -> Tool:
+def openai_tool(name: str, description: str | None, parameters: Mapping[str, Any]) -> Tool:
     """Return a tool in OpenAI's format. `parameters` is a JSON schema."""
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": function}

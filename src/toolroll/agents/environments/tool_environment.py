@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.agents.environments.factory import Factory, function_tool
+from toolroll.agents.environments.factory import Factory, openai_tool
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
 from toolroll.rollout.runtime.jsonable import plain
@@ -153,7 +153,7 @@ class _FunctionTool:
         names = list(inspect.signature(function).parameters)
         self.first = names[0] if names and names[0] in _STATE else ""
         self.signature = Signature(function, skip=(self.first,) if self.first else ())
-        self.schema = function_tool(self.name, self.signature.summary, self.signature.schema())
+        self.schema = openai_tool(self.name, self.signature.summary, self.signature.schema())
 
 
 class _Named:

@@ -1,5 +1,5 @@
-"""Messages about wrong settings: pydantic's validation errors in words, and suggestions for unknown
-names.
+"""Error messages about settings: pydantic's validation errors in plain words, and the known name
+that is closest to a misspelled one.
 """
 
 from __future__ import annotations

@@ -81,8 +81,10 @@ class Prompt:
         return replace(self, input_ids=ids, delta=ids, dropped=self.input_ids[:drop])
 
     def ids_json(self, before: bytes | None) -> bytes:
-        """Return `input_ids` as JSON text without brackets. `before`: the same text for the prompt
-        of `turn`, or None if this text is no longer stored. It is reused if possible.
+        """Return `input_ids` as JSON text without brackets.
+
+        `before` is the stored JSON text of the prompt of `turn`, or None if it was dropped. If this
+        prompt continues `turn`, only the new ids are converted.
         """
         if before is None or self.turn is None or self.parent != self.turn.node:
             return joined_ids(self.input_ids)

@@ -90,9 +90,10 @@ def sampling_params(
 
 
 def default_limit(settings: EndpointSettings, session_params: Mapping[str, Any]) -> int | None:
-    """Return the token limit of a request that sets none, or None if there is no default. The first
-    of these that is set is the limit: the session's `max_new_tokens`, the endpoint's
-    `default_max_tokens`, and the `max_new_tokens` in the endpoint's `sampling_params`.
+    """Return the default token limit, for requests without a limit of their own, or None.
+
+    The session's `max_new_tokens` takes precedence over the endpoint's `default_max_tokens`, which
+    takes precedence over `max_new_tokens` in the endpoint's `sampling_params`.
     """
     limit: int | None = session_params.get("max_new_tokens", settings.default_max_tokens)
     return settings.sampling_params.get("max_new_tokens") if limit is None else limit

@@ -278,6 +278,8 @@ def _read_prompts(
         if not texts or len(texts) != len(given):
             raise invalid("input_ids must be given, or text as a string or a list of strings")
         encoded = [np.array(tokenizer.encode(each).ids, dtype=np.int64) for each in texts]
+        if not all(map(len, encoded)):
+            raise invalid("text must have at least one token")
         return encoded, isinstance(text, list)
     batch = isinstance(ids, list) and ids != [] and isinstance(ids[0], list)
     prompts = []

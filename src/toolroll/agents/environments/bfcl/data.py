@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.agents.environments.factory import function_tool
+from toolroll.agents.environments.factory import openai_tool
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Tool
 
@@ -109,7 +109,7 @@ def to_tool(document: Mapping[str, Any]) -> Tool:
     parameters["type"] = "object"
     parameters["properties"] = _properties(parameters["properties"])
     name = document["name"].replace(".", "_")
-    return function_tool(name, document["description"] + _PYTHON_NOTE, parameters)
+    return openai_tool(name, document["description"] + _PYTHON_NOTE, parameters)
 
 
 def _properties(properties: Mapping[str, Any]) -> dict[str, Any]:

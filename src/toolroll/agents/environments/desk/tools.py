@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolroll.agents.environments.desk.policy import RENEWED_UNTIL, TODAY, TOPICS
-from toolroll.agents.environments.factory import function_tool
+from toolroll.agents.environments.factory import openai_tool
 from toolroll.rollout.types import Tool
 
 
@@ -123,7 +123,7 @@ def _tool(function: Callable[..., Any]) -> Tool:
         "required": names,
         "additionalProperties": False,
     }
-    return function_tool(function.__name__, function.__doc__, schema)
+    return openai_tool(function.__name__, function.__doc__, schema)
 
 
 TOOLS: Mapping[str, tuple[Callable[..., Any], Tool]] = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, create_model
 
-from toolroll.agents.environments.factory import function_tool
+from toolroll.agents.environments.factory import openai_tool
 from toolroll.rollout.runtime.signature import read_docstring
 from toolroll.rollout.types import Tool
 
@@ -37,4 +37,4 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
     parameters.pop("title", None)
     for value in parameters.get("properties", {}).values():
         value.pop("title", None)
-    return function_tool(name, " ".join(description.split()), parameters)
+    return openai_tool(name, " ".join(description.split()), parameters)
