@@ -9,7 +9,6 @@ import gc
 import resource
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
