@@ -46,7 +46,6 @@ def complaint(captured: pytest.CaptureFixture[str]) -> str:
     ("arguments", "words"),
     [
         (["--baseline-url", DEAD], f"--baseline-url: nothing answers at {DEAD} (no connection to"),
-        (["--endpoint", DEAD], f"--baseline-url: nothing answers at {DEAD} ("),
         (["--user-url", DEAD, "--user-model", "m"], f"--user-url: nothing answers at {DEAD} ("),
         (["--baseline-url", "http://me:secret@127.0.0.1:9/v1"], f"nothing answers at {DEAD} ("),
         (["--engine", "http://me:secret@127.0.0.1:9"], "nothing answers at http://127.0.0.1:9 ("),
