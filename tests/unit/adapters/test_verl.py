@@ -98,7 +98,7 @@ async def test_the_response_is_cut_and_a_long_prompt_is_not_trained() -> None:
 
 def sequence(prompt: int, length: int) -> Trajectory:
     """A sequence with one turn, which is its response."""
-    mask = np.array([0] * prompt + [1] * (length - prompt), np.uint8)
+    mask = np.array([0] * prompt + [1] * (length - prompt), np.int32)
     logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
     ids = np.arange(length, dtype=np.int32)
     return Trajectory(ids, mask, logprobs, (Turn(prompt, length, "stop"),), prompt)
