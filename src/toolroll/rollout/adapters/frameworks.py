@@ -62,7 +62,7 @@ FRAMEWORKS = (
         "1.0.4",
         "toolroll.rollout.adapters.areal.ToolrollWorkflow",
         _ONE,
-        "rejected (None)",
+        "an error, for which AReaL rejects the whole group",
     ),
     Framework(
         "verifiers, prime-rl",
