@@ -48,7 +48,7 @@ FRAMEWORKS = (
         "0.9.1",
         "toolroll.rollout.adapters.verl.ToolrollAgentLoop",
         f"{_ONE} within verl's limits",
-        "reward 0.0, zero mask, toolroll_aborted",
+        "an error, so that verl normalizes the group without it",
     ),
     Framework(
         "SkyRL",
