@@ -75,7 +75,9 @@ def _areal_class(file: str, name: str, **names: Any) -> Any:
 
 def test_areal_normalizes_groups_as_its_mirror_does() -> None:
     torch = pytest.importorskip("torch")
-    made = _areal_class("utils/data.py", "Normalization", torch=torch, np=np, dist=torch.distributed)
+    made = _areal_class(
+        "utils/data.py", "Normalization", torch=torch, np=np, dist=torch.distributed
+    )
     config = type("NormConfig", (), {})()
     vars(config).update(mean_level="group", mean_leave1out=False, std_level="group", eps=1e-5)
     vars(config).update(std_unbiased=True, group_size=4)

@@ -14,7 +14,7 @@ async def execute(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
     """Of `WorkflowExecutor._execute_workflow`: an error rejects what `workflow` returns."""
     try:
         return await workflow.arun_episode(engine, data)
-    except Exception:  # noqa: BLE001 - AReaL's own
+    except Exception:
         return None
 
 

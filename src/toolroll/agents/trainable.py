@@ -19,8 +19,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
-
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner

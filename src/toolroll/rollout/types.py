@@ -212,8 +212,9 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """The experts of each token except the last, [n - 1, layers * top_k], from the turn whose request
-    processed the token first; or None. A later request may process it again with other experts.
+    """The experts of each token except the last, [n - 1, layers * top_k], from the turn whose
+    request processed the token first; or None. A later request may process it again with other
+    experts.
     """
     lineage: Mapping[str, str] = field(default_factory=dict)
 
@@ -431,8 +432,8 @@ class InteractionResult:
     messages: list[Message]
     info: dict[str, Any]
     response: str = ""
-    loss_mask: list[int] | None = None
-    tokens: list[int] | None = None
+    loss_mask: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     status: Status = Status.COMPLETED
     response_length: int = 0
     logprobs: list[float] | None = None

@@ -94,7 +94,7 @@ async def test_an_aborted_episode_does_not_shift_the_groups() -> None:
 
 async def test_a_first_prompt_that_is_too_long_is_rejected() -> None:
     async with workflow(SETTINGS.model_copy(update={"context_length": 16})) as (own, engine):
-        with pytest.raises(RolloutError, match="task 0 cannot be trained on, .* no trained token"):
+        with pytest.raises(RolloutError, match=r"task 0 cannot be trained on, .* no trained token"):
             await own.arun_episode(engine, {"index": 0})
     assert engine.seen == []
 

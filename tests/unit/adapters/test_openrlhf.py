@@ -10,7 +10,7 @@ import inspect
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import numpy as np
@@ -94,7 +94,7 @@ def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
 class Looker(AgentExecutor):
     """Plays the episode of `SAID` with the OpenAI SDK."""
 
-    log_defaults = {"looked": 0.0}
+    log_defaults: ClassVar = {"looked": 0.0}
 
     async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
         await play(self.client.chat.completions.create)
@@ -121,7 +121,7 @@ class Chatter(AgentExecutor):
 class Published(AgentExecutor):
     """The published body: every argument of its default `run_agent`, and `token_ids`."""
 
-    log_defaults = {"n": 0.5}
+    log_defaults: ClassVar = {"n": 0.5}
 
     def __init__(self, outcome: Any) -> None:
         super().__init__()

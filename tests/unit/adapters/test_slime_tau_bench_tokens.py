@@ -27,7 +27,7 @@ from support.published import (
     with_bos,
 )
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
-from support.results import trajectory
+from support.results import trajectory as a_trajectory
 from support.slime_mirror import Sample
 from support.worlds import ListedWorld
 
@@ -244,7 +244,7 @@ class AsText(Recording):
 def _has_logprobs(result: InteractionResult) -> None:
     trained = [t.logprobs[t.loss_mask == 1] for t in result.trajectories]
     assert sum(map(len, trained)) > 0 and all(np.isfinite(found).all() for found in trained)
-    assert len(result.logprobs) == len(result.loss_mask) == result.response_length
+    assert len(result.logprobs or ()) == len(result.loss_mask) == result.response_length
 
 
 async def test_a07_every_trained_token_has_the_engine_s_logprob() -> None:
@@ -382,11 +382,11 @@ def _result(*trajectories: Trajectory) -> InteractionResult:
 
 
 def test_the_result_and_its_published_sample_are_lists_of_numbers() -> None:
-    result = _result(trajectory(500, ((4, 300), (310, 422))))
+    result = _result(a_trajectory(500, ((4, 300), (310, 422))))
     sample = res_to_sample(result, 7)
     mask, tokens, logprobs = sample.loss_mask, sample.tokens, result.logprobs
     assert sum(mask) == 408 and len(mask) == len(logprobs or ()) == sample.response_length == 496
-    assert tokens + [5] == [*range(100, 600), 5]
+    assert tokens + [5] == [*range(100, 600), 5]  # noqa: RUF005 - as users write it
     assert {type(value) for value in [*mask, *tokens]} == {int}
     assert logprobs is not None and logprobs[0] == -0.25 and logprobs[300] == 0.0
     plain = json.loads(json.dumps([mask, tokens, logprobs, sample.metadata], allow_nan=False))
@@ -396,7 +396,7 @@ def test_the_result_and_its_published_sample_are_lists_of_numbers() -> None:
 
 
 def test_the_result_has_no_logprobs_if_a_trained_token_has_none() -> None:
-    unknown = trajectory()
+    unknown = a_trajectory()
     unknown.logprobs[11] = np.nan
     assert _result(unknown).logprobs is None
     excluded = dataclasses.replace(unknown, loss_mask=np.zeros_like(unknown.loss_mask))

@@ -311,7 +311,7 @@ def test_a_reward_is_a_float_from_where_it_arrives(reward: Any) -> None:
 def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
     with pytest.raises(EnvironmentFailure, match=r"env\.step gave the reward .* finite number"):
         checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
-    with pytest.raises(ValueError, match="asolve returned the reward .* finite number"):
+    with pytest.raises(ValueError, match=r"asolve returned the reward .* finite number"):
         checked_result(InteractionResult("", reward, [], {}))
 
 

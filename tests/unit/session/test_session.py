@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
-from support.results import trajectory
+from support.results import trajectory as a_trajectory
 
 from toolroll.rollout.errors import TokenError
 from toolroll.rollout.session.node import Node
@@ -416,14 +416,14 @@ def _from_text() -> Trajectory:
     "made",
     [
         lambda: played(("observe", [1]), ("sample", [2] * 408)).session.trajectories()[0],
-        lambda: from_json(to_json(trajectory(500, ((4, 412),)))),
+        lambda: from_json(to_json(a_trajectory(500, ((4, 412),)))),
         _from_text,
     ],
 )
 def test_arithmetic_with_a_loss_mask_does_not_wrap(made: Callable[[], Trajectory]) -> None:
     mask = made().loss_mask
     ones = mask.tolist()
-    assert sum(mask) == sum(ones) > 256 and mask.dtype == np.int32  # type: ignore[arg-type]
+    assert sum(mask) == sum(ones) > 256 and mask.dtype == np.int32
     assert (mask * 300).tolist() == [300 * one for one in ones]
     assert (1 - mask).tolist() == [1 - one for one in ones]
     assert (-mask).tolist() == [-one for one in ones]

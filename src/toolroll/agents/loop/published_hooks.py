@@ -110,17 +110,17 @@ def finish_with(hook: Callable[..., Any], result: InteractionResult) -> Interact
     """Call an overridden `_build_final_result`, and return its result.
 
     The hook of slime's example joins the contents of the messages, so an override gets messages
-    with "" in place of a content of None. Raise `EnvironmentFailure` if the hook returns anything but an
-    `InteractionResult` with a valid reward.
+    with "" in place of a content of None. Raise `EnvironmentFailure` if the hook returns anything
+    but an `InteractionResult` with a valid reward.
     """
-    ids, mask = result.tokens or [], result.loss_mask or []
+    ids = result.tokens
     cut = len(ids) - result.response_length
     found = hook(
         result,
         result.reward,
         result.info,
         [{**message, "content": message.get("content") or ""} for message in result.messages],
-        mask,
+        result.loss_mask,
         ids[:cut],
         ids[cut:],
     )

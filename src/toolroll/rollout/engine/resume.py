@@ -108,8 +108,8 @@ def join(first: Completion, second: Completion) -> Completion:
 
 
 def _joined_experts(first: Completion, second: Completion) -> IdArray | None:
-    """Return the experts of both parts. The rows that both have are those of the first part, because
-    it sampled its tokens with these experts.
+    """Return the experts of both parts. The rows that both have are those of the first part,
+    because it sampled its tokens with these experts.
     """
     before, after = first.routed_experts, second.routed_experts
     if not len(first.output_ids) or not len(second.output_ids):

@@ -354,7 +354,7 @@ def check_ids(tasks: Sequence[Task]) -> None:
 
 
 def checked_result(result: Any) -> InteractionResult:
-    """Return an agent's result, with a float as the reward, in a form that the episode file can store.
+    """Return an agent's result in a form that the episode file can store. Its reward is a float.
 
     Raise `TypeError` or `ValueError` if the result is not valid.
     """

@@ -73,8 +73,8 @@ class TokenTree:
         """Add the tokens of `completion` after `parent`. Return the node.
 
         The completion's `text` is not stored, and its `routed_experts` are stored only for tokens
-        that no earlier turn of the path has processed. `sampling_params` are not copied, so the caller must
-        not change them.
+        that no earlier turn of the path has processed. `sampling_params` are not copied, so the
+        caller must not change them.
         """
         answer, logprobs = len(self._answers), NONE
         if completion.logprobs is not None:

@@ -72,20 +72,20 @@ class ToolrollWorkflow:
             index, self._params, metadata=metadata, number=self._played[task] - 1
         )
         single = single_sequence(result)
-        graded = result.status is not Status.ABORTED and result.reward is not None
-        if not graded or not single.sequence.trained_tokens:
+        reward = None if result.status is Status.ABORTED else result.reward
+        if reward is None or not single.sequence.trained_tokens:
             # With None, AReaL would keep the rest of the group. Its normalization finds groups by
             # counting rows, so this and all later groups would get each other's rewards.
             raise RolloutError(
                 f"the episode of task {index} cannot be trained on, so AReaL rejects its group: "
-                f"{why_aborted(result) if not graded else 'it has no trained token'}"
+                f"{why_aborted(result) if reward is None else 'it has no trained token'}"
             )
         _record(
-            reward=result.reward,
+            reward=reward,
             num_turns=result.metrics.get("turns", 0.0),
             left_out_tokens=single.left_out_tokens,
         )
-        return _tensors(single.sequence, result.reward)
+        return _tensors(single.sequence, reward)
 
     async def aclose(self) -> None:
         """Close the models and user simulators that were opened in the running event loop."""

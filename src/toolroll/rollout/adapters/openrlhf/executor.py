@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -66,13 +66,13 @@ class AgentExecutor:
 
     parser = "hermes"
     several = False
-    log_defaults: Mapping[str, float] = {}
-    """The names that `run_agent` may return in `extra_logs`, and the value of each for a sample that
-    does not return it. OpenRLHF needs the same names for all samples.
+    log_defaults: ClassVar[Mapping[str, float]] = {}
+    """The names that `run_agent` may return in `extra_logs`, and the value of each for a sample
+    that does not return it. OpenRLHF needs the same names for all samples.
     """
-    overflow_reward: float | None = 0.0
-    """The reward of a sample whose context overflowed. Set None if a reward model gives the rewards,
-    because OpenRLHF needs a reward for all samples or for none.
+    overflow_reward: ClassVar[float | None] = 0.0
+    """The reward of a sample whose context overflowed. Set None if a reward model gives the
+    rewards, because OpenRLHF needs a reward for all samples or for none.
     """
 
     def __init__(self) -> None:
