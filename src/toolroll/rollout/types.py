@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from operator import attrgetter
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,7 @@ Tool = dict[str, Any]
 """
 
 IdArray = npt.NDArray[np.int32]
-MaskArray = npt.NDArray[np.int32]
-"""Values are 0 or 1. They are not unsigned and not small, so that sums and `-mask` do not wrap."""
+MaskArray = npt.NDArray[np.int32]  # not a smaller type, in which sums and `-mask` wrap
 LogprobArray = npt.NDArray[np.float32]
 
 
@@ -74,22 +72,9 @@ def status_of(reason: StopReason) -> Status:
     return Status.TRUNCATED if reason in _TRUNCATED else Status.ABORTED
 
 
-Record = TypeVar("Record")
-
-
-def _pickled_by_field(kind: type[Record]) -> type[Record]:
-    """Make a frozen dataclass pickle itself as its values. Python's default for dataclasses with
-    slots is slow: it doubles the time for pickling an episode.
-    """
-    values = attrgetter(*(part.name for part in fields(kind)))  # type: ignore[arg-type]
-    kind.__reduce__ = lambda self: (kind, values(self))  # type: ignore[method-assign]
-    return kind
-
-
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-@_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
     """A span of tokens [start, stop) that was sampled with the weights `version`."""
@@ -150,7 +135,6 @@ class Completion:
         return self.weight_versions[-1].version if self.weight_versions else None
 
 
-@_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One sampled span [start, stop) of a trajectory's sequence, including the stop token.
@@ -481,12 +465,10 @@ class InteractionResult:
 
 
 def _response_logprobs(trajectory: Trajectory) -> list[float] | None:
-    logprobs = trajectory.logprobs[trajectory.prompt_length :]
-    unknown = np.isnan(logprobs)
-    if np.any(unknown & (trajectory.loss_mask[trajectory.prompt_length :] != 0)):
+    if np.isnan(trajectory.logprobs[trajectory.loss_mask != 0]).any():
         return None
-    found: list[float] = np.where(unknown, 0.0, logprobs).tolist()
-    return found
+    logprobs = trajectory.logprobs[trajectory.prompt_length :].tolist()
+    return [0.0 if value != value else value for value in logprobs]
 
 
 def response_text(messages: Sequence[Message]) -> str:
