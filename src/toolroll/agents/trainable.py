@@ -19,8 +19,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
-
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
@@ -374,19 +372,19 @@ class TrainableAgentMixin:
         total_reward: float | None,
         info: dict[str, Any],
         messages: list[Message],
-        loss_masks: Any,
-        prompt_token_ids: Any,
-        response_token_ids: Any,
+        loss_masks: list[int],
+        prompt_token_ids: list[int],
+        response_token_ids: list[int],
     ) -> InteractionResult:
         """Set the fields of the result that slime's example sets.
 
-        An override gets lists of ids and masks, and messages whose content is always text.
+        The messages' content is always text.
         """
         res.reward = total_reward
         res.info = info
         res.messages = messages
         res.loss_mask = loss_masks
-        res.tokens = np.concatenate([prompt_token_ids, response_token_ids])
+        res.tokens = [*prompt_token_ids, *response_token_ids]
         res.response = response_text(messages)
         res.response_length = len(response_token_ids)
         return res

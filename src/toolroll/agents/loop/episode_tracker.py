@@ -64,8 +64,8 @@ class EpisodeTracker:
     def step(self, result: StepResult) -> None:
         """Add the reward and the info of one step."""
         if result.reward is not None:
-            self.rewards.append(float(result.reward))
-            self.turn_rewards[-1] += float(result.reward)
+            self.rewards.append(result.reward)
+            self.turn_rewards[-1] += result.reward
         # None is not new information: tau-bench sends every field with each step, mostly as None.
         self.info.update(
             {

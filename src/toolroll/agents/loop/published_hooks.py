@@ -109,19 +109,18 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
 def finish_with(hook: Callable[..., Any], result: InteractionResult) -> InteractionResult:
     """Call an overridden `_build_final_result`, and return its result.
 
-    The hook of slime's example concatenates the ids of the prompt and of the response with `+`, and
-    joins the contents of the messages. So an override gets lists, not arrays, and messages with ""
-    in place of a content of None. Raise `EnvironmentFailure` if the hook returns anything but an
-    `InteractionResult` with a valid reward.
+    The hook of slime's example joins the contents of the messages, so an override gets messages
+    with "" in place of a content of None. Raise `EnvironmentFailure` if the hook returns anything
+    but an `InteractionResult` with a valid reward.
     """
-    ids = [int(index) for index in result.tokens]
+    ids = result.tokens
     cut = len(ids) - result.response_length
     found = hook(
         result,
         result.reward,
         result.info,
         [{**message, "content": message.get("content") or ""} for message in result.messages],
-        [int(value) for value in result.loss_mask],
+        result.loss_mask,
         ids[:cut],
         ids[cut:],
     )

@@ -50,7 +50,7 @@ def checked_step(
     if found.tools is not None:
         _check_tools(where, found.tools)
     check_size(where, found.messages, found.tools or (), most_bytes)
-    checked_reward(where, found.reward)
+    reward = checked_reward(where, found.reward)
     _check_info(where, found.info)
     if not isinstance(found.done, bool | int | np.bool_):
         raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(found.done)}")
@@ -63,7 +63,9 @@ def checked_step(
             f"{where} returned no tool message for the call to {missing[0]}: return one with the "
             "call's id as tool_call_id"
         )
-    return _own(found)
+    made = _own(found)
+    object.__setattr__(made, "reward", reward)
+    return made
 
 
 def _own(found: T) -> T:
