@@ -128,9 +128,13 @@ async def test_an_abort_in_the_queue_repeats_the_last_id_of_incremental_events()
     ("events", "message"),
     [
         ([event([11], 1), event([12], 3)], "neither cumulative nor incremental"),
-        ([event([11], 1), event([11, 12], 1)], "neither cumulative nor incremental"),
+        ([event([11], 1), event([11, 12], 1, **ABORT)], "counts 1 sampled tokens and sent 2"),
         (
             [event([11], 1), event([12], 2, completion_tokens=None)],
+            "neither cumulative nor incremental",
+        ),
+        (
+            [event([11], 1), event([12], 2, completion_tokens="2", **ABORT)],
             "neither cumulative nor incremental",
         ),
         ([event([11], 1), event([12, 13], 2)], "changed ids"),

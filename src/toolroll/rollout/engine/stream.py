@@ -3,7 +3,8 @@ answer.
 
 Events have one of two forms (SGLang 0.5.23). A cumulative event has all ids and logprobs so far. An
 incremental event has only the new ones (`--incremental-streaming-output`). In both forms, the
-event's `completion_tokens` counts all ids so far, which shows the form.
+event's `completion_tokens` counts all ids so far. So it shows the form: it is the number of the
+event's ids, or larger by the number of ids that were sent before.
 
 Invariants:
 
@@ -107,7 +108,7 @@ class EventReader:
             self._add(event.get("output_ids") or [], count, data)
         return failure or event
 
-    def _add(self, ids: list[int], count: int | None, event: bytes) -> None:
+    def _add(self, ids: list[int], count: Any, event: bytes) -> None:
         """Report the ids of one event, whose `completion_tokens` is `count`."""
         sent = self._reported
         if count == len(sent) and ids == sent[-1:] != sent and self._cumulative is not True:
@@ -115,7 +116,8 @@ class EventReader:
             self._cumulative = False
             return
         if sent:
-            cumulative = count == len(ids)
+            # SGLang may write the list of a cumulative event after it has grown further.
+            cumulative = type(count) is int and count <= len(ids)
             if not cumulative and count != len(sent) + len(ids):
                 raise CompletionError(
                     f"an event of the engine's stream has {len(ids)} output_ids and counts "
