@@ -29,7 +29,26 @@ class Tags:
     @property
     def markers(self) -> tuple[str, ...]:
         """All tags that open or close reasoning."""
-        return (self.open, self.close, *(marker for pair in self.others for marker in pair))
+        return (*self.openers, *self.closers)
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """All tags that open reasoning."""
+        return (self.open, *(first for first, _ in self.others))
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """All tags that close reasoning."""
+        return (self.close, *(close for _, close in self.others))
+
+    def unclosed(self, text: str, start: int = 0) -> tuple[int, int] | None:
+        """Return the position `[begin, end)` of the last tag in `text[start:]` if it opens
+        reasoning, or None.
+        """
+        begin, tag = max((text.rfind(tag, start), tag) for tag in self.openers)
+        if begin < 0 or any(text.find(close, begin) >= 0 for close in self.closers):
+            return None
+        return begin, begin + len(tag)
 
     def read(
         self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None
@@ -40,8 +59,8 @@ class Tags:
         reasoning, False if it did not, None if this is unknown.
         """
         lead = yield from source.skip(0)
-        closes = (self.close, *(close for _, close in self.others))
-        opened = yield from source.starts(lead, self.open, *(first for first, _ in self.others))
+        closes = self.closers
+        opened = yield from source.starts(lead, *self.openers)
         if opened:
             start = lead + len(opened)
         elif in_reasoning:
@@ -90,6 +109,10 @@ _BY_NAME: dict[str, Tags] = {
     "minimax-m3": Tags("<mm:think>", "</mm:think>"),
     "apertus2509": Tags("<|inner_prefix|>", "<|inner_suffix|>"),
 }
+
+_PAIRS = {pair for tags in _BY_NAME.values() for pair in ((tags.open, tags.close), *tags.others)}
+ANY_TAGS = replace(THINK, others=tuple(sorted(_PAIRS)))
+"""The tags of all formats."""
 
 
 def reasoning_names() -> tuple[str, ...]:

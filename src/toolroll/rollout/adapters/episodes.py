@@ -189,12 +189,15 @@ class EpisodePlayer:
         await self.model.aclose()
 
     async def _open(self) -> EnvironmentOptions:
-        """Check the engine's model and the chat template, and open the user simulators. Only the
-        first call does this. Return the options of all episodes.
+        """Wait for the engine if an `engine_timeout` is set. Check its model and the chat template,
+        and open the user simulators. Only the first call does this. Return the options of all
+        episodes.
         """
         async with self._opening:
             if self._options is not None:
                 return self._options
+            if self.model.args is not None and self.model.args.engine_timeout:
+                await self.model.engine.wait_until_healthy()
             for line in await self.model.check_identity(
                 allow_mismatch=self.settings.allow_model_mismatch
             ):

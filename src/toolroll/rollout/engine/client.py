@@ -160,7 +160,9 @@ class Engine(EngineClient):
                 self._take(completion, info)
                 return completion
             over = events is not None and events.started
-            if (outcome.lost or outcome.down) and not over and self._closings == closings:
+            starting = outcome.status == 503 and not self._outage.started
+            away = outcome.lost or outcome.down or starting
+            if away and not over and self._closings == closings:
                 waited_from = perf_counter()
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
                     deadline += perf_counter() - waited_from
@@ -369,6 +371,13 @@ class Engine(EngineClient):
         Values that the configuration sets take precedence over the values that the engine reports.
         """
         return await self._control_plane.model_info()
+
+    async def wait_until_healthy(self) -> Health:
+        """Wait up to `engine_timeout` seconds until the engine can answer. Return the last health
+        check. Raise `EngineUnreachableError` if the engine is still down after that time, and
+        `UsageError` if it no longer serves the same model.
+        """
+        return await self._outage.wait_until_healthy()
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""

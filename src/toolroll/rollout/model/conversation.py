@@ -101,6 +101,7 @@ class Conversation:
         self._new_tools: list[Tool] | None = None
         self._cursor: Cursor | None = None
         self._last: SampledText | None = None  # the last turn, sampled after the cursor's prompt
+        self._in_reasoning = False  # the prompt that was served ends inside reasoning
         self._observed = False  # the session has the next prompt (also after a failed request)
         self._turns: list[TurnSpan] = []  # of the current sequence
         self._forked = self._preserved = False
@@ -162,6 +163,7 @@ class Conversation:
             params,
             tools=self.tools,
             seed=f"{self.session.session_id}/{node.start}",
+            in_reasoning=self._in_reasoning,
             parse=self._parse,
         )
         stopped = reading.sampled.stop is not None
@@ -223,16 +225,25 @@ class Conversation:
         self.tools = self.tools if tools is None else tools
         self._cursor = self.template.start(self.messages, self.tools)
         self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
+        self._in_reasoning = self._cursor.opens_reasoning(self.served.parser.reasoning)
         self._pending = []
         self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
 
     def _hooked(self, hook: DeltaHook | None, ids: IdArray, kind: str) -> IdArray:
+        """Return `ids`, or the ids that `hook` returns in their place."""
+        assert self._cursor is not None
+        reasoning = self.served.parser.reasoning
+        self._in_reasoning = self._cursor.opens_reasoning(reasoning)
         if hook is None:
             return ids
         given = np.asarray(hook(self.messages, ids), dtype=np.int32)
         if not np.array_equal(given, ids):
             self._mismatch(kind)
+            text = self.template.encoder.decode(given)
+            if reasoning is not None and text != self.template.encoder.decode(ids):
+                unclosed = reasoning.unclosed(text)
+                self._in_reasoning = unclosed is not None and not text[unclosed[1] :].strip()
         return given
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from toolroll.parsers.reasoning import Tags
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.messages import Digest, Echo, check_arguments, with_served_ids
@@ -33,6 +34,7 @@ from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.types import IdArray, Message, Tool
 
 EDITED = "the client changed what was served"
@@ -69,6 +71,8 @@ class Prompt:
     """The ids that were truncated from the start of a first prompt, before `input_ids`."""
     prefill: str = ""
     prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    in_reasoning: bool = False
+    """True if the prompt without `prefill` ends inside reasoning. False in a restored turn."""
 
     def cut(self, room: int) -> Prompt:
         """If the prompt is the first of a conversation, return it truncated to its last `room`
@@ -93,20 +97,30 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The parts of a `Prompt` that do not depend on its place in the tree, and the list `tools`."""
+    """The parts of a `Prompt` that do not depend on its place in the tree, the list `tools`, and
+    the parser's tags for reasoning.
+    """
 
     template: ChatTemplate
     added: list[Message]
     tools_key: bytes
     digest: Digest
     tools: list[Tool]
+    reasoning: Tags | None
 
     def at(
-        self, parent: Node | None, turn: TurnNode | None, ids: IdArray, delta: IdArray, **more: Any
+        self,
+        parent: Node | None,
+        turn: TurnNode | None,
+        ids: IdArray,
+        delta: IdArray,
+        cursor: Cursor,
+        **more: Any,
     ) -> Prompt:
-        """Return the prompt `ids`, which continues or forks from `turn`."""
+        """Return the prompt `ids` of `cursor`, which continues or forks from `turn`."""
         own = self.template, tuple(self.added), self.tools_key, self.digest
-        return Prompt(*own, ids, parent, delta, turn, **more)
+        in_reasoning = cursor.opens_reasoning(self.reasoning)
+        return Prompt(*own, ids, parent, delta, turn, in_reasoning=in_reasoning, **more)
 
 
 class ConversationTree:
@@ -122,9 +136,15 @@ class ConversationTree:
 
     # --- planning ---------------------------------------------------------------------------------
 
-    def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
+    def plan(
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        template: ChatTemplate,
+        reasoning: Tags | None = None,
+    ) -> Prompt:
         """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the template
-        cannot render the conversation.
+        cannot render the conversation. `reasoning`: the parser's tags for reasoning.
         """
         echo = Echo()
         digests = [echo.add(message) for message in messages]
@@ -133,7 +153,7 @@ class ConversationTree:
         check_arguments(messages[length:])
         served = turn.messages() if turn is not None else []
         new = with_served_ids(messages[length:], messages[:length], served)
-        request = _Request(template, new, tools_key, echo.digest, tools)
+        request = _Request(template, new, tools_key, echo.digest, tools, reasoning)
         if turn is None:
             return self._root(request, digests)
         edited = EDITED if any(message["role"] == "assistant" for message in new) else None
@@ -174,13 +194,13 @@ class ConversationTree:
         return next(exact, None) or next(same_ids, None) or kept[0]
 
     def _root(self, request: _Request, digests: Sequence[Digest]) -> Prompt:
-        ids = request.template.start(request.added, request.tools).prompt()
-        reason = None
+        cursor = request.template.start(request.added, request.tools)
+        ids, reason = cursor.prompt(), None
         if self._turns:
             messages = request.added
             edited = self._repeats_a_reply(messages) or self._replaces_a_reply(messages, digests)
             reason = EDITED if edited else NEW_ROOT
-        return request.at(None, None, ids, ids, fork_reason=reason)
+        return request.at(None, None, ids, ids, cursor, fork_reason=reason)
 
     def _repeats_a_reply(self, messages: Sequence[Message]) -> bool:
         replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
@@ -211,17 +231,25 @@ class ConversationTree:
         ids = turn.ids_with(delta, self.session)
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
         return request.at(
-            turn.node, turn, ids, delta, fork_reason=reason, continues=True, preserved=preserved
+            turn.node,
+            turn,
+            ids,
+            delta,
+            after,
+            fork_reason=reason,
+            continues=True,
+            preserved=preserved,
         )
 
     def _forked(
         self, request: _Request, turn: TurnNode, served: list[Message], reason: str
     ) -> Prompt:
         kept = self.session.path_ids(turn.node)
-        ids = request.template.start([*served, *request.added], request.tools).prompt(keep=kept)
+        cursor = request.template.start([*served, *request.added], request.tools)
+        ids = cursor.prompt(keep=kept)
         shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
-        return request.at(shared, turn, ids, delta, fork_reason=reason)
+        return request.at(shared, turn, ids, delta, cursor, fork_reason=reason)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -34,9 +34,14 @@ async def serve(
     for one in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(one, _stop, stop, one)
     async with Model.from_args(args) as served:
-        health = await served.engine.health()
+        # wait now: the start asks the engine for its capabilities and context length
+        waiting = asyncio.create_task(served.engine.wait_until_healthy())
+        await asyncio.wait([waiting, stop], return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            return
+        health = waiting.result()
         if not health.ok:
-            # refuse now: the start asks the engine for its capabilities and context length
             raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)
