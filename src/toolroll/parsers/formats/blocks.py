@@ -2,7 +2,8 @@
 most formats, a block with its own markers encloses the calls.
 
 Invariants: the calls of a block are read one by one, and an unreadable call does not hide other
-calls. Text between calls is content. If a block has no end marker, its last call is unclosed.
+calls. Text between calls is content. If a block has no end marker, its last call is unclosed. A
+block that contains only white space is not a call.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class BlockParser(MarkedParser):
         opener, closer = self._outer
         last: ToolCall | None = None  # held back, because its span includes the block's end marker
         first = True
+        opened = at
         start = at = at + len(opener)
         while True:
             at = yield from source.skip(at)
@@ -104,6 +106,8 @@ class BlockParser(MarkedParser):
                     out.call(calls[-1])
                     if source.text.startswith(closer, at - len(closer)):
                         return at
+            elif first and marker == closer and self.block is not None and begin == opened:
+                return at + len(closer)
             elif first and (marker or at < len(source.text) or source.closed):
                 problem = f"expected {self.call[0]} after {opener}"
                 call, at = yield from broken_call(
