@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import name_in
+from toolroll.parsers.reading.lookalike import Beside
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.reasoning import THINK, Calls, Tags
@@ -46,6 +47,9 @@ class ToolCallParser(ABC):
     """The markers that always start a call. Reasoning that is not closed ends before the first."""
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
+    beside: Beside = ((), ())
+    """The markers that precede the name of a tool, and those that follow it. If the text of a reply
+    contains them with the name of a tool, it looks like a call."""
 
     def __init__(
         self, control_tokens: Collection[str] = (), *, reasoning: Tags | None = None
@@ -181,7 +185,12 @@ class ReplyStream:
         calls_as_text: bool = False,
     ) -> None:
         self._source = Source(parser.control_tokens)
-        self._out = Collector(self._source, offered, calls_as_text=calls_as_text)
+        self._out = Collector(
+            self._source,
+            None if calls_as_text else offered,
+            calls_as_text=calls_as_text,
+            beside=parser.beside,
+        )
         self._steps = parser.read(self._source, self._out, offered, in_reasoning=in_reasoning)
 
     def feed(

@@ -54,6 +54,7 @@ class BlockParser(MarkedParser):
             cls.openers = (*first, cls.call[0]) if cls.bare or not first else first
             if "markers" not in vars(cls):
                 cls.markers = (*(cls.block or ()), *cls.call, *cls.wrappers)
+            cls.beside = ((cls.call[0],), ())
             cls._outer = cls.block or cls.call
             cls._closes = tuple(dict.fromkeys((cls.call[1], cls._outer[1])))
             cls._stops = tuple(dict.fromkeys((cls._outer[0], cls.call[0])))
@@ -107,6 +108,7 @@ class BlockParser(MarkedParser):
                     if source.text.startswith(closer, at - len(closer)):
                         return at
             elif first and marker == closer and self.block is not None and begin == opened:
+                out.empty_block(source.text[begin : at + len(closer)])
                 return at + len(closer)
             elif first and (marker or at < len(source.text) or source.closed):
                 problem = f"expected {self.call[0]} after {opener}"

@@ -55,6 +55,7 @@ class HarmonyParser(ToolCallParser):
 
     name = "gpt-oss"
     reasoning = None
+    beside = (("to=",), ())
     markers, plain = header_forms("json")
 
     def read_calls(

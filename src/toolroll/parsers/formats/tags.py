@@ -86,6 +86,7 @@ class TagParser(BlockParser):
         if shape.block is not None:
             cls._ways_out = tuple(f"{shape.call[1]}{gap}{shape.block[1]}" for gap in ("", "\n"))
         super().__init_subclass__()
+        cls.beside = ((shape.call[0],), (shape.key[0],))
 
     def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
