@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field, create_model
@@ -227,7 +227,7 @@ class Point(BaseModel):
 
 class Node(BaseModel):
     name: str
-    child: Optional["Node"] = None
+    child: Node | None = None
 
 
 Zip = Annotated[str, Field(pattern=r"^\d+$", min_length=3)]
@@ -239,24 +239,24 @@ FIELDS: list[tuple[Any, Any]] = [
     (float, 2.0),
     (bool, True),
     (Color, Color.RED),
-    (Optional[Color], Color.BLUE),
-    (Optional[Color], None),
+    (Color | None, Color.BLUE),
+    (Color | None, None),
     (Level, Level.LOW),
-    (Optional[Level], Level.LOW),
+    (Level | None, Level.LOW),
     (Mixed, Mixed.NUMBER),
     (Mixed, Mixed.WORD),
     (Literal["1", "2"], "1"),
     (Literal[1, "a"], 1),
-    (Optional[Literal["true"]], "true"),
-    (Optional[str], "12"),
-    (Optional[str], None),
-    (Optional[int], 4),
-    (Optional[int], None),
-    (Union[int, str], "5"),
-    (Union[int, str, None], None),
-    (Union[Point, Color], Color.RED),
+    (Literal["true"] | None, "true"),
+    (str | None, "12"),
+    (str | None, None),
+    (int | None, 4),
+    (int | None, None),
+    (int | str, "5"),
+    (int | str | None, None),
+    (Point | Color, Color.RED),
     (Point, Point(x=1)),
-    (Optional[Point], Point(x=1, y=2)),
+    (Point | None, Point(x=1, y=2)),
     (Node, Node(name="1", child=Node(name="2"))),
     (list[Point], [Point(x=1)]),
     (list[str], ["1", "true"]),
@@ -266,9 +266,9 @@ FIELDS: list[tuple[Any, Any]] = [
     (datetime, datetime(2026, 1, 2, 3, 4, 5)),
     (date, date(2026, 1, 2)),
     (Decimal, Decimal("1.10")),
-    (Optional[Decimal], Decimal("0.1")),
+    (Decimal | None, Decimal("0.1")),
     (Zip, "007"),
-    (Optional[Zip], "007"),
+    (Zip | None, "007"),
     (bytes, b"12"),
     (Any, 5),
 ]

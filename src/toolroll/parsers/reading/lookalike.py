@@ -14,7 +14,7 @@ from functools import lru_cache
 from toolroll.parsers.types import CallStatus, ToolCall
 
 _NAME = r"[^\W\d][\w.\-/]*+"
-_KEY = rf"""(?:"[^"\n]{{1,60}}"|'[^'\n]{{1,60}}'|\w{{1,60}}+)\s*+:"""
+_KEY = r"""(?:"[^"\n]{1,60}"|'[^'\n]{1,60}'|\w{1,60}+)\s*+:"""
 _AS_JSON = (
     rf"""["'](?:tool_)?name["']\s*+:\s*+["'](?P<json>{_NAME})["']\s*+,\s*+"""
     r"""["'](?:arguments|parameters|args)["']"""

@@ -72,12 +72,15 @@ class Schema:
         only its references of the form `#/...` are followed.
         """
         resource = DRAFT202012.create_resource(document)
-        try:
-            uri = resource.id() or "" if valid else ""
-            registry = Registry().with_resource(uri, resource).crawl() if valid else None
-        except NOT_A_SCHEMA:
-            uri, registry = "", None
-        return cls(document, (registry or Registry({"": resource})).resolver(uri))
+        if valid:
+            try:
+                uri = resource.id() or ""
+                registry = Registry[Any]().with_resource(uri, resource).crawl()
+                return cls(document, registry.resolver(uri))
+            except NOT_A_SCHEMA:
+                pass  # a "$id" is not a URI
+        crawled: Registry[Any] = Registry({"": resource})  # type: ignore[call-arg]
+        return cls(document, crawled.resolver())
 
     @cached_property
     def allowed(self) -> Allowed:
@@ -235,13 +238,14 @@ def _both(first: Allowed, second: Allowed) -> Allowed:
 
 
 def _either(branches: list[Allowed]) -> Allowed:
-    kinds: frozenset[str] = frozenset()
-    strings: frozenset[str] | None = frozenset()
+    kinds: set[str] = set()
+    strings: set[str] = set()
+    restricted = True
     for branch in branches:
         if branch.kinds is None:
             return Allowed()
         kinds |= branch.kinds
         if "string" in branch.kinds:
-            unrestricted = strings is None or branch.strings is None
-            strings = None if unrestricted else strings | branch.strings
-    return Allowed(kinds, strings)
+            strings |= branch.strings or set()
+            restricted = restricted and branch.strings is not None
+    return Allowed(frozenset(kinds), frozenset(strings) if restricted else None)
