@@ -415,9 +415,9 @@ class TrainableAgentMixin:
         total_reward: float | None,
         info: dict[str, Any],
         messages: list[Message],
-        loss_masks: Sequence[int],
-        prompt_token_ids: Sequence[int],
-        response_token_ids: Sequence[int],
+        loss_masks: list[int],
+        prompt_token_ids: list[int],
+        response_token_ids: list[int],
     ) -> InteractionResult:
         """Set the fields of the result that slime's example sets.
 
@@ -426,7 +426,7 @@ class TrainableAgentMixin:
         res.reward = total_reward
         res.info = info
         res.messages = messages
-        res.loss_mask = list(loss_masks)
+        res.loss_mask = loss_masks
         res.tokens = [*prompt_token_ids, *response_token_ids]
         res.response = response_text(messages)
         res.response_length = len(response_token_ids)
