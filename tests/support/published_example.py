@@ -3,16 +3,18 @@ tau-bench and SGLang.
 
 As a script (see `run`), it prints JSON: one episode of the published `generate` function, and one
 of each agent in `AGENTS`. It is a process of its own, because the imports need stubs that other
-tests must not see, and because tau-bench's user without a model reads from stdin.
+tests must not see, and because `input` is replaced for tau-bench's user without a model.
 """
 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from argparse import Namespace
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -49,7 +51,6 @@ def run(folder: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "support.published_example"],
         cwd=tests,
-        input="I want to return my order.\n###STOP###\n" * (1 + len(AGENTS)),
         capture_output=True,
         text=True,
         timeout=500,
@@ -64,7 +65,7 @@ def run(folder: Path) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"the example could not be run: {done.stderr[-4000:]}")
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return results
+    return {**results, "unclosed": done.stderr.count("Unclosed client session")}
 
 
 def _load(name: str, path: Path) -> Any:
@@ -97,34 +98,48 @@ def _agents(published: Any) -> dict[str, type[Any]]:
     )
 
 
-def _policy(request: Any) -> Any:
-    """Look up a user, speak to the simulated user, who says goodbye."""
-    from support.episodes import call
+def _user(said: str = "") -> str:
+    """What tau-bench's user without a model types."""
+    return "###STOP###" if said.strip() == "Anything else?" else "I want to return my order."
 
-    from toolroll.rollout.testing import Reply
 
-    if "tool_response" in request.text:
-        return Reply("Anything else?")
-    return Reply(call("find_user_id_by_email", email="omar.anderson3456@example.com"))
+class _Policy:
+    """Looks up a user in the first turn of each episode, then speaks to the user."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def __call__(self, request: Any) -> Any:
+        from support.episodes import call
+
+        from toolroll.rollout.testing import Reply
+
+        self.turn += 1
+        if self.turn > 1:
+            return Reply("Anything else?")
+        return Reply(call("find_user_id_by_email", email="omar.anderson3456@example.com"))
 
 
 async def _main() -> dict[str, Any]:
     import generate_with_tau
     import openai_tool_adapter
+    from slime.utils.http_utils import init_http_client
     from slime.utils.types import Sample
-    from support.episodes import judge
     from tau_bench.envs import get_env
 
     from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 
     config = generate_with_tau.tau_config
     config.user_strategy = "human"
-    published = _load("published_agents", Path(openai_tool_adapter.__file__).with_name(_AGENTS_FILE))
-    tokenizer = load_embedded_tokenizer()
+    folder = Path(openai_tool_adapter.__file__).parent
+    published = _load("published_agents", folder / "trainable_agents.py")
+    builtins.input = _user
+    tokenizer, policy = load_embedded_tokenizer(), _Policy()
     results: dict[str, Any] = {}
-    async with EmbeddedEngine(tokenizer, _policy) as engine:
+    async with EmbeddedEngine(tokenizer, policy) as engine:
         address = engine.url.rpartition("/")[2].split(":")
         args = _arguments(tokenizer, *address)
+        init_http_client(args)  # as slime's trainer does
         sampling = {"temperature": 1.0, "max_new_tokens": 200}
         sample = await generate_with_tau.generate(args, Sample(prompt=str(TASK)), sampling)
         results["generate"] = {
@@ -137,6 +152,7 @@ async def _main() -> dict[str, Any]:
         }
         for name, kind in _agents(published).items():
             engine.log.clear()
+            policy.turn = 0
             env = get_env(
                 config.env,
                 user_strategy="human",
@@ -147,9 +163,6 @@ async def _main() -> dict[str, Any]:
             agent = kind(env.tools_info, env.wiki, "m", "p", 0.0, args, sampling)
             agent.openai_adapter = openai_tool_adapter.create_openai_adapter(env.tools_info)
             result = await agent.asolve(env, args, sampling, TASK)
-            await agent.aclose()
-            if not agent._has("_call_llm"):
-                judge(result, engine, "")
             results[name] = {
                 "tokens": list(result.tokens),
                 "loss_mask": list(result.loss_mask),
@@ -157,12 +170,13 @@ async def _main() -> dict[str, Any]:
                 "status": result.status.value,
                 "response_length": result.response_length,
                 "error": result.info.get("error"),
+                "hooks": sorted(getattr(agent, "used", ())),
+                "mismatches": [
+                    metric for metric in result.metrics if metric.startswith("token_mismatches")
+                ],
                 "log": _sampled(engine),
             }
     return results
-
-
-_AGENTS_FILE = "trainable_agents.py"
 
 
 def _sampled(engine: Any) -> list[list[list[int]]]:
@@ -172,8 +186,6 @@ def _sampled(engine: Any) -> list[list[list[int]]]:
 
 def _arguments(tokenizer: Any, ip: str, port: str) -> Namespace:
     """slime's arguments, as far as the example and its `GenerateState` read them."""
-    import tempfile
-
     checkpoint = tempfile.mkdtemp()
     tokenizer.save_pretrained(checkpoint)
     return Namespace(

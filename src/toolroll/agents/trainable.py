@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from inspect import getattr_static
 from types import SimpleNamespace
 from typing import Any, Literal
+from weakref import finalize
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
@@ -112,7 +113,7 @@ class TrainableAgentMixin:
 
     `openai_adapter`: parses the replies in place of the model's parser, if it is set (see
     `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the agent
-    opens its own from `rollout_args`, and `aclose` closes it. `on_length`: what happens if
+    opens its own from `rollout_args`, whose connections are closed whenever no episode is running. `on_length`: what happens if
     `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" adds the text
     that closes the turn (mask 0), and continues the episode. `step_timeout`: the time limit in
     seconds for one call to the environment, including the user simulator. A call that takes longer
@@ -131,6 +132,7 @@ class TrainableAgentMixin:
     _own_template: tuple[ChatTemplate, ChatTemplate] | None = None
     _bare_template: ChatTemplate | None = None
     _opened: bool = False
+    _playing: int = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -179,7 +181,13 @@ class TrainableAgentMixin:
         )
         state = SimpleNamespace(tokenizer=served.template.tokenizer, args=given)
         begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy, state)
-        played = await play(runner, begin, rules, session_id=name)
+        self._playing += 1
+        try:
+            played = await play(runner, begin, rules, session_id=name)
+        finally:
+            self._playing -= 1
+            if self._opened and self._playing == 0:  # published code never calls `aclose`
+                await served.engine.aclose()  # a later episode opens new connections
         return self._finish(played)
 
     # --- its parts --------------------------------------------------------------------------------
@@ -189,6 +197,7 @@ class TrainableAgentMixin:
         if self.served is None:
             self.served = Model.from_args(read_args(rollout_args))
             self._opened = True
+            finalize(self, self.served.release)
         return self.served
 
     def _has_model(self) -> bool:
