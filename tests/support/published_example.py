@@ -172,7 +172,9 @@ async def _main() -> dict[str, Any]:
                 "error": result.info.get("error"),
                 "hooks": sorted(getattr(agent, "used", ())),
                 "mismatches": [
-                    metric for metric in result.metrics if metric.startswith("token_mismatches")
+                    metric
+                    for metric in getattr(result, "metrics", ())
+                    if metric.startswith("token_mismatches")
                 ],
                 "log": _sampled(engine),
             }
@@ -214,4 +216,4 @@ if __name__ == "__main__":
     from toolroll.agents import trainable_agents
 
     sys.modules["trainable_agents"] = trainable_agents  # all that a user of the example changes
-    print(json.dumps(asyncio.run(_main())))
+    sys.stdout.write(json.dumps(asyncio.run(_main())) + "\n")

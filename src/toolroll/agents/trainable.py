@@ -14,11 +14,11 @@ failure that the model did not cause ends an episode, the episode is ABORTED and
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from inspect import getattr_static
 from types import SimpleNamespace
 from typing import Any, Literal
-from weakref import finalize
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
@@ -113,11 +113,12 @@ class TrainableAgentMixin:
 
     `openai_adapter`: parses the replies in place of the model's parser, if it is set (see
     `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the agent
-    opens its own from `rollout_args`, whose connections are closed whenever no episode is running. `on_length`: what happens if
-    `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" adds the text
-    that closes the turn (mask 0), and continues the episode. `step_timeout`: the time limit in
-    seconds for one call to the environment, including the user simulator. A call that takes longer
-    aborts the episode. Hooks may be overridden in a subclass or set on an instance.
+    opens its own from `rollout_args`, and closes its connections while no episode is running.
+    `on_length`: what happens if `max_new_tokens` truncates a turn. "stop" ends the episode
+    (TRUNCATED). "continue" adds the text that closes the turn (mask 0), and continues the episode.
+    `step_timeout`: the time limit in seconds for one call to the environment, including the user
+    simulator. A call that takes longer aborts the episode. Hooks may be overridden in a subclass or
+    set on an instance.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -197,7 +198,7 @@ class TrainableAgentMixin:
         if self.served is None:
             self.served = Model.from_args(read_args(rollout_args))
             self._opened = True
-            finalize(self, self.served.release)
+            weakref.finalize(self, self.served.release)
         return self.served
 
     def _has_model(self) -> bool:
