@@ -214,9 +214,9 @@ class Faithful(TrainableToolCallingAgent):
         return super()._prepare_prompt_tokens(state, messages)
 
     def _get_token_delta(
-        self, tokenizer: Any, messages: Sequence[Message]
+        self, tokenizer: Any, messages: Sequence[Message], **options: bool
     ) -> tuple[list[int], list[int]]:
-        return super()._get_token_delta(tokenizer, messages)
+        return super()._get_token_delta(tokenizer, messages, **options)
 
 
 @pytest.mark.parametrize("kind", [TrainableToolCallingAgent, Faithful])

@@ -399,7 +399,7 @@ async def test_another_way_to_generate(tokenizer: Any) -> None:
 
 async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: Any) -> None:
     async with talking(
-        tokenizer, "Fine.", parse=lambda said: ParsedReply(content=said.upper())
+        tokenizer, "Fine.", parse=lambda said, *_: ParsedReply(content=said.upper())
     ) as (dialogue, engine, _):
         reply = await dialogue.reply(PARAMS)
     assert reply.message["content"] == "FINE." and reply.text == "Fine."

@@ -19,7 +19,7 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.types import Completion, Message, Tool
 
-ParseHook = Callable[[str], ParsedReply]
+ParseHook = Callable[[str, ParsedReply, Sequence[Tool]], ParsedReply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ def parse_turn(
         seed: A text that identifies the turn. The ids of the calls are derived from it.
         in_reasoning: True if the prompt that was served ends inside reasoning
             (`Cursor.opens_reasoning`). It does not include `prefill`.
-        parse: A function that parses the text in place of the model's parser.
+        parse: Returns the reply in place of the model's parser. Its arguments are the text, the
+            reply that the model's parser read, and `tools`.
         stop_strings: The stop strings that were requested. If one of them ended the turn, the text
             ends before it.
         streamed: If True, parse the text like a stream (see `parse_options`).
@@ -101,17 +102,16 @@ def parse_turn(
         last = sampled.last_id if sampled.last_id is not None else prefill_ids[-1]
         sampled = replace(sampled, text=prefill + sampled.text, last_id=last)
         text = prefill + text
+    plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
+    offsets = template.encoder.offsets(plain, sampled.body)
+    parsed = served.parser.parse(
+        text,
+        ids=plain,
+        offsets=offsets,
+        **parse_options(tools, in_reasoning=in_reasoning, streamed=streamed),
+    )
     if parse is not None:
-        parsed = parse(text)
-    else:
-        plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
-        offsets = template.encoder.offsets(plain, sampled.body)
-        parsed = served.parser.parse(
-            text,
-            ids=plain,
-            offsets=offsets,
-            **parse_options(tools, in_reasoning=in_reasoning, streamed=streamed),
-        )
+        parsed = parse(text, parsed, tools or ())
     parsed = with_call_ids(parsed, seed)
     return ParsedTurn(sampled, text, parsed, to_openai(parsed))
 
