@@ -502,7 +502,10 @@ async def test_reasoning_effort_is_the_templates_switch(
         ("/sessions/s/v1/v1/chat/completions", "must end with /sessions/s/v1, to which"),
         ("/v1/v1/chat/completions", "must end with /v1, to which"),
         ("/openai/v1/chat/completions", "must end with /v1, to which"),
-        ("/sessions/s/v1/chat/completions/chat/completions", "must end with /sessions/s/v1, to which"),
+        (
+            "/sessions/s/v1/chat/completions/chat/completions",
+            "must end with /sessions/s/v1, to which",
+        ),
         ("/v1/responses/responses", "must end with /v1, to which"),
         ("/v1/chat/completions/", "must end with /v1, to which"),
         ("/v1/messages/messages", "use /v1/messages."),
