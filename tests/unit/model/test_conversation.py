@@ -218,7 +218,8 @@ async def test_a_new_tool_list_in_the_prompt_forks(tokenizer: Any) -> None:
         dialogue.extend([user("Again.")], tools=[TOOL, other])
         await dialogue.reply(PARAMS)
     assert dialogue.forks == [
-        "the tool list changed, and the prompt that was already served contains the tools"
+        "the tool list changed, and the prompt that was already served contains the tools "
+        "(added: listen)"
     ]
     assert dialogue.tools == [TOOL, other]
     text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)

@@ -47,10 +47,10 @@ from toolroll.rollout.engine.transport import (
 )
 from toolroll.rollout.errors import (
     CompletionError,
-    ContextOverflowError,
     EngineError,
     TokenError,
     UsageError,
+    prompt_too_long,
 )
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.runtime.time_limit import not_counted
@@ -227,10 +227,7 @@ class Engine(EngineClient):
                 )
         limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
-            raise ContextOverflowError(
-                f"the prompt of {len(ids)} tokens is too long: the engine accepts at most "
-                f"{limit - 1}"
-            )
+            raise prompt_too_long(len(ids), limit - 1)
         if _NO_HEADER.search(request.session_id):
             raise UsageError(
                 f"the session id {request.session_id!r} cannot be sent as a header: it must be a "
@@ -399,11 +396,9 @@ def _decoded(body: bytes) -> Mapping[str, Any]:
 
 
 def _raised(failure: Failure, attempts: int, url: str) -> EngineError:
-    kind = ContextOverflowError if failure.overflow else EngineError
+    fields: Any = {"status": failure.status, "body": failure.body, "attempts": attempts}
     tries = f" after {attempts} attempts" if attempts > 1 else ""
-    return kind(
-        f"{url}: {failure.message}{tries}",
-        status=failure.status,
-        body=failure.body,
-        attempts=attempts,
-    )
+    message = f"{url}: {failure.message}{tries}"
+    if failure.overflow is not None:
+        return prompt_too_long(*failure.overflow, message, **fields)
+    return EngineError(message, **fields)

@@ -14,7 +14,7 @@ from operator import is_
 import numpy as np
 
 from toolroll.parsers.reasoning import Tags
-from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
 from toolroll.rollout.template.bodies import BodyMasker, texts_of
 from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
 from toolroll.rollout.template.encode import Encoder, Span, as_ids
@@ -220,5 +220,25 @@ class Cursor:
         if repr(head) == repr(self._head):
             return self._head
         if renderer.render_prepared(self._messages, head, generate=True) != self.text:
-            raise HistoryRewrittenError(TOOLS_CHANGED)
+            raise HistoryRewrittenError(f"{TOOLS_CHANGED} ({_tools_change(own, tools)})")
         return head
+
+
+def _tools_change(before: Sequence[Tool], after: Sequence[Tool]) -> str:
+    """Name the tools that differ, at most three of each kind."""
+    old, new = ({_tool_name(tool): tool for tool in tools} for tools in (before, after))
+    kinds = {
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [name for name in new if name in old and repr(new[name]) != repr(old[name])],
+    }
+    named = (
+        f"{kind}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+        for kind, names in kinds.items()
+        if names
+    )
+    return "; ".join(named) or "their order changed"
+
+
+def _tool_name(tool: Tool) -> str:
+    return capped(str(tool.get("function", tool).get("name")), 80)

@@ -104,7 +104,7 @@ class OpenAIResponses(Dialect):
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
         instructions = request.instructions or ""
-        new = read_items(request.input, reasons=self.reasons)
+        new = read_items(request.input, reasons=self.reasons, find=live.responses.item)
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )
