@@ -149,10 +149,11 @@ class ChatClientConfig(BaseModel):
 class ChatCompletion:
     """The first choice of a response.
 
-    `finish_reason`: "stop", "tool_calls", or "length" if the request allows it. `refusal`: the text
-    of a refusal, which OpenAI sends instead of content; "" if there is none. `usage`: prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not
-    report them. `attempts`: the number of times that the request was sent. Attempts that failed in
-    an outage of the server (see `engine_timeout`) do not count.
+    `finish_reason`: "stop", "tool_calls", or "length" if the request allows it. `usage`:
+    prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not report
+    them. `attempts`: the number of times that the request was sent. Attempts that failed in an
+    outage of the server (see `engine_timeout`) do not count. `refusal`: the text of a refusal,
+    which OpenAI sends instead of content; "" if there is none.
     """
 
     reply: ParsedReply

@@ -177,8 +177,10 @@ async def test_a_timeout_is_retried_then_an_error() -> None:
         "{",
         '{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
         '{"choices": [{"message": {"role": "user", "content": "hi"}, "finish_reason": "stop"}]}',
-        '{"choices": [{"message": {"content": "hi", "tool_calls": [{}]}, "finish_reason": "stop"}]}',
-        '{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": "many"}}',
+        '{"choices": [{"message": {"content": "hi", "tool_calls": [{}]}, '
+        '"finish_reason": "stop"}]}',
+        '{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], '
+        '"usage": {"prompt_tokens": "many"}}',
         '{"choices": [{"finish_reason": "stop", "message": {"content": "hi", "tool_calls": '
         '[{"function": {"arguments": ' + '{"a":' * 1010 + "1" + "}" * 1010 + "}}]}}]}",
     ],

@@ -87,7 +87,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     assert table["episodes"] == "20"
     assert table["reward (mean)"].startswith(f"{passed / 20:.3f} [")
     assert table["pass^1 = pass@1"] == table["reward (mean)"]
-    assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}]".format(
+    assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}] ({tasks} tasks)".format(
         **written["pass_hat_k"]["2"]
     )
     assert table["do-nothing baseline"] == "0/10"
@@ -116,6 +116,59 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     )
     assert "desk: 20/20  reward" in result.stdout, "plain lines where there is no terminal"
     assert "exact" not in result.stdout, "the template is: nothing to be said"
+
+
+@pytest.mark.parametrize(
+    ("failing", "max_lost", "status", "cell"),
+    [
+        ([], "0", 0, "(10 tasks)"),
+        ([[5, 0]], "0.1", 0, "(10 tasks)"),
+        ([[5, 0]], None, 1, "(10 tasks)"),
+        ([[5, 0], [5, 1]], None, 1, "(9 of 10 tasks)"),
+        ([[5, 0], [5, 1]], "0.1", 0, "(9 of 10 tasks)"),
+    ],
+)
+def test_a_run_that_lost_too_many_episodes_does_not_look_like_a_success(
+    engine: EmbeddedEngine,
+    tmp_path: Path,
+    failing: list[list[int]],
+    max_lost: str | None,
+    status: int,
+    cell: str,
+) -> None:
+    file = tmp_path / "lossy.py"
+    file.write_text(LOSSY)
+    result = toolroll(
+        "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded", "--parser", "hermes",
+        "--samples", 2, "--reruns", 0, "--out", tmp_path / "out",
+        "--env-args", json.dumps({"failing": failing}),
+        *([] if max_lost is None else ["--max-lost", max_lost]),
+    )  # fmt: skip
+    assert result.exit_code == status, result.stdout
+    assert rows(result)["reward (mean)"].endswith(cell)
+    told = f"{len(failing)} of 20 episodes have no reward, and --max-lost" in result.stdout
+    assert told is bool(status)
+
+
+LOSSY = """
+from toolroll import Environment, Observation, StepResult, Task
+
+class Lossy(Environment):
+    def __init__(self, failing=()):
+        self.failing = failing
+
+    tasks = [Task(f"t-{index}", index) for index in range(10)]
+
+    def reset(self, task, seed):
+        Lossy.played = getattr(Lossy, "played", {})
+        sample = Lossy.played[task.index] = Lossy.played.get(task.index, -1) + 1
+        if [task.index, sample] in self.failing:
+            raise RuntimeError("the database is gone")
+        return Observation([{"role": "user", "content": "Hello."}])
+
+    def step(self, action):
+        return StepResult(reward=1.0, done=True)
+"""
 
 
 def test_the_floor_is_of_all_tasks_in_the_folder(engine: EmbeddedEngine, tmp_path: Path) -> None:

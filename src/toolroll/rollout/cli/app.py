@@ -86,7 +86,7 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
         outcome = _run(run_environment(settings, console))
     except RunStoppedError as error:
         raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
-    _show({outcome.summary.env: outcome}, settings.out)
+    _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
 _ENV = typer.Argument(help=RunConfig.model_fields["env"].description, show_default=False)
@@ -321,14 +321,20 @@ def _one_blas_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = True) -> None:
+def _show(
+    results: Mapping[str, Outcome],
+    out: Path | None,
+    *,
+    resumes: bool = True,
+    max_lost: float = 0.0,
+) -> None:
     """Print the results: a table, remarks, and the names of the files.
 
     `results`: the outcomes by column title. `resumes`: True if the same command can continue the
-    run.
+    run. `max_lost`: the share of the episodes that may lack a reward.
 
-    Exit with 128 + the number of the signal that ended the run early, or with 1 if an environment
-    has no graded episode.
+    Exit with 128 + the number of the signal that ended the run early, or with 1 if too many
+    episodes lack a reward.
     """
     from toolroll.rollout.cli.display import remarks, results_tables
 
@@ -351,14 +357,25 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
             else "Stopped early."
         )
         raise typer.Exit(128 + stopped)
-    empty = [outcome for outcome in outcomes if not outcome.summary.graded]
-    for outcome in empty:
-        line = (
-            f"{outcome.summary.env}: nothing was graded: every episode was aborted, the last "
-            f"one by: {outcome.failure}"
-        )
-        print_line(console, line)
-    if empty:
+    failed = False
+    for outcome in outcomes:
+        name, lost = outcome.summary.env, outcome.report["lost"]
+        if lost["episodes"] and not outcome.summary.graded:
+            failed = True
+            print_line(
+                console,
+                f"{name}: nothing was graded: every episode was aborted, the last one by: "
+                f"{outcome.failure}",
+            )
+        elif lost["share"] > max_lost:
+            failed = True
+            print_line(
+                console,
+                f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
+                f"--max-lost {max_lost:g} allows {max_lost:.0%}. The last one was aborted by: "
+                f"{outcome.failure}",
+            )
+    if failed:
         raise typer.Exit(1)
 
 

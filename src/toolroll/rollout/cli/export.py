@@ -10,6 +10,7 @@ import orjson
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export import tau_bench_results, write_dataset
+from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.types import Episode
@@ -31,7 +32,8 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
         )
     if kind == "parquet":
         count = write_dataset(_episodes(folder, env), out)
-        return [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']
+        lines = [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']
+        return lines + _lost(folder, env)
     return _tau_bench(folder, out, env)
 
 
@@ -50,12 +52,25 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
     text = orjson.dumps(results, option=options, default=repr)
     with written_whole(out) as file:
         file.write(text)
+    written = len({result["task_id"] for result in results})
     messages = [
-        f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"
+        f"{out}: {len(results)} results of {written} of {written + len(left_out)} tasks"
+        if left_out
+        else f"{out}: {len(results)} results of {written} tasks"
     ]
     if left_out:
         messages.append(f"left out, because a trial is missing: {', '.join(left_out)}")
-    return messages
+    return messages + _lost(folder, env)
+
+
+def _lost(folder: Path, env: str | None) -> list[str]:
+    """Return a message for each environment whose summary says that episodes have no reward."""
+    return [
+        f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward and are left "
+        f"out; {lost['tasks']} of {part['of_tasks']} tasks have no other episode"
+        for name, part in read_summary(folder).items()
+        if env in (None, name) and (lost := part["lost"])["episodes"]
+    ]
 
 
 def _episodes(folder: Path, env: str | None) -> Iterator[Episode]:

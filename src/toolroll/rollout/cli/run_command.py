@@ -150,7 +150,7 @@ async def _play(
         floor=floor,
         settings=plan.identity,
         seconds=display.seconds,
-        expected=plan.total,
+        planned={task.id: config.samples for task in plan.tasks},
         allow_unequal=config.allow_unequal,
         provenance=history,
     )

@@ -7,10 +7,10 @@ mean reward or pass rate.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from toolroll.rollout.runs.pass_at_k import PASSED
+from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.types import Episode, Status
 
 
@@ -55,7 +55,7 @@ class Summary:
         if result.reward is not None and result.status is not Status.ABORTED:
             self.graded += 1
             self.reward += result.reward
-            self.passed += result.reward >= PASSED
+            self.passed += passed(result.reward)
             self.samples[episode.task_id][episode.sample] = result.reward
         else:
             self.aborted[episode.task_id] += 1
@@ -74,6 +74,15 @@ class Summary:
     def mean(self, name: str) -> float:
         """Return the mean of a metric over all episodes, including aborted ones."""
         return self.totals[name] / self.episodes if self.episodes else 0.0
+
+    def sizes(self, planned: Mapping[str, int]) -> dict[str, int]:
+        """Return each task's number of samples: those that were played, or those in `planned` if
+        they are more.
+        """
+        return {
+            task: max(planned.get(task, 0), len(self.samples.get(task, ())) + self.aborted[task])
+            for task in sorted({*planned, *self.samples, *self.aborted})
+        }
 
     @property
     def mean_reward(self) -> float | None:

@@ -2,9 +2,9 @@
 in a thread.
 
 Invariants: the event loop never waits for litellm. A failed call or an unfinished answer raises
-`UserSimulatorError`, and never becomes a line of the user. A stop marker in the simulator's reasoning does not end the
-episode. Calls that hang do not keep the process from exiting, and delay other calls only if there
-are many of them (see `Threads`).
+`UserSimulatorError`, and never becomes a line of the user. A stop marker in the simulator's
+reasoning does not end the episode. Calls that hang do not keep the process from exiting, and delay
+other calls only if there are many of them (see `Threads`).
 
 For a model behind an OpenAI-compatible endpoint, use `toolroll.agents.users`, which has retries and
 a seed and needs no threads.

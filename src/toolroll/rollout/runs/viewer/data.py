@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.viewer.pieces import Pieces
 from toolroll.rollout.runs.viewer.reason import reward_reason
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
@@ -34,6 +35,7 @@ def row(episode: Episode) -> dict[str, Any]:
         "status": result.status.value,
         "stop": str(result.stop_reason),
         "reward": result.reward,
+        "passed": result.reward is not None and passed(result.reward),
         "reason": reward_reason(result.info),
         "turns": int(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
