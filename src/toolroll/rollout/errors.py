@@ -123,6 +123,18 @@ class ActionError(ToolrollError):
     """
 
 
+def first_error(error: Exception) -> Exception:
+    """Return the first `ToolrollError` in the group `error`. Return `error` itself if it contains
+    none.
+    """
+    if isinstance(error, ExceptionGroup):
+        ours, _ = error.split(ToolrollError)
+        while isinstance(ours, ExceptionGroup):
+            ours = ours.exceptions[0]
+        return ours or error
+    return error
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """Return `error` as a dict for an episode's `info`: its type and message. Long texts are
     shortened.

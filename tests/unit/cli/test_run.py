@@ -150,12 +150,48 @@ def test_a_run_that_lost_too_many_episodes_does_not_look_like_a_success(
     assert told is bool(status)
 
 
+@pytest.mark.parametrize("ending", ["give up", "usage"])
+def test_a_run_that_ends_early_shows_what_was_played(
+    engine: EmbeddedEngine,
+    tmp_path: Path,
+    ending: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "lossy.py"
+    file.write_text(LOSSY)
+    failing = [[task, 0] for task in range(4, 10)]
+    command = [
+        "toolroll", "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded",
+        "--parser", "hermes", "--concurrency", "1", "--reruns", "0", "--out", str(tmp_path / "out"),
+        "--env-args", json.dumps({"failing": failing, "ending": ending}), "--give-up-after", "3",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert shown.err.startswith("toolroll: ") and ENDINGS[ending] in shown.err
+    played = len(list(read_episodes(tmp_path / "out")))
+    assert 4 <= played < 10
+    assert f"the run is not finished: {played} of 10 episodes" in shown.out
+    assert "(4 of 10 tasks)" in shown.out, "the table"
+    assert (tmp_path / "out" / "summary.json").is_file()
+
+
+ENDINGS = {
+    "give up": "3 attempts at episodes failed in a row",
+    "usage": "there is no database",
+}
+
+
 LOSSY = """
 from toolroll import Environment, Observation, StepResult, Task
+from toolroll.rollout.errors import UsageError
 
 class Lossy(Environment):
-    def __init__(self, failing=()):
-        self.failing = failing
+    def __init__(self, failing=(), ending="give up"):
+        self.failing, self.ending = failing, ending
 
     tasks = [Task(f"t-{index}", index) for index in range(10)]
 
@@ -163,6 +199,8 @@ class Lossy(Environment):
         Lossy.played = getattr(Lossy, "played", {})
         sample = Lossy.played[task.index] = Lossy.played.get(task.index, -1) + 1
         if [task.index, sample] in self.failing:
+            if self.ending == "usage":
+                raise UsageError("there is no database")
             raise RuntimeError("the database is gone")
         return Observation([{"role": "user", "content": "Hello."}])
 

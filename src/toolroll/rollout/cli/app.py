@@ -21,7 +21,7 @@ from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.errors import ToolrollError
+from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
 from toolroll.rollout.runs.config import OLD_NAMES, PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 
@@ -78,14 +78,9 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
     settings = load_config(
         config, {"env": env, **given_values(RunConfig, options, old_names=OLD_NAMES)}
     )
-    from toolroll.rollout.cli.run_command import no_such_address
     from toolroll.rollout.cli.run_command import run as run_environment
-    from toolroll.rollout.runs.runner import RunStoppedError
 
-    try:
-        outcome = _run(run_environment(settings, console))
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
+    outcome = _run(run_environment(settings, console))
     _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
@@ -334,7 +329,7 @@ def _show(
     run. `max_lost`: the share of the episodes that may lack a reward.
 
     Exit with 128 + the number of the signal that ended the run early, or with 1 if too many
-    episodes lack a reward.
+    episodes lack a reward. Raise the error that ended the run early.
     """
     from toolroll.rollout.cli.display import remarks, results_tables
 
@@ -349,6 +344,9 @@ def _show(
             console,
             f"In {out}: run.json, episodes.jsonl, summary.json; to view them: toolroll view {out}",
         )
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
         console.print(
@@ -380,14 +378,17 @@ def _show(
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end. If several `ToolrollError`s are raised together, raise the first."""
+    """Run `main` to its end. If several `ToolrollError`s are raised together, raise the first.
+
+    Raise `RolloutError` if code of others in `main` exits, whatever its exit status is.
+    """
+    error: Exception
     try:
         return run_loop(main)
     except* ToolrollError as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        error = first
+        error = first_error(group)
+    except* SystemExit as exits:
+        error = RolloutError(f"code in this process exited: {exits.exceptions[0]!r}")
     except* KeyboardInterrupt:
         console.print("stopped")
         raise typer.Exit(130) from None

@@ -152,29 +152,41 @@ async def play_all(
     `then`.
 
     Raise `RolloutError` if an episode was not played, because no episode may be lost without an
-    error.
+    error. If code on the event loop exits, `asyncio.run` cancels this call and then ends with the
+    code's own exit status, which may be 0: raise `SystemExit` with a message instead (status 1).
     """
     rest, left = iter(todo), set(todo)
 
     async def work(play: Callable[[EpisodeKey], Awaitable[Episode]]) -> None:
         for key in rest:
             episode = await play(key)
-            on_episode(episode)
+            with guarded():
+                on_episode(episode)
             left.discard(key)
             if then is not None:
                 await then(episode)
 
-    async with asyncio.TaskGroup() as group:
-        for play in players:
-            group.create_task(work(play))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for play in players:
+                group.create_task(work(play))
+    except asyncio.CancelledError as error:
+        if left and isinstance(error.__context__, SystemExit):
+            raise SystemExit(_not_played(left, todo, "code on the event loop exited")) from error
+        raise
     if left:
-        task_id, sample = min(left)
         raise RolloutError(
-            f"the run ended although {len(left)} episodes were not played, "
-            f"the first one task {task_id}, sample {sample}: "
-            "the asyncio tasks that played them were cancelled. Finished episodes are kept; run "
-            "again to play the others."
+            _not_played(left, todo, "the asyncio tasks that played them were cancelled")
         )
+
+
+def _not_played(left: Collection[EpisodeKey], todo: Sequence[EpisodeKey], why: str) -> str:
+    task_id, sample = min(left)
+    return (
+        f"the run ended although {len(left)} of {len(todo)} episodes were not played, the first "
+        f"one task {task_id}, sample {sample}: {why}. Finished episodes are kept; run again to "
+        "play the others."
+    )
 
 
 class Runner:
