@@ -8,6 +8,7 @@ model.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 _TRACEBACK = 4000
@@ -148,6 +149,12 @@ def describe(error: BaseException) -> dict[str, Any]:
     if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
         data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
     return data
+
+
+def error_in(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the error in an episode's `info` (see `describe`), or {} if there is none."""
+    error = info.get("error")
+    return error if isinstance(error, Mapping) else {}
 
 
 def message_of(error: BaseException, limit: int = _TEXT) -> str:

@@ -150,6 +150,28 @@ def test_a_run_that_lost_too_many_episodes_does_not_look_like_a_success(
     assert told is bool(status)
 
 
+def test_numbers_of_an_environment_and_bad_lines_break_no_folder(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "lossy.py", tmp_path / "out"
+    file.write_text(LOSSY)
+    command = [
+        "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded", "--parser", "hermes",
+        "--tasks", "0-3", "--out", out,
+    ]  # fmt: skip
+    assert toolroll(*command).exit_code == 0
+    episodes = out / "episodes.jsonl"
+    first = episodes.read_bytes().splitlines(keepends=True)
+    assert b'"env/turns":1e+99' in first[0].replace(b"1e99", b"1e+99")
+    episodes.write_bytes(first[0] + first[1].replace(b'"turns":1.0', b'"turns":1e308') + first[2])
+    again = toolroll(*command)
+    assert again.exit_code == 0
+    assert "line 2, is not a valid episode: " in again.stdout
+    assert rows(again)["episodes"] == "4"
+    for command in (["view", out], ["export", out, "--out", tmp_path / "data"]):
+        assert "line 2, is not a valid episode: " in toolroll(*command).stdout
+
+
 @pytest.mark.parametrize("ending", ["give up", "usage"])
 def test_a_run_that_ends_early_shows_what_was_played(
     engine: EmbeddedEngine,
@@ -206,6 +228,9 @@ class Lossy(Environment):
 
     def step(self, action):
         return StepResult(reward=1.0, done=True)
+
+    def metrics(self):
+        return {"turns": 1e99, "invalid_calls": 2**70, "user_calls": 1e99, "sum": 1e308}
 """
 
 

@@ -204,7 +204,8 @@ def _tokens(found: Mapping[str, Any], name: str) -> str:
 
 
 def _invalid(found: Mapping[str, Any]) -> str:
-    return f"{found['total']} ({found['rate']:.1%})" if found["total"] else "0"
+    rate = f" ({found['rate']:.1%})" if found["rate"] else ""
+    return f"{found['total']}{rate}"
 
 
 def remarks(name: str, found: Mapping[str, Any]) -> list[str]:

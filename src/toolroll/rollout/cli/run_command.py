@@ -12,12 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.console import print_line, shortened
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.signals import StoppedError, until_stopped
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.health import check_endpoint
-from toolroll.rollout.errors import UsageError, first_error
+from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.do_nothing import play_floor
@@ -93,6 +93,8 @@ async def play(
                 f"{env}: the table covers every episode in {out}, including tasks and samples that "
                 "this command does not name",
             )
+        for message in shortened(folder.bad_lines):
+            print_line(console, f"WARNING: {message} (its episode is played again)")
         if folder.dropped:
             print_line(console, f"{env}: {folder.dropped} aborted episodes will be retried")
         outcome = await _play(
@@ -131,7 +133,7 @@ async def _play(
             keep(episode)
             display.show(episode)
             if episode.result.status is Status.ABORTED:
-                failure = _failure(episode.result.info.get("error", {}), config)
+                failure = _failure(error_in(episode.result.info), config)
 
         with paced_garbage(enabled=config.gc):
             stopped, error = await _end(runner.run(plan.tasks, take, done=done), config)

@@ -29,11 +29,12 @@ from toolroll.rollout.runs.pass_at_k import (
     passed,
 )
 from toolroll.rollout.runs.run_directory import write_whole
-from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runs.summary import Summary, whole
 from toolroll.rollout.types import Status, StopReason, status_of
 
 FILE_NAME = "summary.json"
 SCHEMA_VERSION = 1
+_DIGITS = 1000
 
 
 def report(
@@ -71,7 +72,7 @@ def report(
         "episodes": summary.episodes,
         "graded": summary.graded,
         "aborted": summary.statuses["aborted"],
-        "reruns": int(summary.totals["reruns"]),
+        "reruns": whole(summary.totals["reruns"]),
         **coverage,
         "lost": {
             "episodes": total - summary.graded,
@@ -98,7 +99,7 @@ def report(
 def usage(summary: Summary) -> dict[str, Any]:
     """Return the numbers of turns, tokens and calls, and the latencies in seconds."""
     totals = summary.totals
-    attempts = int(totals["tool_calls"])
+    attempts = whole(totals["tool_calls"])
     return {
         "turns": _total(summary, "turns"),
         "tokens": {
@@ -109,7 +110,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         | {"cached_share": summary.cached_share},
         "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
         "invalid_calls": {
-            "total": int(totals["invalid_calls"]),
+            "total": whole(totals["invalid_calls"]),
             "rate": _share(totals["invalid_calls"], attempts),
             "by_kind": {
                 kind: {"count": n, "rate": _share(n, attempts)}
@@ -125,11 +126,11 @@ def usage(summary: Summary) -> dict[str, Any]:
             "episode_mean": _share(totals["seconds"], summary.episodes),
         },
         "user_simulator": {
-            name: int(totals[f"user_{name}"])
+            name: whole(totals[f"user_{name}"])
             for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
         },
         "token_mismatches": summary.mismatches,
-        "forks": int(totals["forks"]),
+        "forks": whole(totals["forks"]),
     }
 
 
@@ -203,7 +204,7 @@ def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
             f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and "
             f"excluded from rewards: {kinds}"
         )
-    if reruns := int(summary.totals["reruns"]):
+    if reruns := whole(summary.totals["reruns"]):
         found.append(
             f"attempts that failed outside the model (engine, environment, user, time limit) and "
             f"were retried: {reruns}; the log has the reasons. If the model's own actions make an "
@@ -266,7 +267,7 @@ def _bounds(
 
 
 def _total(summary: Summary, name: str) -> dict[str, float]:
-    return {"total": int(summary.totals[name]), "mean": summary.mean(name)}
+    return {"total": whole(summary.totals[name]), "mean": summary.mean(name)}
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -287,4 +288,8 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
 
 def _natural(name: str) -> list[str | int]:
     """Return a key that sorts `task-10` after `task-9`."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [
+        # Python limits the digits of an int.
+        int(part[:_DIGITS]) if part.isdecimal() else part
+        for part in re.split(r"(\d+)", name)
+    ]

@@ -26,6 +26,7 @@ from toolroll.rollout.errors import (
     TimeLimitError,
     UsageError,
     describe,
+    error_in,
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
@@ -43,6 +44,7 @@ from toolroll.rollout.types import (
     Status,
     StopReason,
     Task,
+    status_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,11 @@ RERUN = frozenset(
 )
 """The failures that a retry may fix. `token_error` and `internal_error` would recur."""
 
+_REASONS = {
+    Status.COMPLETED: StopReason.DONE,
+    Status.TRUNCATED: StopReason.MAX_STEPS,
+    Status.ABORTED: StopReason.INTERNAL_ERROR,
+}
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
@@ -340,7 +347,7 @@ class Runner:
         self._failed_in_a_row += 1
         limit = self.settings.give_up_after
         if limit is not None and self._failed_in_a_row >= limit:
-            error = episode.result.info.get("error", {})
+            error = error_in(episode.result.info)
             raise RunStoppedError(
                 f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with "
                 f"{episode.result.stop_reason}: "
@@ -380,6 +387,9 @@ def _checked(result: InteractionResult) -> InteractionResult:
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]
     result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
+    if result.stop_reason is StopReason.DONE:  # the default: an agent may set only the status
+        result.stop_reason = _REASONS[result.status]
+    result.status = status_of(result.stop_reason)
     if any(step is not None and finite(step) is None for step in result.step_rewards):
         raise ValueError(
             f"asolve returned the step rewards {shown(result.step_rewards)}: they must be finite"

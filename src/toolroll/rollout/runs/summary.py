@@ -100,18 +100,23 @@ class Summary:
         prompts = self.totals["prompt_tokens"]
         return self.totals["cached_tokens"] / prompts if prompts else 0.0
 
-    def named(self, prefix: str) -> dict[str, int]:
+    def named(self, prefix: str) -> dict[str, float]:
         """Return the totals whose names have the form `prefix/NAME`, by NAME. Omit zeros."""
         return {
-            name[len(prefix) + 1 :]: int(count)
+            name[len(prefix) + 1 :]: whole(count)
             for name, count in self.totals.items()
-            if name.startswith(f"{prefix}/") and count
+            if name.startswith(f"{prefix}/") and whole(count)
         }
 
     @property
-    def mismatches(self) -> dict[str, int]:
+    def mismatches(self) -> dict[str, float]:
         """Return the number of token mismatches by kind."""
         return self.named("token_mismatches")
+
+
+def whole(value: float) -> float:
+    """Return a count as an int. Return it unchanged if it is too large to be one in JSON."""
+    return int(value) if abs(value) < 2**53 else value
 
 
 def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:
