@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import io
 import json
@@ -157,7 +158,7 @@ def written(changes: Mapping[tuple[Any, ...], Any]) -> bytes:
         with contextlib.suppress(KeyError, IndexError, TypeError):  # changed before
             for key in (0, *path)[:-1]:
                 holder = holder[key]
-            holder[(0, *path)[-1]] = DEEP if value == "deep" else value
+            holder[(0, *path)[-1]] = DEEP if value == "deep" else copy.deepcopy(value)
     return json.dumps(data[0]).encode() + b"\n"
 
 

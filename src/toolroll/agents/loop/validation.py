@@ -21,6 +21,7 @@ OWN_INFO = frozenset({"error", "bad_calls", "trainable", "forks", "metrics_error
 """The keys of an episode's info that toolroll writes. An environment's own value under such a key
 is stored under `env/KEY`.
 """
+_MOST_VALUES = 100_000
 _DEEPEST = 100
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
 """The keys whose texts do not count toward the size of an observation."""
@@ -69,7 +70,7 @@ def _checked(where: str, found: T, most_bytes: int) -> T:
     not called.
     """
     made = copy(found)
-    reader = _Reader(where, most_bytes)
+    reader = _Reader(where)
     if not isinstance(found.info, Mapping):
         raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(found.info)}")
     values = {
@@ -93,12 +94,12 @@ def _ours_apart(name: Any) -> Any:
 
 class _Reader:
     """Copies what an environment returned. Its sequences and mappings may be of any class, and may
-    have no end, so at most `most` of their items are read.
+    have no end, so at most `_MOST_VALUES` of their items are read.
     """
 
-    def __init__(self, where: str, most: int) -> None:
+    def __init__(self, where: str) -> None:
         self._where = where
-        self._left = self._most = most
+        self._left = _MOST_VALUES
 
     def copied(self, value: Any, name: str, depth: int = 0) -> Any:
         """Return `value`, which is called `name` in errors, with copies of all mappings and
@@ -125,8 +126,8 @@ class _Reader:
             self._left -= 1
             if self._left < 0:
                 raise EnvironmentFailure(
-                    f"{self._where} returned more than {self._most} values, the limit of "
-                    "max_observation_bytes: is a sequence endless?"
+                    f"{self._where} returned more than {_MOST_VALUES} values: is a sequence "
+                    "endless?"
                 )
             yield item
 
@@ -152,7 +153,7 @@ def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]
     """
     if not isinstance(found, Mapping):
         return {}, f"{env}.metrics must return a mapping of numbers, not {shown(found)}"
-    values = dict(_Reader(f"{env}.metrics", MOST_BYTES).read(found.items()))
+    values = dict(_Reader(f"{env}.metrics").read(found.items()))
     numbers = {key_text(name): finite(value) for name, value in values.items()}
     kept = {_metric(name): value for name, value in numbers.items() if value is not None}
     wrong = "; ".join(

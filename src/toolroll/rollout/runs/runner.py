@@ -30,6 +30,7 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
+from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, shown
@@ -247,7 +248,7 @@ class Runner:
 
         players = [play] * min(self.settings.concurrency, len(todo))
         try:
-            with paced_garbage(enabled=self.settings.pace_gc):
+            with paced_garbage(enabled=self.settings.pace_gc), watched_loop():
                 await play_all(todo, players, on_episode, callbacks.on_episode)
         finally:
             await callbacks.on_summary()

@@ -30,7 +30,7 @@ from toolroll.rollout.runtime.unicode import replace_surrogates
 
 _DEEPEST = 100
 """The maximum nesting. orjson refuses more than 254 levels."""
-_MOST_KEYS = 1_000_000
+_MOST_KEYS = 100_000
 LARGEST = 1e100
 """The largest number that an episode may contain. Sums of larger numbers could become infinite."""
 _BITS = 10_000
