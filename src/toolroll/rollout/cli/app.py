@@ -24,11 +24,13 @@ from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
 from toolroll.rollout.runs.config import OLD_NAMES, PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
+from toolroll.rollout.runtime.threads import end_within
 
 if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
 
 T = TypeVar("T")
+EXIT_SECONDS = 10.0
 app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",
     no_args_is_help=True,
@@ -43,6 +45,15 @@ def _version(*, value: bool) -> None:
     if value:
         typer.echo(f"toolroll {version('toolroll')}")
         raise typer.Exit
+
+
+def command() -> None:
+    """Run `main` as a program, which ends within `EXIT_SECONDS` after its work is done."""
+    try:
+        main()
+    except SystemExit as ended:
+        end_within(EXIT_SECONDS, ended.code if isinstance(ended.code, int) else bool(ended.code))
+        raise
 
 
 def main() -> None:
