@@ -9,6 +9,9 @@ from typing import Any
 from aiohttp import web
 from openai.types.chat import ChatCompletion
 
+UNFINISHED = ("abort", "error", "network_error", "content_filter", "length", None)
+"""The finish reasons of answers that are not whole."""
+
 Answer = Callable[[dict[str, Any]], "Awaitable[web.Response] | web.Response"]
 
 

@@ -37,6 +37,37 @@ from toolroll.rollout.testing import (
 MAIN = "from toolroll.rollout.cli import main; main()"
 
 
+LEFT_BEHIND = {
+    "thread": "threading.Thread(target=hang, name='left-behind').start()",
+    "exit function": "atexit.register(hang)",
+    "executor": "concurrent.futures.ThreadPoolExecutor().submit(hang)",
+}
+
+
+@pytest.mark.parametrize("left", LEFT_BEHIND)
+@pytest.mark.parametrize(("arguments", "status"), [(["envs"], 0), (["run", "nothing"], 2)])
+def test_it_ends_although_what_an_environment_left_behind_does_not(
+    left: str, arguments: list[str], status: int
+) -> None:
+    lines = [
+        "import atexit, concurrent.futures, threading",
+        "from toolroll.rollout.cli import app, main",
+        "app.EXIT_SECONDS = 0.1",
+        "hang = threading.Event().wait",
+        LEFT_BEHIND[left],
+        "main()",
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert ended.returncode == status
+    what = "an exit function" if left == "exit function" else "the threads"
+    assert f"the process is ended, although {what}" in ended.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_gracefully(
     tmp_path: Path, tokenizer: Any, number: signal.Signals

@@ -7,9 +7,11 @@ aiohttp in any case.
 
 Invariants:
 
-- Only transient failures are retried: a failed connection, a timeout, an unreadable 200, and the
-  statuses 408, 425, 429 and 5xx except 501 and 505. A request is never retried before the time in
-  `Retry-After`.
+- Only transient failures are retried: a failed connection, a timeout, an unreadable 200, an
+  unfinished answer, and the statuses 408, 425, 429 and 5xx except 501 and 505. A request is never
+  retried before the time in `Retry-After`.
+- An unfinished answer is never returned. Only the finish reasons in `FINISHED` end an answer.
+  `length` ends it only if the caller passes `allow_length`.
 - At most `max_concurrency` requests are in flight. A request that waits for its next attempt does
   not count.
 - No error message contains the API key.
@@ -43,17 +45,29 @@ from yarl import URL
 from toolroll.parsers.openai import from_openai, to_openai
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine.address import split_credentials
-from toolroll.rollout.engine.errors import Failure, from_exception, from_response, reason
+from toolroll.rollout.engine.errors import (
+    Failure,
+    from_exception,
+    from_response,
+    message_of,
+    reason,
+)
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage
 from toolroll.rollout.engine.transport import NETWORK_ERRORS
-from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
+from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError, capped
 from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.types import Message
 
 _NOT_RETRIED = frozenset({501, 505})
 """5xx statuses that are not retried: the server does not support the request."""
 _EXCERPT = 500
+FINISHED = frozenset({"stop", "tool_calls"})
+"""The finish reasons of whole answers. Servers also send 200 with the part of an answer that they
+had when they aborted the request (SGLang: "abort"), lost the model ("error", "network_error") or
+filtered its text ("content_filter"), and some send no reason (null).
+"""
+_LIMITS = ("max_tokens", "max_completion_tokens")
 _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context length|maximum model length|rollout stopped: "
 )
@@ -135,15 +149,18 @@ class ChatClientConfig(BaseModel):
 class ChatCompletion:
     """The first choice of a response.
 
-    `usage`: prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not
-    report them. `attempts`: the number of times that the request was sent. Attempts that failed in
-    an outage of the server (see `engine_timeout`) do not count.
+    `finish_reason`: "stop", "tool_calls", or "length" if the request allows it. `usage`:
+    prompt_tokens, completion_tokens and cached_tokens. They are 0 if the server does not report
+    them. `attempts`: the number of times that the request was sent. Attempts that failed in an
+    outage of the server (see `engine_timeout`) do not count. `refusal`: the text of a refusal,
+    which OpenAI sends instead of content; "" if there is none.
     """
 
     reply: ParsedReply
     finish_reason: str
     usage: Mapping[str, int]
     attempts: int = 1
+    refusal: str = ""
 
 
 def history_message(reply: ParsedReply) -> Message:
@@ -199,23 +216,35 @@ class ChatClient:
         self._limit = asyncio.Semaphore(config.max_concurrency or sys.maxsize)
         self._session: aiohttp.ClientSession | None = None
 
-    async def complete(self, request: Mapping[str, Any]) -> ChatCompletion:
+    async def complete(
+        self, request: Mapping[str, Any], *, allow_length: bool = False
+    ) -> ChatCompletion:
         """Send `request`: the messages, tools and sampling parameters. The client adds the model.
+
+        `allow_length`: return an answer that the token limit truncated, with the finish reason
+        "length". By default, the request is retried with twice the token limit.
 
         Raises `ContextOverflowError` if the server reports that the prompt is too long,
         `EngineUnreachableError` if the server did not answer for `engine_timeout` seconds, and
         `EngineError` for any other failure that the retries did not repair.
         """
         config = self._config
-        body = orjson.dumps({"model": config.model, **request})
         attempt = deaths = 0
         while True:
             ended = self._outage.ended
-            outcome = await self._attempt(body)
+            outcome = await self._attempt(orjson.dumps({"model": config.model, **request}))
             attempt += 1
             if isinstance(outcome, ChatCompletion):
                 self._outage.answered()
-                return replace(outcome, attempts=attempt)
+                if outcome.finish_reason != "length" or allow_length:
+                    return replace(outcome, attempts=attempt)
+                request = _with_more_room(request, outcome.usage["completion_tokens"])
+                outcome = Failure(
+                    "the token limit truncated the answer (finish_reason 'length'): raise "
+                    "max_tokens, or turn the model's reasoning off",
+                    200,
+                    retry=True,
+                )
             gone = outcome.lost or outcome.down
             if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
                 deaths += 1
@@ -285,10 +314,33 @@ class ChatClient:
         )
 
 
+def _with_more_room(request: Mapping[str, Any], sampled: int) -> dict[str, Any]:
+    """Return `request` with twice the token limit. `sampled`: the number of tokens that the server
+    sampled, which was its own limit if the request has none.
+    """
+    limits = {name: request[name] for name in _LIMITS if request.get(name)}
+    if not limits and sampled:
+        limits = {_LIMITS[0]: sampled}
+    return {**request, **{name: 2 * limit for name, limit in limits.items()}}
+
+
 def _read(body: bytes) -> ChatCompletion | Failure:
+    """Return the answer in the body of a 200, or a failure if there is none or it is unfinished."""
     try:
         data = orjson.loads(body)
+        if not isinstance(data, dict) or not data.get("choices"):
+            error = message_of(body.decode("utf-8", "replace"))
+            return Failure(
+                f"the response has no choices: {capped(error, _EXCERPT)}", 200, retry=True
+            )
         choice = data["choices"][0]
+        finish = choice.get("finish_reason")
+        if finish not in FINISHED and finish != "length":
+            error = choice.get("error")
+            words = f": {message_of(orjson.dumps(error).decode())}" if error else ""
+            return Failure(
+                f"the answer is unfinished (finish_reason {finish!r}){words}", 200, retry=True
+            )
         message = dict(choice["message"])
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         reply = from_openai({**message, "reasoning_content": reasoning})
@@ -302,4 +354,7 @@ def _read(body: bytes) -> ChatCompletion | Failure:
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         words = f"the response is not a chat completion: {type(error).__name__}: {error}"
         return Failure(words, 200, retry=True)
-    return ChatCompletion(reply, str(choice.get("finish_reason") or "stop"), counts)
+    refusal = message.get("refusal")
+    return ChatCompletion(
+        reply, finish, counts, refusal=refusal if isinstance(refusal, str) else ""
+    )

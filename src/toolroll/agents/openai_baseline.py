@@ -72,9 +72,11 @@ class BaselineAgent(TextAgent):
         if tools:
             request["tools"] = list(tools)
         began = perf_counter()
-        completion = await self.client.complete(request)
+        completion = await self.client.complete(request, allow_length=True)
         seconds = perf_counter() - began
-        parsed = self._parsed(completion.reply, tools)
+        reply = completion.reply
+        # A refusal is the model's answer, as text in another field.
+        parsed = self._parsed(replace(reply, content=reply.content or completion.refusal), tools)
         parsed = with_call_ids(parsed, f"{session_id}/{len(messages)}")
         counts = {**completion.usage, "engine_retries": completion.attempts - 1}
         message = history_message(parsed)

@@ -8,6 +8,7 @@ model.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from typing import Any
 
 _TRACEBACK = 4000
@@ -140,6 +141,18 @@ class ActionError(ToolrollError):
     """
 
 
+def first_error(error: Exception) -> Exception:
+    """Return the first `ToolrollError` in the group `error`. Return `error` itself if it contains
+    none.
+    """
+    if isinstance(error, ExceptionGroup):
+        ours, _ = error.split(ToolrollError)
+        while isinstance(ours, ExceptionGroup):
+            ours = ours.exceptions[0]
+        return ours or error
+    return error
+
+
 def describe(error: BaseException) -> dict[str, Any]:
     """Return `error` as a dict for an episode's `info`: its type and message. Long texts are
     shortened.
@@ -153,6 +166,12 @@ def describe(error: BaseException) -> dict[str, Any]:
     if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
         data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
     return data
+
+
+def error_in(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the error in an episode's `info` (see `describe`), or {} if there is none."""
+    error = info.get("error")
+    return error if isinstance(error, Mapping) else {}
 
 
 def message_of(error: BaseException, limit: int = _TEXT) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -174,18 +175,14 @@ async def test_a_timeout_is_retried_then_an_error() -> None:
     "body",
     [
         "{",
-        "[]",
-        "{}",
-        '{"choices": []}',
-        '{"choices": [{"message": {"content": 5}}]}',
-        '{"choices": [{"message": {"role": "user", "content": "hi"}}]}',
-        '{"choices": [{"message": {"content": "hi", "tool_calls": [{}]}}]}',
-        '{"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": "many"}}',
-        '{"choices": [{"message": {"content": "hi", "tool_calls": [{"function": {"arguments": '
-        + '{"a":' * 1010
-        + "1"
-        + "}" * 1010
-        + "}}]}}]}",
+        '{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
+        '{"choices": [{"message": {"role": "user", "content": "hi"}, "finish_reason": "stop"}]}',
+        '{"choices": [{"message": {"content": "hi", "tool_calls": [{}]}, '
+        '"finish_reason": "stop"}]}',
+        '{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], '
+        '"usage": {"prompt_tokens": "many"}}',
+        '{"choices": [{"finish_reason": "stop", "message": {"content": "hi", "tool_calls": '
+        '[{"function": {"arguments": ' + '{"a":' * 1010 + "1" + "}" * 1010 + "}}]}}]}",
     ],
 )
 async def test_an_unreadable_response_is_retried(body: str) -> None:
@@ -195,6 +192,46 @@ async def test_an_unreadable_response_is_retried(body: str) -> None:
         with pytest.raises(EngineError, match="the response is not a chat completion"):
             await talk.complete()
     assert len(talk.server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{}", "the response has no choices: {}"),
+        ('{"choices": null}', "the response has no choices"),
+        ('{"choices": []}', "the response has no choices"),
+        ('{"error": {"message": "no credits", "code": 402}}', "no choices: no credits"),
+        ('{"object": "error", "message": "out of memory"}', "no choices: out of memory"),
+        ('{"detail": "loading"}', 'no choices: {"detail":"loading"}'),
+        (
+            '{"choices": [{"message": {"content": ""}, "finish_reason": "error", '
+            '"error": {"message": "provider is down"}}]}',
+            "finish_reason 'error'): provider is down",
+        ),
+        (
+            '{"choices": [{"delta": {"content": "hi"}, "finish_reason": null}]}',
+            "the answer is unfinished (finish_reason None)",
+        ),
+    ],
+)
+async def test_a_200_without_an_answer_is_a_failure_in_the_servers_words(
+    body: str, words: str
+) -> None:
+    async with scripted(fails(200, body), completion("hi")) as talk:
+        assert (await talk.complete()).attempts == 2
+    async with scripted(fails(200, body), retries=1) as talk:
+        with pytest.raises(EngineError, match=f"after 2 attempts: .*{re.escape(words)}"):
+            await talk.complete()
+
+
+async def test_a_truncated_answer_gets_more_room_by_what_the_server_allowed() -> None:
+    """Without a limit in the request, the server's own is the number of tokens it sampled."""
+    async with scripted(completion("hal", finish="length"), completion("half")) as talk:
+        assert (await talk.complete()).reply.content == "half"
+    assert [body.get("max_tokens") for body in talk.server.bodies] == [None, 8]
+    async with scripted(completion("hal", finish="length")) as talk:
+        found = await talk.client.complete(REQUEST, allow_length=True)
+        assert (found.reply.content, found.finish_reason, found.attempts) == ("hal", "length", 1)
 
 
 async def test_no_server() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from support.clock import skip
-from support.talking import Scripted, ScriptedFactory, Talker, play
+from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Episode, StopReason, Task
+from toolroll.rollout.types import Episode, Observation, StepResult, StopReason, Task
 
 
 class Hanging:
@@ -48,6 +53,88 @@ async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others() -> None
     assert late.keys() == {"t-0", "t-1"}
     assert {result.stop_reason for result in late.values()} == {StopReason.TIME_LIMIT}
     assert sum(episode.result.reward == 1.0 for episode in episodes) == 38
+
+
+def forever() -> None:
+    while True:
+        pass
+
+
+def swallows() -> None:
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(3600)
+
+
+def locks() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@pytest.mark.parametrize("limit", ["step_timeout", "episode_timeout"])
+@pytest.mark.parametrize("block", [forever, swallows, locks])
+@pytest.mark.parametrize("name", ["reset", "step"])
+def test_a_call_that_blocks_the_event_loop_ends_at_its_limit(
+    name: str, block: Callable[[], Any], limit: str
+) -> None:
+    """The test hangs if nothing interrupts the call."""
+
+    async def act(method: str, task: Task) -> None:
+        if method == name and task.id == "t-1":
+            block()
+
+    limits: dict[str, Any] = {limit: 0.05}
+    factory = ScriptedFactory(lambda: AsyncScripted(act), count=3)
+    episodes = run(play(factory, concurrency=1, **limits))
+    stopped = episodes[1].result
+    assert stopped.stop_reason is StopReason.TIME_LIMIT
+    assert [episode.result.reward for episode in episodes] == [1.0, None, 1.0]
+
+
+class Endless(Sequence[Any]):
+    """A sequence whose end is never reached."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, at: Any) -> Any:
+        return {"role": "user", "content": "More."}
+
+
+class EndlessMapping(dict[str, Any]):
+    def items(self) -> Any:
+        return ((f"key {at}", at) for at in itertools.count())
+
+
+@pytest.mark.parametrize(
+    ("name", "returned"),
+    [
+        ("reset", Observation(Endless())),
+        ("reset", Observation([{"role": "user", "content": "Begin."}], Endless())),
+        ("step", StepResult(Endless())),
+        ("step", StepResult([{"role": "user", "content": Endless()}])),
+        ("step", StepResult([EndlessMapping(role="user", content="More.")])),
+        ("step", StepResult([], 1.0, True, info=EndlessMapping())),
+    ],
+)
+async def test_an_endless_sequence_is_a_failure_of_its_episode(name: str, returned: Any) -> None:
+    def act(method: str, task: Task) -> Any:
+        return returned if method == name and task.id == "t-1" else None
+
+    first, failed, last = await play(ScriptedFactory(lambda: Scripted(act), count=3))
+    assert (first.result.reward, last.result.reward) == (1.0, 1.0)
+    assert failed.result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "is a sequence endless?" in failed.result.info["error"]["message"]
+
+
+async def test_endless_metrics_are_left_out() -> None:
+    def act(method: str, task: Task) -> Any:
+        return EndlessMapping() if method == "metrics" else None
+
+    [episode] = await play(ScriptedFactory(lambda: Scripted(act), count=1))
+    assert episode.result.reward == 1.0
+    assert "is a sequence endless?" in episode.result.info["metrics_error"]["message"]
 
 
 async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_environment() -> None:

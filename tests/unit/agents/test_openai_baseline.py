@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from pydantic import SecretStr
-from support.chat import Answer, completion, endpoint
+from support.chat import UNFINISHED, Answer, completion, endpoint
 from support.ponds import PondFactory
 from support.worlds import TOOL, ListedWorld
 from typer.testing import CliRunner
@@ -196,6 +196,24 @@ async def test_how_it_can_end(
         1,
     )
     assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
+
+
+@pytest.mark.parametrize("finish", [reason for reason in UNFINISHED if reason != "length"])
+async def test_an_unfinished_answer_is_not_a_turn_of_a_baseline(finish: str | None) -> None:
+    body = {"choices": [{"message": {"content": "Bye."}, "finish_reason": finish}]}
+    async with endpoint(fails(200, json.dumps(body))) as server:
+        result = await play(server.url, ListedWorld(["Hello."]))
+    assert (result.stop_reason, result.reward) == (StopReason.ENGINE_ERROR, None)
+    assert f"finish_reason {finish!r}" in result.info["error"]["message"]
+
+
+async def test_a_refusal_is_the_text_of_a_baselines_turn() -> None:
+    body = {
+        "choices": [{"message": {"content": None, "refusal": "I cannot."}, "finish_reason": "stop"}]
+    }
+    async with endpoint(fails(200, json.dumps(body))) as server:
+        result = await play(server.url, ListedWorld(["Hello."]))
+    assert result.messages[-1]["content"] == "I cannot."
 
 
 async def test_what_openai_does_not_know_can_be_left_out() -> None:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from support.talking import Scripted, ScriptedFactory, play
 
 from toolroll.agents.loop.validation import checked_step
-from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.errors import EnvironmentFailure, first_error
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import Runner, RunSettings, checked_result
 from toolroll.rollout.runs.summary import Summary
@@ -36,6 +36,7 @@ from toolroll.rollout.types import (
     StepResult,
     StopReason,
     Task,
+    status_of,
 )
 
 USER = {"role": "user", "content": "Begin."}
@@ -68,6 +69,7 @@ BAD_METRICS = {
     "none": None,
     "text": "3.5",
     "huge": 10**400,
+    "sum": 1e308,
     "list": [1],
     "complex": np.complex64(1 + 1j),
     "object": object(),
@@ -86,12 +88,64 @@ async def test_metrics_keep_their_finite_numbers_and_name_the_others() -> None:
     episode = read_back(await played("metrics", good | BAD_METRICS))
     assert episode.result.reward == 1.0
     wanted = {"one": 1.0, "half": 0.5, "yes": 1.0, "big": 2.0**60, "exact": 0.25, "7": 7.0}
+    wanted = {f"env/{name}": value for name, value in wanted.items()}
     assert {name: episode.result.metrics[name] for name in wanted} == wanted
-    assert not BAD_METRICS.keys() & episode.result.metrics.keys()
+    assert not {f"env/{name}" for name in BAD_METRICS} & episode.result.metrics.keys()
     message = episode.result.info["metrics_error"]["message"]
     assert all(f"{name}: " in message for name in BAD_METRICS)
     assert "text: '3.5'" in message
     assert len(message) < 1000
+
+
+async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
+    own = {"turns": 99.0, "invalid_calls": 7.0, "invalid_calls/invalid_json": 7.0, "reruns": 5.0}
+    reported = {"tool_errors": 2.0, "tool_errors/look": 2.0, "user_calls": 3.0}
+    info = {"bad_calls": 5, "error": "x", "trainable": False, "forks": 1, "reason": "ok"}
+
+    def act(name: str, task: Task) -> Any:
+        if name == "metrics":
+            return own | reported
+        return StepResult((), 1.0, True, info=info) if name == "step" else None
+
+    [episode] = await play(ScriptedFactory(lambda: Scripted(act, blocking=False), count=1))
+    result = read_back(episode).result
+    assert {name: result.metrics[f"env/{name}"] for name in own} == own
+    assert {name: result.metrics[name] for name in reported} == reported
+    assert result.metrics["turns"] == 1.0 and "invalid_calls" not in result.metrics
+    assert result.info["reason"] == "ok" and result.info["env/bad_calls"] == 5
+    assert result.info["env/error"] == "x" and not {"error", "bad_calls"} & result.info.keys()
+
+
+async def test_an_agents_error_of_another_shape_ends_no_run() -> None:
+    class Agent:
+        async def asolve(self, env: Any, *args: Any, **named: Any) -> Any:
+            return InteractionResult(
+                "", None, [], {"error": "no shape"}, stop_reason=StopReason.ENGINE_ERROR
+            )
+
+    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=4)
+    with pytest.raises(ExceptionGroup) as group:
+        await Runner(factory, Agent, RunSettings(give_up_after=2)).run(
+            factory.tasks("test"), lambda episode: None
+        )
+    assert "2 attempts at episodes failed in a row" in str(first_error(group.value))
+
+
+@pytest.mark.parametrize("status", Status)
+@pytest.mark.parametrize("reason", [StopReason.DONE, StopReason.LENGTH, StopReason.USER_ERROR])
+async def test_an_agents_status_and_stop_reason_agree_in_the_file(
+    status: Status, reason: StopReason
+) -> None:
+    class Agent:
+        async def asolve(self, env: Any, *args: Any, **named: Any) -> Any:
+            return InteractionResult("", 1.0, [], {}, status=status, stop_reason=reason)
+
+    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=1)
+    episodes: list[Episode] = []
+    await Runner(factory, Agent, RunSettings()).run(factory.tasks("test"), episodes.append)
+    again = read_back(episodes[0]).result
+    assert again.status is (status if reason is StopReason.DONE else status_of(reason))
+    assert again.stop_reason is reason or reason is StopReason.DONE
 
 
 @pytest.mark.parametrize("returned", [5, "numbers", [("a", 1)]])

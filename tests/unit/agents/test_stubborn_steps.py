@@ -149,7 +149,7 @@ async def test_a_step_that_cancels_its_own_task_and_goes_on_has_its_result() -> 
     assert [(episode.result.stop_reason, episode.result.reward) for episode in episodes] == [
         (StopReason.DONE, 1.0)
     ] * 3
-    assert [episode.result.metrics["seen"] for episode in episodes] == [1.0] * 3
+    assert [episode.result.metrics["env/seen"] for episode in episodes] == [1.0] * 3
 
 
 async def test_what_a_call_sets_in_its_context_is_there_in_the_next() -> None:

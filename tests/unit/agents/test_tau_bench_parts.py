@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.chat import UNFINISHED
 from support.memory import peak
 from support.tau import MINI
 
@@ -409,7 +410,7 @@ async def test_the_expected_outcome_is_computed_once_and_in_a_thread_of_its_own(
 def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A litellm that answers what `replies` holds, and an environment that has it."""
     module = ModuleType("litellm")
-    vars(module).update(replies=[], threads=set(), gate=None, calls=[])
+    vars(module).update(replies=[], finishes=[], threads=set(), gate=None, calls=[])
 
     def completion(*, model: str, custom_llm_provider: str, messages: list[Any]) -> Any:
         vars(module)["threads"].add(threading.get_ident())
@@ -422,7 +423,9 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         reply = vars(module)["replies"].pop(0) if vars(module)["replies"] else "Something."
         if isinstance(reply, Exception):
             raise reply
-        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=reply))])
+        finish = vars(module)["finishes"].pop(0) if vars(module)["finishes"] else "stop"
+        message = SimpleNamespace(content=reply)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish)])
 
     vars(module)["completion"] = completion
     monkeypatch.setitem(sys.modules, "litellm", module)
@@ -452,6 +455,20 @@ async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
         )
         assert "Order a cup." in messages[0]["content"]
         assert played[0].metrics()["user_calls"] == 3.0 and played[0].metrics()["user_cost"] > 0
+
+
+@pytest.mark.parametrize("finish", UNFINISHED)
+async def test_an_unfinished_answer_is_no_line_of_a_litellm_user(
+    litellm: ModuleType, finish: str | None
+) -> None:
+    async with _users() as users:
+        user = users.make()
+        await user.reset("Order a cup.")
+        vars(litellm)["finishes"] += [finish, "stop"]
+        assert await user.step("Which one?") == "Something."
+        vars(litellm)["finishes"] += [finish] * 3
+        with pytest.raises(UserSimulatorError, match=f"were unfinished .*{finish!r}"):
+            await user.step("Which one?")
 
 
 async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(litellm: ModuleType) -> None:

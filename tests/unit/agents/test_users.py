@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import TypeAdapter, ValidationError
+from support.chat import UNFINISHED
 
 from toolroll.agents.chat_client import ChatClient
 from toolroll.agents.users import (
@@ -29,12 +30,12 @@ from toolroll.rollout.errors import UsageError, UserSimulatorError
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def says(content: Any, **message: Any) -> Reply:
+def says(content: Any, finish: str | None = "stop", **message: Any) -> Reply:
     async def reply(request: web.Request) -> web.StreamResponse:
         choice = {
             "index": 0,
             "message": {"role": "assistant", "content": content, **message},
-            "finish_reason": "stop",
+            "finish_reason": finish,
         }
         return web.json_response(
             {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
@@ -193,6 +194,41 @@ async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
             await user.step("y")
         metrics = user.metrics()
         assert [metrics[f"user_{name}"] for name in ("calls", "retries", "errors")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("finish", UNFINISHED)
+async def test_an_unfinished_answer_is_not_a_line_of_the_user(finish: str | None) -> None:
+    cut = says("Yes, that is all. ###STO", finish)
+    async with (
+        serve(cut, says(f"Yes. {STOP_MARKER}"), cut) as server,
+        server.users(retries=1, max_tokens=50, seed=1) as users,
+    ):
+        user = users.make()
+        assert is_stop(await user.reset("x"))
+        before = user.messages
+        with pytest.raises(UserSimulatorError, match=f"finish_reason {finish!r}"):
+            await user.step("Anything else?")
+        assert user.messages == before
+        # Only a truncated answer needs more room.
+        more = 100 if finish == "length" else 50
+        assert [body["max_tokens"] for body in server.bodies] == [50, more] * 2
+
+
+@pytest.mark.parametrize("finish", UNFINISHED)
+async def test_an_unfinished_verdict_is_not_a_verdict(finish: str | None) -> None:
+    async with (
+        serve(says("My order is W1."), says("Let me think: ", finish)) as server,
+        server.users(retries=0, strategy="verify") as users,
+    ):
+        with pytest.raises(UserSimulatorError, match=f"finish_reason {finish!r}"):
+            await users.make().reset("x")
+
+
+async def test_a_refusal_is_not_a_line_of_the_user() -> None:
+    refusal = says(None, refusal="I cannot pretend to be a customer.")
+    async with serve(refusal) as server, server.users(retries=1) as users:
+        with pytest.raises(UserSimulatorError, match="without visible text"):
+            await users.make().reset("x")
 
 
 async def test_a_failed_step_leaves_the_list_as_it_was() -> None:

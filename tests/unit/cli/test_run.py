@@ -87,7 +87,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     assert table["episodes"] == "20"
     assert table["reward (mean)"].startswith(f"{passed / 20:.3f} [")
     assert table["pass^1 = pass@1"] == table["reward (mean)"]
-    assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}]".format(
+    assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}] ({tasks} tasks)".format(
         **written["pass_hat_k"]["2"]
     )
     assert table["do-nothing baseline"] == "0/10"
@@ -116,6 +116,122 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     )
     assert "desk: 20/20  reward" in result.stdout, "plain lines where there is no terminal"
     assert "exact" not in result.stdout, "the template is: nothing to be said"
+
+
+@pytest.mark.parametrize(
+    ("failing", "max_lost", "status", "cell"),
+    [
+        ([], "0", 0, "(10 tasks)"),
+        ([[5, 0]], "0.1", 0, "(10 tasks)"),
+        ([[5, 0]], None, 1, "(10 tasks)"),
+        ([[5, 0], [5, 1]], None, 1, "(9 of 10 tasks)"),
+        ([[5, 0], [5, 1]], "0.1", 0, "(9 of 10 tasks)"),
+    ],
+)
+def test_a_run_that_lost_too_many_episodes_does_not_look_like_a_success(
+    engine: EmbeddedEngine,
+    tmp_path: Path,
+    failing: list[list[int]],
+    max_lost: str | None,
+    status: int,
+    cell: str,
+) -> None:
+    file = tmp_path / "lossy.py"
+    file.write_text(LOSSY)
+    result = toolroll(
+        "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded", "--parser", "hermes",
+        "--samples", 2, "--reruns", 0, "--out", tmp_path / "out",
+        "--env-args", json.dumps({"failing": failing}),
+        *([] if max_lost is None else ["--max-lost", max_lost]),
+    )  # fmt: skip
+    assert result.exit_code == status, result.stdout
+    assert rows(result)["reward (mean)"].endswith(cell)
+    told = f"{len(failing)} of 20 episodes have no reward, and --max-lost" in result.stdout
+    assert told is bool(status)
+
+
+def test_numbers_of_an_environment_and_bad_lines_break_no_folder(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "lossy.py", tmp_path / "out"
+    file.write_text(LOSSY)
+    command = [
+        "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded", "--parser", "hermes",
+        "--tasks", "0-3", "--out", out,
+    ]  # fmt: skip
+    assert toolroll(*command).exit_code == 0
+    episodes = out / "episodes.jsonl"
+    first = episodes.read_bytes().splitlines(keepends=True)
+    assert b'"env/turns":1e+99' in first[0].replace(b"1e99", b"1e+99")
+    episodes.write_bytes(first[0] + first[1].replace(b'"turns":1.0', b'"turns":1e308') + first[2])
+    again = toolroll(*command)
+    assert again.exit_code == 0
+    assert "line 2, is not a valid episode: " in again.stdout
+    assert rows(again)["episodes"] == "4"
+    for command in (["view", out], ["export", out, "--out", tmp_path / "data"]):
+        assert "line 2, is not a valid episode: " in toolroll(*command).stdout
+
+
+@pytest.mark.parametrize("ending", ["give up", "usage"])
+def test_a_run_that_ends_early_shows_what_was_played(
+    engine: EmbeddedEngine,
+    tmp_path: Path,
+    ending: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "lossy.py"
+    file.write_text(LOSSY)
+    failing = [[task, 0] for task in range(4, 10)]
+    command = [
+        "toolroll", "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded",
+        "--parser", "hermes", "--concurrency", "1", "--reruns", "0", "--out", str(tmp_path / "out"),
+        "--env-args", json.dumps({"failing": failing, "ending": ending}), "--give-up-after", "3",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    assert ended.value.code == 2
+    assert shown.err.startswith("toolroll: ") and ENDINGS[ending] in shown.err
+    played = len(list(read_episodes(tmp_path / "out")))
+    assert 4 <= played < 10
+    assert f"the run is not finished: {played} of 10 episodes" in shown.out
+    assert "(4 of 10 tasks)" in shown.out, "the table"
+    assert (tmp_path / "out" / "summary.json").is_file()
+
+
+ENDINGS = {
+    "give up": "3 attempts at episodes failed in a row",
+    "usage": "there is no database",
+}
+
+
+LOSSY = """
+from toolroll import Environment, Observation, StepResult, Task
+from toolroll.rollout.errors import UsageError
+
+class Lossy(Environment):
+    def __init__(self, failing=(), ending="give up"):
+        self.failing, self.ending = failing, ending
+
+    tasks = [Task(f"t-{index}", index) for index in range(10)]
+
+    def reset(self, task, seed):
+        Lossy.played = getattr(Lossy, "played", {})
+        sample = Lossy.played[task.index] = Lossy.played.get(task.index, -1) + 1
+        if [task.index, sample] in self.failing:
+            if self.ending == "usage":
+                raise UsageError("there is no database")
+            raise RuntimeError("the database is gone")
+        return Observation([{"role": "user", "content": "Hello."}])
+
+    def step(self, action):
+        return StepResult(reward=1.0, done=True)
+
+    def metrics(self):
+        return {"turns": 1e99, "invalid_calls": 2**70, "user_calls": 1e99, "sum": 1e308}
+"""
 
 
 def test_the_floor_is_of_all_tasks_in_the_folder(engine: EmbeddedEngine, tmp_path: Path) -> None:

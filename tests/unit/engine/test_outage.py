@@ -428,7 +428,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
 async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     async with http_server({}) as gone:
         pass
-    answer = {"choices": [{"message": {"content": "Hello."}}]}
+    answer = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
     pauses: list[float] = []
     async with AsyncExitStack() as stack:
         port = int(gone.rpartition(":")[2])
@@ -451,7 +451,7 @@ async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture) 
 async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time() -> None:
     async with http_server({}) as gone:
         pass
-    answer = {"choices": [{"message": {"content": "Hello."}}]}
+    answer = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
     async with AsyncExitStack() as stack:
 
         async def sleep(seconds: float) -> None:

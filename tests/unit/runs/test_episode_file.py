@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
+import io
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from rich.console import Console
 from support.results import content, episode, trajectory
 
+from toolroll.rollout.cli.display import remarks, results_table
+from toolroll.rollout.cli.export import export
+from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,
@@ -22,6 +33,8 @@ from toolroll.rollout.runs.episode_file import (
     read_episodes,
     to_line,
 )
+from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import StopReason
 
 
@@ -112,6 +125,116 @@ class Note:
 
 class Model(BaseModel):
     text: str
+
+
+HOSTILE = [
+    None, True, -1, 0.5, 2**31, 2**63, 2**64, 1e18, 1e99, 1e101, 1e308, -1e308, "", "inf", "nan",
+    "1" * 5000, "\ud800",
+    [], {}, [1], {"a": 1}, [[]], [None], {"": {}}, 10**400, math.nan, math.inf,
+    "deep",
+]  # fmt: skip
+DEEP: Any = []
+for _ in range(300):
+    DEEP = {"a": [DEEP]}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each value in `value`, and of one key that each object lacks."""
+    yield path
+    if isinstance(value, dict):
+        yield (*path, "more")
+        for key, item in value.items():
+            yield from places(item, (*path, key))
+    elif isinstance(value, list):
+        for at, item in enumerate(value[:2]):
+            yield from places(item, (*path, at))
+
+
+def written(changes: Mapping[tuple[Any, ...], Any]) -> bytes:
+    """The line of an episode in which the values at the paths in `changes` are replaced."""
+    data = [json.loads(to_line(FULL))]
+    for path, value in changes.items():
+        holder: Any = data
+        with contextlib.suppress(KeyError, IndexError, TypeError):  # changed before
+            for key in (0, *path)[:-1]:
+                holder = holder[key]
+            holder[(0, *path)[-1]] = DEEP if value == "deep" else copy.deepcopy(value)
+    return json.dumps(data[0]).encode() + b"\n"
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+FULL = episode(
+    "t-1",
+    messages=[{"role": "assistant", "content": "Hi.", "tool_calls": [CALL]}],
+    metrics={
+        "turns": 2.0, "tool_calls": 2.0, "invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0,
+        "executed_calls/f": 1.0, "tool_errors": 1.0, "tool_errors/f": 1.0, "user_calls": 1.0,
+        "token_mismatches/prompt": 1.0, "seconds": 1.0, "reruns": 1.0, "env/turns": 3.0,
+    },
+    info={
+        "bad_calls": [{"message": 0, "call": 0, "status": "invalid_json"}],
+        "error": {"type": "E", "message": "m"},
+        "reward_info": {"a": {"b": 1}},
+        "trainable": True,
+        "forks": [],
+    },
+)  # fmt: skip
+PLACES = list(places(json.loads(to_line(FULL))))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(PLACES),
+        st.sampled_from(HOSTILE) | st.floats() | st.integers() | st.text(max_size=3),
+        min_size=1,
+        max_size=3,
+    )
+)
+@example({("metrics", "turns"): 1e308})
+@example({("metrics", "invalid_calls"): 3.0, ("metrics", "tool_calls"): 0.0})
+@example({("metrics", "executed_calls/f"): 0.5})
+@example({("info", "bad_calls"): 5})
+@example({("messages", 0, "tool_calls"): 5})
+@example({("info", "reward_info"): "deep"})
+@example({("info", "forks"): "deep"})
+@example({("task_id",): "1" * 5000})
+@example({("schema_version",): 2})
+@example({("sample",): 2**63 - 1})
+@example({("stop_reason",): "engine_error"})
+@example({("stop_reason",): "engine_error", ("status",): "aborted"})
+@example({(): 5})
+@settings(deadline=None)
+def test_no_line_breaks_its_folder(changes: dict[tuple[Any, ...], Any]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with RunDirectory(folder, "pond", {}) as run:
+            run.append(episode("t-0"))
+        line = written(changes)
+        with (folder / "episodes.jsonl").open("ab") as file:
+            file.write(line + to_line(episode("t-2", reward=0.0)))
+
+        bad: list[str] = []
+        stored = list(read_episodes(folder, on_bad_line=bad.append))
+        assert len(stored) + len(bad) == 3
+        assert all("line 2, is not a valid episode: " in message for message in bad)
+        dropped = 0
+        for _ in range(2):  # what the first resume writes does not break the second
+            with RunDirectory(folder, "pond", {}) as run:
+                assert run.bad_lines == bad
+                dropped += run.dropped
+                assert {("t-0", 0), ("t-2", 0)} <= run.done
+                if ("t-9", 0) not in run.done:
+                    run.append(episode("t-9"))
+                part = report(run.summary, planned={"t-0": 1, "t-2": 1, "t-9": 1}, seconds=1.0)
+                write_summary(folder, {"pond": part})
+        Console(file=io.StringIO()).print(results_table({"pond": part}))
+        remarks("pond", part)
+        _, count, messages = view(folder, out=None, tokenizer=None, tokens=9)
+        assert count + len(bad) + dropped == 4
+        assert messages[: len(bad)] == bad
+        for kind in ("parquet", "tau-bench"):
+            messages = export(folder, kind, folder / kind, "pond")
+            assert messages[len(messages) - len(bad) :] == bad
 
 
 def test_a_string_that_no_encoding_writes_loses_no_episode() -> None:

@@ -44,7 +44,7 @@ def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:
 
 
 def trials() -> list[Episode]:
-    """Four trials of six tasks with 0 to 4 passes, and a seventh task that lacks one."""
+    """Four trials of six tasks with 0 to 4 passes, and two tasks that lack one or all."""
     found = [
         episode(f"t-{task}", sample, float(sample < passes))
         for task, passes in enumerate([0, 1, 2, 3, 4, 4])
@@ -54,12 +54,13 @@ def trials() -> list[Episode]:
         *found,
         *(episode("t-6", sample, 1.0) for sample in range(3)),
         episode("t-6", 3, reason=StopReason.USER_ERROR),
+        *(episode("t-7", sample, reason=StopReason.USER_ERROR) for sample in range(4)),
     ]
 
 
 def test_tau_benchs_format_has_whole_tasks_only() -> None:
     results, left_out = tau_bench_results(trials())
-    assert left_out == ["t-6"]
+    assert left_out == ["t-6", "t-7"], "also a task without any graded trial"
     assert len(results) == 24
     assert results[0] == {
         "task_id": 0,

@@ -11,14 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results import episode
 
 from toolroll.rollout.runs.pass_at_k import (
     UnequalSamplesError,
     mean_over_tasks,
     pass_at_k,
+    pass_bounds,
     pass_estimates,
     pass_hat_k,
+    passed,
 )
+from toolroll.rollout.runs.report import report
+from toolroll.rollout.runs.summary import summarize
+from toolroll.rollout.runs.viewer.data import row
 
 rewards_of_tasks = st.integers(1, 6).flatmap(
     lambda n: st.lists(
@@ -105,6 +111,42 @@ def test_unequal_samples_are_refused_unless_told() -> None:
     found = pass_estimates(rewards, allow_unequal=True)
     assert list(found["pass^k"]) == [1]
     assert found["pass^k"][1].value == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    ("reward", "passes"),
+    [
+        (1.0, True),
+        (0.9999995, True),
+        (1.0000005, True),
+        (1.1, False),
+        (2.5, False),
+        (0.99, False),
+        (-1.0, False),
+    ],
+)
+def test_a_pass_is_a_reward_of_1_in_every_number(reward: float, passes: bool) -> None:
+    """tau-bench's rule has a margin in both directions."""
+    played = episode(reward=reward)
+    found = report(summarize([played])["pond"])
+    assert passed(reward) is passes
+    assert pass_hat_k([[reward]], 1) == pass_at_k([[reward]], 1) == float(passes)
+    assert summarize([played])["pond"].pass_rate == float(passes)
+    assert found["pass_at_k"]["1"]["value"] == found["pass_hat_k"]["1"]["value"] == float(passes)
+    assert row(played)["passed"] is passes
+    outside = not 0 <= reward <= 1 and not passes
+    assert any("outside [0, 1]" in line for line in found["warnings"]) is outside
+
+
+def test_bounds_count_missing_samples_as_failed_and_as_passed() -> None:
+    graded = {"a": [1.0, 1.0, 0.0], "b": [1.0]}
+    bounds = pass_bounds(graded, {"a": 3, "b": 3, "c": 3})
+    assert set(bounds["pass^k"]) == set(bounds["pass@k"]) == {1, 2, 3}
+    for k in (1, 2, 3):
+        for at, missing in enumerate((0.0, 1.0)):
+            whole = [(graded.get(task, []) + [missing] * 3)[:3] for task in "abc"]
+            assert bounds["pass^k"][k][at] == pytest.approx(pass_hat_k(whole, k))
+            assert bounds["pass@k"][k][at] == pytest.approx(pass_at_k(whole, k))
 
 
 def test_nothing_gives_nothing() -> None:

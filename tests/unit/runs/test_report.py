@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from support.results import episode, trajectory
 
+from toolroll.rollout.cli.display import results_table
 from toolroll.rollout.runs.report import by_task, report, write_summary
 from toolroll.rollout.runs.summary import Summary, summarize
 from toolroll.rollout.types import Episode, StopReason
@@ -15,6 +18,17 @@ from toolroll.rollout.types import Episode, StopReason
 
 def summary_of(*episodes: Episode) -> Summary:
     return summarize(episodes)["pond"]
+
+
+def drawn(found: Any, columns: int) -> str:
+    """The table of a terminal with 80 columns."""
+    console = Console(width=80)
+    with console.capture() as capture:
+        table = results_table(
+            {f"pond-{number}": found | {"seconds": 1.0} for number in range(columns)}
+        )
+        console.print(table)
+    return capture.get()
 
 
 def metrics(**named: float) -> dict[str, float]:
@@ -63,6 +77,50 @@ def test_attempts_that_were_played_again_are_told() -> None:
         "attempts that failed outside the model (engine, environment, user, time limit) and were "
         "retried: 3;"
     )
+
+
+@pytest.mark.parametrize(
+    ("lost", "bounds", "cell"),
+    [
+        ((), None, "(10 tasks)"),
+        ((5, 6, 7), (0.5, 0.8), "(7 of 10 tasks)"),
+        ((5, 6, 7, 8, 9), (0.5, 1.0), "(5 of 10 tasks)"),
+    ],
+)
+def test_lost_tasks_are_part_of_every_rate(
+    lost: tuple[int, ...], bounds: tuple[float, float] | None, cell: str
+) -> None:
+    """Tasks 0 to 4 always pass, tasks 5 to 9 never. A failing environment loses whole tasks."""
+    played = [
+        episode(
+            f"t-{task}",
+            sample,
+            float(task < 5),
+            reason=StopReason.ENVIRONMENT_ERROR if task in lost else StopReason.DONE,
+        )
+        for task in range(10)
+        for sample in range(4)
+        if not (task in lost and sample % 2)  # these were not even played
+    ]
+    found = report(summary_of(*played), planned={f"t-{task}": 4 for task in range(10)})
+    covered = 10 - len(lost)
+    assert set(found["by_task"]) == {f"t-{task}" for task in range(10)}
+    assert found["lost"] == {
+        "episodes": 4 * len(lost),
+        "of_episodes": 40,
+        "share": len(lost) / 10,
+        "tasks": len(lost),
+    }
+    for value in (found["reward"], found["pass_at_k"]["1"], found["pass_hat_k"]["4"]):
+        assert value["value"] == pytest.approx(5 / covered)
+        assert (value["tasks"], value["of_tasks"]) == (covered, 10)
+    for k in "1234":
+        pair = found["pass_bounds"] and tuple(found["pass_bounds"]["pass_hat_k"][k])
+        assert pair == (None if bounds is None else pytest.approx(bounds))
+    for columns in (1, 2):
+        text = drawn(found, columns)
+        assert text.count(cell) == columns * 6  # the reward, and the rates for k = 1, 2, 4
+        assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_order_of_play_changes_nothing() -> None:
@@ -172,7 +230,7 @@ def test_the_floor_the_end_and_the_baseline() -> None:
     found = report(
         summary_of(episode(info={"trainable": False}, trajectories=[])),
         floor=floor,
-        expected=5,
+        planned={f"t-{task}": 1 for task in range(5)},
         settings={"seed": 1},
     )
     assert found["do_nothing_floor"] == {
@@ -189,8 +247,10 @@ def test_the_floor_the_end_and_the_baseline() -> None:
 
 
 def test_nothing_at_all() -> None:
-    found = report(Summary("pond"), expected=3)
-    assert (found["reward"], found["pass_at_k"], found["by_task"]) == (None, None, {})
+    found = report(Summary("pond"), planned={"t-0": 3})
+    assert (found["reward"], found["pass_at_k"]) == (None, None)
+    assert found["by_task"] == {"t-0": {"rewards": [], "aborted": 0}}
+    assert found["lost"] == {"episodes": 3, "of_episodes": 3, "share": 1.0, "tasks": 1}
     json.dumps(found)
 
 
@@ -199,12 +259,18 @@ def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
     path = write_summary(tmp_path, {"lake": report(Summary("lake"))})
     data = json.loads(path.read_text())
     assert sorted(data["environments"]) == ["lake", "pond"]
-    assert data["environments"]["pond"]["reward"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert data["environments"]["pond"]["reward"] == {
+        "value": 1.0,
+        "low": 1.0,
+        "high": 1.0,
+        "tasks": 1,
+        "of_tasks": 1,
+    }
     assert sorted(file.name for file in tmp_path.iterdir()) == ["summary.json"]
 
 
 def test_the_ids_of_tasks_may_hold_any_digits() -> None:
     """ "²" and "٣" are digits for Python, but `int` reads only the second."""
     names = ["t10", "t9", "t²", "t٣", "2", "", "t"]
-    found = by_task(summarize([episode(name) for name in names])["pond"])
+    found = by_task(summarize([episode(name) for name in names])["pond"], names)
     assert list(found) == ["", "2", "t", "t٣", "t9", "t10", "t²"]

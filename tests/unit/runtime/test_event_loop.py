@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import signal
 import sys
+import threading
 from typing import Any
 
 import pytest
 import uvloop
+from support.talking import AsyncScripted, ScriptedFactory, Talker, play
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
+from toolroll.rollout.errors import RolloutError, first_error
+from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runtime import event_loop
 from toolroll.rollout.runtime.event_loop import run
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Episode, Task
 
 
 async def loop_kind() -> type[asyncio.AbstractEventLoop]:
@@ -28,6 +38,121 @@ def test_asyncios_own_if_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path_importer_cache", {})
     kind = run(loop_kind())
     assert kind is not uvloop.Loop and issubclass(kind, asyncio.SelectorEventLoop)
+
+
+def exits(how: str) -> None:
+    """End the event loop from a task or a callback that is not `main`."""
+    loop = asyncio.get_running_loop()
+
+    async def leave(kind: type[BaseException]) -> None:
+        raise kind(0)
+
+    def call(kind: type[BaseException]) -> None:
+        raise kind(0)
+
+    if how == "stop":
+        loop.stop()
+    elif how.startswith("task"):
+        exits.kept = loop.create_task(leave(EXITS[how.split()[1]]))  # type: ignore[attr-defined]
+    else:
+        loop.call_soon(call, EXITS[how.split()[1]])
+
+
+EXITS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
+WAYS = ["stop", *(f"{kind} {error}" for kind in ("task", "callback") for error in EXITS)]
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "asyncio":
+        monkeypatch.setattr(event_loop, "_loop_factory", lambda: None)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptureFixture) -> None:
+    handled = signal.signal(signal.SIGINT, lambda *_: None)  # as during a run: Ctrl-C is handled
+
+    async def main() -> int:
+        for _ in range(3):
+            exits(how)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        return 3
+
+    try:
+        assert run(main()) == 3
+    finally:
+        signal.signal(signal.SIGINT, handled)
+    assert "code that was left behind on the event loop ended it" in caplog.text
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_run_outlives_what_an_environment_leaves_on_the_loop(how: str, loop_of: str) -> None:
+    async def act(name: str, task: Task) -> None:
+        if name == "step" and task.id == "t-4":
+            exits(how)
+
+    handled = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        episodes = run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
+    finally:
+        signal.signal(signal.SIGINT, handled)
+    assert [episode.result.reward for episode in episodes] == [1.0] * 24
+
+
+def test_under_asyncio_run_a_run_that_is_cut_short_has_a_status_and_says_what_is_missing() -> None:
+    """The loop is the caller's, so that the run cannot continue."""
+
+    async def act(name: str, task: Task) -> None:
+        if name == "step" and task.id == "t-4":
+            exits("task SystemExit")
+
+    with pytest.raises(SystemExit) as ended:
+        asyncio.run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
+    assert re.search(
+        r"\d+ of 24 episodes were not played, .*code on the event loop", ended.value.code
+    )
+
+
+@pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError])
+async def test_a_function_that_stores_and_exits_is_an_error(kind: type[BaseException]) -> None:
+    def store(episode: Episode) -> None:
+        raise kind
+
+    factory = ScriptedFactory(lambda: AsyncScripted(nothing), count=4)
+    calls = Threads(1)
+    runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=2))
+    with pytest.raises(ExceptionGroup) as group:
+        await runner.run(factory.tasks("test"), store)
+    assert isinstance(first_error(group.value), RolloutError)
+
+
+async def nothing(name: str, task: Task) -> None:
+    return None
+
+
+def test_the_loop_closes_although_tasks_do_not_end(
+    loop_of: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(event_loop, "LEAVE_SECONDS", 0.01)
+    free = threading.Event()
+
+    async def stubborn() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+    async def main() -> None:
+        main.left = asyncio.create_task(stubborn())  # type: ignore[attr-defined]
+        asyncio.get_running_loop().run_in_executor(None, free.wait)
+        await asyncio.sleep(0)
+
+    try:
+        run(main())
+    finally:
+        free.set()
+    assert "1 tasks on the event loop did not end when cancelled" in caplog.text
 
 
 def test_serve_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:

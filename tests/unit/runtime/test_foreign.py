@@ -288,20 +288,6 @@ def test_a_ctrl_c_ends_the_run(form: int) -> None:
 
 
 async def test_a_run_does_not_return_while_episodes_are_left() -> None:
-    def drop(episode: Episode) -> None:
-        if episode.task_id == "t-7":
-            raise asyncio.CancelledError
-
-    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None))
-    calls = Threads(4)
-    runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=4))
-    with pytest.raises(
-        RolloutError, match=r"1 episodes were not played, the first one task t-7, sample 0"
-    ):
-        await runner.run(factory.tasks("test"), drop)
-
-
-async def test_nor_does_a_run_that_is_spread() -> None:
     class Lost:
         async def play(self, key: tuple[str, int]) -> Episode:
             if key[1] == 2:
@@ -310,7 +296,7 @@ async def test_nor_does_a_run_that_is_spread() -> None:
 
     episodes: list[Episode] = []
     with pytest.raises(
-        RolloutError, match="1 episodes were not played, the first one task t, sample 2"
+        RolloutError, match="1 of 5 episodes were not played, the first one task t, sample 2"
     ):
         await play_on_workers(
             [("t", sample) for sample in range(5)], [(Lost(), 3)], episodes.append

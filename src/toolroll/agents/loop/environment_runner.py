@@ -42,6 +42,7 @@ from toolroll.rollout.errors import (
     UsageError,
     message_of,
 )
+from toolroll.rollout.runtime.blocked_loop import LoopBlocked, watch
 from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
@@ -254,6 +255,12 @@ class EnvironmentRunner:
                     f"{where} took more than {seconds:g} s{self._runs_on()}"
                 ) from error
             cause = (error.__cause__ if isinstance(error, ForeignExitError) else None) or error
+            if isinstance(cause, LoopBlocked):
+                place = _place(cause, type(self.env))
+                raise TimeLimitError(
+                    f"{where} blocked the event loop beyond its time limit{place}: it runs on the "
+                    "event loop, so it must await, or run blocking code in a thread"
+                ) from error
             raise EnvironmentFailure(
                 f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}"
             ) from error
@@ -293,6 +300,7 @@ class EnvironmentRunner:
         """Call `function` in its own task, and keep its changes to context variables."""
         context = contextvars.copy_context()
         self._task = asyncio.create_task(call_in_task(function, *args), context=context)
+        watch(self._task)
         try:
             return await outcome(self._task)
         finally:

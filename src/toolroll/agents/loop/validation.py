@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
 import numpy as np
-import orjson
 
 from toolroll.rollout.errors import EnvironmentFailure
-from toolroll.rollout.runtime.jsonable import as_text, finite, key_text, shown
+from toolroll.rollout.runtime.jsonable import finite, key_text, shown
 from toolroll.rollout.types import Action, Observation, StepResult
 
 T = TypeVar("T", Observation, StepResult)
+Item = TypeVar("Item")
 
 MOST_BYTES = 1_000_000
 """The maximum size of one observation: all messages and tools of one `reset` or `step`."""
+OWN_INFO = frozenset({"error", "bad_calls", "trainable", "forks", "metrics_error", "close_error"})
+"""The keys of an episode's info that toolroll writes. An environment's own value under such a key
+is stored under `env/KEY`.
+"""
+_MOST_VALUES = 100_000
+_DEEPEST = 100
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
 """The keys whose texts do not count toward the size of an observation."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -31,11 +37,7 @@ def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> O
         raise EnvironmentFailure(
             f"{env}.reset must return an Observation, not {type(found).__name__}"
         )
-    check_messages(f"{env}.reset", found.messages)
-    _check_tools(f"{env}.reset", found.tools)
-    check_size(f"{env}.reset", found.messages, found.tools, most_bytes)
-    _check_info(f"{env}.reset", found.info)
-    return _own(found)
+    return _checked(f"{env}.reset", found, most_bytes)
 
 
 def checked_step(
@@ -46,12 +48,8 @@ def checked_step(
     """
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")
-    check_messages(where, found.messages)
-    if found.tools is not None:
-        _check_tools(where, found.tools)
-    check_size(where, found.messages, found.tools or (), most_bytes)
-    reward = checked_reward(where, found.reward)
-    _check_info(where, found.info)
+    found = _checked(where, found, most_bytes)
+    object.__setattr__(found, "reward", checked_reward(where, found.reward))
     if not isinstance(found.done, bool | int | np.bool_):
         raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(found.done)}")
     answered = [
@@ -63,26 +61,75 @@ def checked_step(
             f"{where} returned no tool message for the call to {missing[0]}: return one with the "
             "call's id as tool_call_id"
         )
-    made = _own(found)
-    object.__setattr__(made, "reward", reward)
-    return made
+    return found
 
 
-def _own(found: T) -> T:
-    """Return a copy of `found` whose messages and tools the environment cannot change. The class of
-    `found` may be a subclass with another constructor, so the constructor is not called.
+def _checked(where: str, found: T, most_bytes: int) -> T:
+    """Return a copy of `found` with valid messages, tools and info, which the environment cannot
+    change. The class of `found` may be a subclass with another constructor, so the constructor is
+    not called.
     """
     made = copy(found)
-    for name in ("messages", "tools"):
-        object.__setattr__(made, name, _copied(getattr(found, name)))
+    reader = _Reader(where)
+    if not isinstance(found.info, Mapping):
+        raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(found.info)}")
+    values = {
+        "messages": reader.copied(found.messages, "messages"),
+        "tools": reader.copied(found.tools, "tools"),
+        "info": {_ours_apart(name): value for name, value in reader.read(found.info.items())},
+    }
+    check_messages(where, values["messages"])
+    if found.tools is not None or isinstance(found, Observation):
+        _check_tools(where, values["tools"])
+    check_size(where, values["messages"], values["tools"] or (), most_bytes)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
     return made
 
 
-def _copied(value: Any) -> Any:
-    """Return `value` with copies of all dicts and lists in it."""
-    if isinstance(value, dict):
-        return {name: _copied(item) for name, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
+def _ours_apart(name: Any) -> Any:
+    """Return the key in an episode's info for the environment's `name`."""
+    return f"env/{name}" if isinstance(name, str) and name in OWN_INFO else name
+
+
+class _Reader:
+    """Copies what an environment returned. Its sequences and mappings may be of any class, and may
+    have no end, so at most `_MOST_VALUES` of their items are read.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._left = _MOST_VALUES
+
+    def copied(self, value: Any, name: str, depth: int = 0) -> Any:
+        """Return `value`, which is called `name` in errors, with copies of all mappings and
+        sequences in it.
+        """
+        if isinstance(value, str | bytes | bytearray) or not isinstance(value, Mapping | Sequence):
+            return value
+        if depth > _DEEPEST:
+            raise EnvironmentFailure(
+                f"{self._where}: {name} is nested too deeply, or contains itself"
+            )
+        if isinstance(value, Mapping):
+            return {
+                key: self.copied(item, name, depth + 1) for key, item in self.read(value.items())
+            }
+        return [
+            self.copied(item, name if depth else f"{name}[{at}]", depth + 1)
+            for at, item in enumerate(self.read(value))
+        ]
+
+    def read(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield `items`. Raise `EnvironmentFailure` if there are too many."""
+        for item in items:
+            self._left -= 1
+            if self._left < 0:
+                raise EnvironmentFailure(
+                    f"{self._where} returned more than {_MOST_VALUES} values: is a sequence "
+                    "endless?"
+                )
+            yield item
 
 
 def checked_reward(where: str, reward: Any) -> float | None:
@@ -98,26 +145,28 @@ def checked_reward(where: str, reward: Any) -> float | None:
 
 
 def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]:
-    """Return the finite numbers that `metrics` returned. If there are other values, also return an
-    error message about them.
+    """Return the finite numbers that `metrics` returned, under the names that they have in an
+    episode. If there are other values, also return an error message about them.
+
+    `tool_errors`, `tool_errors/TOOL` and `user_*` are part of the summary. Other names are the
+    environment's own, and get the prefix `env/`.
     """
     if not isinstance(found, Mapping):
         return {}, f"{env}.metrics must return a mapping of numbers, not {shown(found)}"
-    numbers = {key_text(name): finite(value) for name, value in found.items()}
-    kept = {name: value for name, value in numbers.items() if value is not None}
-    if len(kept) == len(found):
-        return kept, None
+    values = dict(_Reader(f"{env}.metrics").read(found.items()))
+    numbers = {key_text(name): finite(value) for name, value in values.items()}
+    kept = {_metric(name): value for name, value in numbers.items() if value is not None}
     wrong = "; ".join(
         f"{key_text(name)}: {shown(value)}"
-        for name, value in found.items()
-        if key_text(name) not in kept
+        for name, value in values.items()
+        if numbers[key_text(name)] is None
     )
-    return kept, f"{env}.metrics must return finite numbers, not {wrong}"
+    return kept, f"{env}.metrics must return finite numbers, not {wrong}" if wrong else None
 
 
-def _check_info(where: str, info: Any) -> None:
-    if not isinstance(info, Mapping):
-        raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(info)}")
+def _metric(name: str) -> str:
+    reported = name == "tool_errors" or name.startswith(("tool_errors/", "user_"))
+    return name if reported else f"env/{name}"
 
 
 def check_size(
@@ -167,22 +216,6 @@ def check_messages(where: str, messages: Any) -> None:
             raise EnvironmentFailure(
                 f"{where}: the content of messages[{at}] must be text, not {kind}"
             )
-        if _is_nested_too_deep(message):
-            raise EnvironmentFailure(
-                f"{where}: messages[{at}] is nested too deeply, or contains itself"
-            )
-
-
-def _is_nested_too_deep(message: Mapping[Any, Any]) -> bool:
-    if all(type(value) is str for value in message.values()):
-        return False
-    try:
-        orjson.dumps(
-            message, default=as_text, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-        )
-    except TypeError as error:
-        return "ecursion" in str(error)
-    return False
 
 
 def _check_tools(where: str, tools: Any) -> None:

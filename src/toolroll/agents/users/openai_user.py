@@ -5,8 +5,9 @@ Invariants:
 - Each episode has its own message list, in which the simulator is `assistant` and the agent's
   visible text is `user`.
 - The simulator's reasoning reaches neither that list nor the agent.
-- A failed request never becomes a line of the user. It raises `UserSimulatorError`, or
-  `EngineUnreachableError` if the server did not answer at all for `engine_timeout` seconds.
+- Neither a failed request nor an unfinished answer becomes a line of the user or a verdict. It
+  raises `UserSimulatorError`, or `EngineUnreachableError` if the server did not answer at all for
+  `engine_timeout` seconds.
 
 All episodes that get their users from the same `OpenAIUsers` share one client.
 """

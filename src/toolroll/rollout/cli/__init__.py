@@ -1,5 +1,5 @@
 """The command line: the command `toolroll` and its subcommands."""
 
-from toolroll.rollout.cli.app import main
+from toolroll.rollout.cli.app import command as main
 
 __all__ = ["main"]

@@ -21,14 +21,16 @@ from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.errors import ToolrollError
+from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
 from toolroll.rollout.runs.config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
+from toolroll.rollout.runtime.threads import end_within
 
 if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
 
 T = TypeVar("T")
+EXIT_SECONDS = 10.0
 app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",
     no_args_is_help=True,
@@ -43,6 +45,15 @@ def _version(*, value: bool) -> None:
     if value:
         typer.echo(f"toolroll {version('toolroll')}")
         raise typer.Exit
+
+
+def command() -> None:
+    """Run `main` as a program, which ends within `EXIT_SECONDS` after its work is done."""
+    try:
+        main()
+    except SystemExit as ended:
+        end_within(EXIT_SECONDS, ended.code if isinstance(ended.code, int) else bool(ended.code))
+        raise
 
 
 def main() -> None:
@@ -76,15 +87,10 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
     settings = load_config(config, {"env": env, **given_values(RunConfig, options)})
-    from toolroll.rollout.cli.run_command import no_such_address
     from toolroll.rollout.cli.run_command import run as run_environment
-    from toolroll.rollout.runs.runner import RunStoppedError
 
-    try:
-        outcome = _run(run_environment(settings, console))
-    except RunStoppedError as error:
-        raise RunStoppedError(f"{error}{no_such_address(error.failure, settings)}") from error
-    _show({outcome.summary.env: outcome}, settings.out)
+    outcome = _run(run_environment(settings, console))
+    _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
 _ENV = typer.Argument(help=RunConfig.model_fields["env"].description, show_default=False)
@@ -319,14 +325,20 @@ def _one_blas_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = True) -> None:
+def _show(
+    results: Mapping[str, Outcome],
+    out: Path | None,
+    *,
+    resumes: bool = True,
+    max_lost: float = 0.0,
+) -> None:
     """Print the results: a table, remarks, and the names of the files.
 
     `results`: the outcomes by column title. `resumes`: True if the same command can continue the
-    run.
+    run. `max_lost`: the share of the episodes that may lack a reward.
 
-    Exit with 128 + the number of the signal that ended the run early, or with 1 if an environment
-    has no graded episode.
+    Exit with 128 + the number of the signal that ended the run early, or with 1 if too many
+    episodes lack a reward. Raise the error that ended the run early.
     """
     from toolroll.rollout.cli.display import remarks, results_tables
 
@@ -341,6 +353,9 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
             console,
             f"In {out}: run.json, episodes.jsonl, summary.json; to view them: toolroll view {out}",
         )
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
     stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
     if stopped is not None:
         console.print(
@@ -349,26 +364,40 @@ def _show(results: Mapping[str, Outcome], out: Path | None, *, resumes: bool = T
             else "Stopped early."
         )
         raise typer.Exit(128 + stopped)
-    empty = [outcome for outcome in outcomes if not outcome.summary.graded]
-    for outcome in empty:
-        line = (
-            f"{outcome.summary.env}: nothing was graded: every episode was aborted, the last "
-            f"one by: {outcome.failure}"
-        )
-        print_line(console, line)
-    if empty:
+    failed = False
+    for outcome in outcomes:
+        name, lost = outcome.summary.env, outcome.report["lost"]
+        if lost["episodes"] and not outcome.summary.graded:
+            failed = True
+            print_line(
+                console,
+                f"{name}: nothing was graded: every episode was aborted, the last one by: "
+                f"{outcome.failure}",
+            )
+        elif lost["share"] > max_lost:
+            failed = True
+            print_line(
+                console,
+                f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
+                f"--max-lost {max_lost:g} allows {max_lost:.0%}. The last one was aborted by: "
+                f"{outcome.failure}",
+            )
+    if failed:
         raise typer.Exit(1)
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end. If several `ToolrollError`s are raised together, raise the first."""
+    """Run `main` to its end. If several `ToolrollError`s are raised together, raise the first.
+
+    Raise `RolloutError` if code of others in `main` exits, whatever its exit status is.
+    """
+    error: Exception
     try:
         return run_loop(main)
     except* ToolrollError as group:
-        first: BaseException = group
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        error = first
+        error = first_error(group)
+    except* SystemExit as exits:
+        error = RolloutError(f"code in this process exited: {exits.exceptions[0]!r}")
     except* KeyboardInterrupt:
         console.print("stopped")
         raise typer.Exit(130) from None

@@ -49,7 +49,7 @@ async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> d
     results: dict[str, Outcome] = {}
     for title, config, tasks in _parts(console, out, samples=samples, seed=seed):
         results[title] = await _played(console, config, tasks)
-        if results[title].stopped is not None:
+        if results[title].stopped is not None or results[title].error is not None:
             break
     return results
 

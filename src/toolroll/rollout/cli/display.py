@@ -123,8 +123,9 @@ def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
     table.add_column("", no_wrap=True)
     for name in reports:
         table.add_column(Text(name), justify="right", no_wrap=True)
+    gap = " " if len(reports) == 1 else "\n"
     for name, read in [*_ROWS, *_pass_rows(reports.values()), *_MORE_ROWS]:
-        table.add_row(name, *(read(found) for found in reports.values()))
+        table.add_row(name, *(read(found).replace("\n", gap) for found in reports.values()))
     return table
 
 
@@ -157,14 +158,16 @@ def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
     """Return rows of pass^k and pass@k for each k of `_SHOWN_K` that any report has. For k = 1
     there is only one row, because both values are the same.
     """
-    found = {int(k) for report in reports for k in report["pass_at_k"] or {}}
+    parts = [report["pass_at_k"] or {} for report in reports]
+    bounds = [report["pass_bounds"]["pass_at_k"] for report in reports if report["pass_bounds"]]
+    found = {int(k) for part in [*parts, *bounds] for k in part}
     rows: list[tuple[str, Read]] = []
     for k in (k for k in _SHOWN_K if k in found):
-        rows.append(
-            (f"pass^{k}" if k > 1 else "pass^1 = pass@1", partial(_rate, kind="pass_hat_k", k=k))
-        )
-        if k > 1:
-            rows.append((f"pass@{k}", partial(_rate, kind="pass_at_k", k=k)))
+        for sign, kind in (("^", "pass_hat_k"), ("@", "pass_at_k"))[: 2 if k > 1 else 1]:
+            name = f"pass{sign}{k}" if k > 1 else "pass^1 = pass@1"
+            rows.append((name, partial(_rate, kind=kind, k=k)))
+            if bounds:
+                rows.append(("  lost: failed, passed", partial(_bounds, kind=kind, k=k)))
     return rows
 
 
@@ -173,13 +176,27 @@ def _rate(found: Mapping[str, Any], *, kind: str, k: int) -> str:
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:
+    """Return a rate, its interval and the tasks that it covers, as two lines."""
+    if value is None:
+        return "-"
+    tasks, of_tasks = value["tasks"], value["of_tasks"]
+    covered = f"{tasks} of {of_tasks}" if tasks < of_tasks else f"{tasks}"
     return (
-        "-" if value is None else f"{value['value']:.3f} [{value['low']:.2f}, {value['high']:.2f}]"
+        f"{value['value']:.3f} [{value['low']:.2f}, {value['high']:.2f}]"
+        f"\n({covered} {'tasks' if of_tasks > 1 else 'task'})"
     )
 
 
+def _bounds(found: Mapping[str, Any], *, kind: str, k: int) -> str:
+    pair = found["pass_bounds"] and found["pass_bounds"][kind].get(str(k))
+    return "{:.3f}, {:.3f}".format(*pair) if pair else "-"
+
+
 def _floor(found: Mapping[str, Any] | None) -> str:
-    return "-" if found is None else f"{found['passed']}/{found['episodes'] - found['aborted']}"
+    if found is None:
+        return "-"
+    lost = f" ({found['aborted']} aborted)" if found["aborted"] else ""
+    return f"{found['passed']}/{found['episodes'] - found['aborted']}{lost}"
 
 
 def _tokens(found: Mapping[str, Any], name: str) -> str:
@@ -187,7 +204,8 @@ def _tokens(found: Mapping[str, Any], name: str) -> str:
 
 
 def _invalid(found: Mapping[str, Any]) -> str:
-    return f"{found['total']} ({found['rate']:.1%})" if found["total"] else "0"
+    rate = f" ({found['rate']:.1%})" if found["rate"] else ""
+    return f"{found['total']}{rate}"
 
 
 def remarks(name: str, found: Mapping[str, Any]) -> list[str]:

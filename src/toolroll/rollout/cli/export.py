@@ -7,11 +7,14 @@ from pathlib import Path
 
 import orjson
 
+from toolroll.rollout.cli.console import shortened
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export import tau_bench_results, write_dataset
+from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.runtime.disk import written_whole
+from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode
 
 FORMATS = ("parquet", "tau-bench")
@@ -25,14 +28,17 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
     refuse_no_run(folder)
-    if env is not None and env not in (names := {one.env for one in read_episodes(folder)}):
+    bad_lines: list[str] = []
+    names = {episode.env for episode in read_episodes(folder, on_bad_line=bad_lines.append)}
+    if env is not None and env not in names:
         raise UsageError(
             f"--env {env!r}: {folder} has only {', '.join(sorted(names)) or 'no episodes'}"
         )
     if kind == "parquet":
         count = write_dataset(_episodes(folder, env), out)
-        return [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']
-    return _tau_bench(folder, out, env)
+        lines = [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']
+        return lines + _lost(folder, env) + shortened(bad_lines)
+    return _tau_bench(folder, out, env) + shortened(bad_lines)
 
 
 def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
@@ -46,17 +52,30 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
     results, left_out = tau_bench_results(episodes)
     if out.exists():
         raise UsageError(f"{out} already exists")
-    options = orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-    text = orjson.dumps(results, option=options, default=repr)
+    text = json_bytes(results, option=orjson.OPT_INDENT_2)
     with written_whole(out) as file:
         file.write(text)
+    written = len({result["task_id"] for result in results})
     messages = [
-        f"{out}: {len(results)} results of {len({result['task_id'] for result in results})} tasks"
+        f"{out}: {len(results)} results of {written} of {written + len(left_out)} tasks"
+        if left_out
+        else f"{out}: {len(results)} results of {written} tasks"
     ]
     if left_out:
         messages.append(f"left out, because a trial is missing: {', '.join(left_out)}")
-    return messages
+    return messages + _lost(folder, env)
+
+
+def _lost(folder: Path, env: str | None) -> list[str]:
+    """Return a message for each environment whose summary says that episodes have no reward."""
+    return [
+        f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward and are left "
+        f"out; {lost['tasks']} of {part['of_tasks']} tasks have no other episode"
+        for name, part in read_summary(folder).items()
+        if env in (None, name) and (lost := part["lost"])["episodes"]
+    ]
 
 
 def _episodes(folder: Path, env: str | None) -> Iterator[Episode]:
-    return (episode for episode in read_episodes(folder) if env is None or episode.env == env)
+    stored = read_episodes(folder, on_bad_line=lambda message: None)  # `export` reports them
+    return (episode for episode in stored if env is None or episode.env == env)

@@ -4,7 +4,7 @@ results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.console import print_line, shortened
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.signals import StoppedError, until_stopped
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.do_nothing import play_floor
@@ -28,7 +28,7 @@ from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.runner import EpisodeKey, Runner
+from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.garbage import paced_garbage
@@ -41,7 +41,8 @@ class Outcome:
     """The result of playing one environment.
 
     `seconds`: the duration of this run. `stopped`: the signal that ended the run early. `failure`:
-    the reason why the last aborted episode of the run was aborted, in one line.
+    the reason why the last aborted episode of the run was aborted, in one line. `error`: the error
+    that ended the run early.
     """
 
     summary: Summary
@@ -49,6 +50,7 @@ class Outcome:
     seconds: float
     stopped: int | None = None
     failure: str = ""
+    error: Exception | None = None
 
 
 async def run(config: RunConfig, console: Console) -> Outcome:
@@ -92,12 +94,18 @@ async def play(
                 f"{env}: the table covers every episode in {out}, including tasks and samples that "
                 "this command does not name",
             )
+        for message in shortened(folder.bad_lines):
+            print_line(console, f"WARNING: {message} (its episode is played again)")
         if folder.dropped:
             print_line(console, f"{env}: {folder.dropped} aborted episodes will be retried")
         outcome = await _play(
             plan, console, folder.summary, folder.append, folder.done, folder.provenance
         )
-        write_summary(out, {env: outcome.report})
+        try:
+            write_summary(out, {env: outcome.report})
+        except UsageError:
+            if outcome.error is None:  # otherwise the disk has probably ended the run
+                raise
         return outcome
 
 
@@ -117,8 +125,8 @@ async def _play(
 ) -> Outcome:
     config = plan.config
     runner = runner_of(plan)
-    stopped: int | None = None
     failure = ""
+    floor: Summary | None = None
     with RunDisplay(console, summary, plan.total) as display:
 
         def take(episode: Episode) -> None:
@@ -126,15 +134,13 @@ async def _play(
             keep(episode)
             display.show(episode)
             if episode.result.status is Status.ABORTED:
-                failure = _failure(episode.result.info.get("error", {}), config)
+                failure = _failure(error_in(episode.result.info), config)
 
-        try:
-            with paced_garbage(enabled=config.gc):
-                await until_stopped(runner.run(plan.tasks, take, done=done))
-        except StoppedError as error:
-            stopped = error.number
-    floor = None
-    if config.do_nothing and stopped is None:
+        with paced_garbage(enabled=config.gc):
+            stopped, error = await _end(runner.run(plan.tasks, take, done=done), config)
+
+    async def play_do_nothing() -> None:
+        nonlocal floor
         floor = await play_floor(
             plan.factory,
             _played(plan, summary),
@@ -146,16 +152,36 @@ async def _play(
                 "max_observation_bytes": config.max_observation_bytes,
             },
         )
+
+    if error is not None and not summary.episodes:
+        raise error
+    if config.do_nothing and stopped is None and error is None:
+        stopped, error = await _end(play_do_nothing(), config)
     found = report(
         summary,
         floor=floor,
         settings=plan.identity,
         seconds=display.seconds,
-        expected=plan.total,
+        planned={task.id: config.samples for task in plan.tasks},
         allow_unequal=config.allow_unequal,
         provenance=history,
     )
-    return Outcome(summary, found, display.seconds, stopped, failure)
+    return Outcome(summary, found, display.seconds, stopped, failure, error)
+
+
+async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exception | None]:
+    """Await `run`. Return the signal or the error that ended it early, if any."""
+    try:
+        await until_stopped(run)
+    except StoppedError as stopped:
+        return stopped.number, None
+    except Exception as error:  # noqa: BLE001 - raised after the table of what was played
+        first = first_error(error)
+        if isinstance(first, RunStoppedError):
+            words = f"{first}{no_such_address(first.failure, config)}"
+            first = RunStoppedError(words, first.failure)
+        return None, first
+    return None, None
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:

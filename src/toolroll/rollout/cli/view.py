@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from toolroll.rollout.cli.console import shortened
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -43,15 +44,17 @@ def view(
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     settings = read_settings(folder)
     messages: list[str] = []
+    bad_lines: list[str] = []
     count = write_page(
         out,
         f"toolroll: {folder.resolve().name}",
-        read_episodes(folder),
+        read_episodes(folder, on_bad_line=bad_lines.append),
         pieces_of=_pieces_by_model(settings, tokenizer, messages),
         settings=settings,
         summary=read_summary(folder),
         tokens_of=tokens,
     )
+    messages += shortened(bad_lines)
     if count > tokens:
         messages.append(
             f"the tokens of the first {tokens} episodes are in the page; the other episodes have "

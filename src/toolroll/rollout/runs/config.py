@@ -206,6 +206,12 @@ class RunConfig(BaseModel):
         ge=1,
         description="End the run after this many failed attempts in a row.",
     )
+    max_lost: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Exit with status 1 if a larger share of the episodes has no reward.",
+    )
     out: Path | None = Field(
         default=None,
         description="Folder of the run; the same command continues a run that was stopped.",
@@ -276,7 +282,7 @@ PANELS: Mapping[str, str] = {
     "Baseline": "baseline_url api_key_env",
     "Execution": "concurrency processes ray ray_workers gc",
     "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns "
-    "give_up_after",
+    "give_up_after max_lost",
     "Files": "out sync",
 }
 """The settings in each panel of `toolroll run --help`, separated by spaces."""
@@ -284,7 +290,7 @@ PANELS: Mapping[str, str] = {
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
     "episode_timeout step_timeout reruns "
-    "max_observation_bytes give_up_after engine_timeout verify processes ray ray_workers "
+    "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray ray_workers "
     "do_nothing gc allow_unequal allow_model_mismatch out sync".split()
 )
 """The settings that may differ when a run is continued, such as addresses, the number of episodes,

@@ -20,7 +20,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import UsageError, message_of
+from toolroll.rollout.errors import UsageError, error_in, message_of
 from toolroll.rollout.runs.do_nothing import LeavingUser, do_nothing_runner
 from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runs.environment_player import BrokenError, EnvironmentPlayer
@@ -167,7 +167,7 @@ class _Checks:
         runner = do_nothing_runner(self.factory, RunSettings(), limits)
         result = (await runner.play(self.tasks[0], 0)).result
         if result.status is Status.ABORTED:
-            raise _FailedError(str(result.info.get("error", {}).get("message", "it was aborted")))
+            raise _FailedError(str(error_in(result.info).get("message", "it was aborted")))
         return f"doing nothing earns {result.reward:g} in task {self.tasks[0].id}"
 
     async def _schemas(self) -> str:

@@ -10,50 +10,63 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import UsageError, capped
 from toolroll.rollout.runtime.disk import sync_folder, writing
-from toolroll.rollout.runtime.jsonable import json_bytes
+from toolroll.rollout.runtime.jsonable import LARGEST, json_bytes
 from toolroll.rollout.session.trajectory_json import TrajectoryRecord, from_json, to_json
-from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason
+from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, status_of
 
 Sync = Literal["always", "end"]
 
 SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
+_WHY = 300
 
 
 _RESUME = "Finished episodes are kept; free some space, and run the same command again to continue"
 
 
-class EpisodeRecord(BaseModel):
-    """One line of `episodes.jsonl`."""
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 
-    model_config = ConfigDict(extra="forbid")
+
+class EpisodeRecord(BaseModel):
+    """One line of `episodes.jsonl`. Its numbers have the limits that they had when they were
+    written, so that no line can make a sum infinite.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     schema_version: int = SCHEMA_VERSION
     env: str
     task_id: str
-    task_index: int
-    sample: int
-    seed: int
+    task_index: Whole
+    sample: Whole
+    seed: Whole
     model: str = ""
     status: Status
     stop_reason: StopReason
-    reward: float | None
-    step_rewards: list[float] = []
+    reward: Number | None
+    step_rewards: list[Number] = []
     prompt: str = ""
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
     trajectories: list[TrajectoryRecord]
-    metrics: dict[str, float]
+    metrics: dict[str, Number]
     info: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _check_status(self) -> Self:
+        if self.status is not status_of(self.stop_reason):
+            raise ValueError(f"the stop reason {self.stop_reason} has another status")
+        return self
 
 
 def to_line(episode: Episode) -> bytes:
@@ -203,11 +216,13 @@ def _after_last_newline(file: Any, size: int) -> int:
     return 0
 
 
-def read_episodes(path: str | Path) -> Iterator[Episode]:
+def read_episodes(
+    path: str | Path, *, on_bad_line: Callable[[str], None] | None = None
+) -> Iterator[Episode]:
     """Yield the episodes in a file, or in the folder that contains the file.
 
-    An incomplete last line and repeated lines are skipped. Raise `UsageError` if any other line is
-    not a valid episode.
+    An incomplete last line and repeated lines are skipped. If any other line is not a valid
+    episode, raise `UsageError`, or call `on_bad_line` with the error's message and continue.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file
@@ -219,9 +234,13 @@ def read_episodes(path: str | Path) -> Iterator[Episode]:
                 continue
             seen.add(digest)
             try:
-                yield from_line(line)
-            except ValueError as error:
+                episode = from_line(line)
+            except (UsageError, ValueError) as error:
                 # not JSON, or not an episode (pydantic's ValidationError is a ValueError)
-                raise UsageError(
-                    f"{file}, line {number}, is not a valid episode: {error}"
-                ) from error
+                why = capped(" ".join(str(error).split()), _WHY)
+                message = f"{file}, line {number}, is not a valid episode: {why}"
+                if on_bad_line is None:
+                    raise UsageError(message) from error
+                on_bad_line(message)
+            else:
+                yield episode

@@ -18,11 +18,15 @@ import numpy as np
 
 from toolroll.rollout.errors import UsageError
 
-PASSED = 1.0 - 1e-6
-"""A reward at or above this value is a pass (tau-bench's rule)."""
-
 RESAMPLES = 4000
 _SEED = 20311
+
+
+def passed(reward: float) -> bool:
+    """Return True if `reward` is 1 (tau-bench's rule, with its margin of 1e-6). A reward above 1 is
+    not a pass, because its environment does not grade from 0 to 1.
+    """
+    return 1 - 1e-6 <= reward <= 1 + 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,31 @@ def pass_estimates(
     }
 
 
+def pass_bounds(
+    rewards: Mapping[str, Sequence[float]], sizes: Mapping[str, int]
+) -> dict[str, dict[int, tuple[float, float]]]:
+    """Return `{"pass@k": {k: (low, high)}, "pass^k": {k: (low, high)}}`: the values if all missing
+    samples had failed, and if all had passed.
+
+    `rewards[task]` are the graded rewards of a task, and `sizes[task]` is its number of samples,
+    including the missing ones. k goes from 1 to the smallest size.
+    """
+    counts = [
+        (size, sum(map(passed, rewards.get(task, ()))), size - len(rewards.get(task, ())))
+        for task, size in sizes.items()
+    ]
+    return {
+        name: {
+            k: (
+                _mean([estimate(n, c, k) for n, c, _ in counts]),
+                _mean([estimate(n, c + missing, k) for n, c, missing in counts]),
+            )
+            for k in range(1, min(sizes.values(), default=0) + 1)
+        }
+        for name, estimate in (("pass@k", _any_passes), ("pass^k", _all_pass))
+    }
+
+
 def _all_pass(n: int, c: int, k: int) -> float:
     return comb(c, k) / comb(n, k)
 
@@ -135,5 +164,5 @@ def _by_task(
                 f"k = {k} needs at least {k} graded samples of every task, but one task has "
                 f"{len(task)}"
             )
-        values.append(estimate(len(task), sum(reward >= PASSED for reward in task), k))
+        values.append(estimate(len(task), sum(map(passed, task)), k))
     return values

@@ -34,6 +34,7 @@ from toolroll.rollout.runs.worker_pool import (
     play_on_workers,
     split_concurrency,
 )
+from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import plain
@@ -245,6 +246,7 @@ async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
 async def _opened(open_: Open, share: int, stack: AsyncExitStack) -> tuple[Runner, dict[str, Task]]:
     runner, tasks = await open_(share, stack)
     stack.enter_context(paced_garbage(enabled=runner.settings.pace_gc))
+    stack.enter_context(watched_loop())
     return runner, {task.id: task for task in tasks}
 
 

@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Excluded episodes are counted, and reported in a warning.
+- Excluded episodes are counted, and reported in a warning. Each rate contains the number of tasks
+  that it covers. If episodes are missing, `pass_bounds` has the rates that they could lead to.
 - A number that cannot be computed without bias is null, and `warnings` contains the reason.
 - The same episodes always give the same numbers.
 """
@@ -10,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,17 @@ from toolroll.rollout.runs.pass_at_k import (
     Estimate,
     UnequalSamplesError,
     mean_over_tasks,
+    pass_bounds,
     pass_estimates,
+    passed,
 )
 from toolroll.rollout.runs.run_directory import write_whole
-from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runs.summary import Summary, whole
 from toolroll.rollout.types import Status, StopReason, status_of
 
 FILE_NAME = "summary.json"
 SCHEMA_VERSION = 1
+_DIGITS = 1000
 
 
 def report(
@@ -39,20 +43,22 @@ def report(
     floor: Summary | None = None,
     settings: Mapping[str, Any] | None = None,
     seconds: float | None = None,
-    expected: int | None = None,
+    planned: Mapping[str, int] = {},
     allow_unequal: bool = False,
     provenance: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the part of `summary.json` for one environment.
 
     `floor`: the result of the do-nothing agent on the same tasks. `seconds`: the wall time of the
-    latest run in the folder. `expected`: the number of episodes in a finished run. `provenance`: as
-    in `run.json`.
+    latest run in the folder. `planned`: the number of samples of each task in a finished run.
+    `provenance`: as in `run.json`.
     """
-    warnings = _warnings(summary)
-    if expected is not None and summary.episodes < expected:
-        warnings.insert(0, f"the run is not finished: {summary.episodes} of {expected} episodes")
-    rewards = summary.rewards
+    rewards, sizes = summary.rewards, summary.sizes(planned)
+    total = sum(sizes.values())
+    lost = [task for task in sizes if not rewards.get(task)]
+    warnings = _warnings(summary, lost)
+    if summary.episodes < total:
+        warnings.insert(0, f"the run is not finished: {summary.episodes} of {total} episodes")
     rates: dict[str, dict[int, Estimate]] | None = None
     if summary.graded:
         try:
@@ -60,21 +66,29 @@ def report(
         except UnequalSamplesError as error:
             warnings.append(f"no pass@k and no pass^k: {error}")
     task_means = [sum(found) / len(found) for found in rewards.values()]
+    coverage = {"tasks": len(rewards), "of_tasks": len(sizes)}
     return {
         "trainable": summary.trainable,
         "episodes": summary.episodes,
         "graded": summary.graded,
         "aborted": summary.statuses["aborted"],
-        "reruns": int(summary.totals["reruns"]),
-        "tasks": len(rewards),
-        "reward": asdict(mean_over_tasks(task_means)) if task_means else None,
-        "pass_at_k": _by_k(rates, "pass@k"),
-        "pass_hat_k": _by_k(rates, "pass^k"),
+        "reruns": whole(summary.totals["reruns"]),
+        **coverage,
+        "lost": {
+            "episodes": total - summary.graded,
+            "of_episodes": total,
+            "share": _share(total - summary.graded, total) or 0.0,
+            "tasks": len(lost),
+        },
+        "reward": asdict(mean_over_tasks(task_means)) | coverage if task_means else None,
+        "pass_at_k": _by_k(rates, "pass@k", coverage),
+        "pass_hat_k": _by_k(rates, "pass^k", coverage),
+        "pass_bounds": _bounds(rewards, sizes) if summary.graded < total else None,
         "do_nothing_floor": _floor(floor),
         "statuses": dict(sorted(summary.statuses.items())),
         "stop_reasons": {str(name): count for name, count in sorted(summary.stop_reasons.items())},
         **usage(summary),
-        "by_task": by_task(summary),
+        "by_task": by_task(summary, sizes),
         "warnings": warnings,
         "seconds": seconds,
         "settings": dict(settings or {}),
@@ -85,7 +99,7 @@ def report(
 def usage(summary: Summary) -> dict[str, Any]:
     """Return the numbers of turns, tokens and calls, and the latencies in seconds."""
     totals = summary.totals
-    attempts = int(totals["tool_calls"])
+    attempts = whole(totals["tool_calls"])
     return {
         "turns": _total(summary, "turns"),
         "tokens": {
@@ -96,7 +110,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         | {"cached_share": summary.cached_share},
         "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
         "invalid_calls": {
-            "total": int(totals["invalid_calls"]),
+            "total": whole(totals["invalid_calls"]),
             "rate": _share(totals["invalid_calls"], attempts),
             "by_kind": {
                 kind: {"count": n, "rate": _share(n, attempts)}
@@ -113,11 +127,11 @@ def usage(summary: Summary) -> dict[str, Any]:
             "episode_mean": _share(totals["seconds"], summary.episodes),
         },
         "user_simulator": {
-            name: int(totals[f"user_{name}"])
+            name: whole(totals[f"user_{name}"])
             for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
         },
         "token_mismatches": summary.mismatches,
-        "forks": int(totals["forks"]),
+        "forks": whole(totals["forks"]),
     }
 
 
@@ -139,14 +153,14 @@ def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
     }
 
 
-def by_task(summary: Summary) -> dict[str, dict[str, Any]]:
-    """Return each task's graded rewards, in sample order, and the number of its aborted
+def by_task(summary: Summary, tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the graded rewards of each of `tasks`, in sample order, and the number of its aborted
     episodes.
     """
     rewards = summary.rewards
-    names = sorted({*rewards, *summary.aborted}, key=_natural)
     return {
-        name: {"rewards": rewards.get(name, []), "aborted": summary.aborted[name]} for name in names
+        name: {"rewards": rewards.get(name, []), "aborted": summary.aborted[name]}
+        for name in sorted(tasks, key=_natural)
     }
 
 
@@ -174,7 +188,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def _warnings(summary: Summary) -> list[str]:
+def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
     found = []
     if not summary.trainable:
         found.append(
@@ -191,13 +205,21 @@ def _warnings(summary: Summary) -> list[str]:
             f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and "
             f"excluded from rewards: {kinds}"
         )
-    if reruns := int(summary.totals["reruns"]):
+    if reruns := whole(summary.totals["reruns"]):
         found.append(
             f"attempts that failed outside the model (engine, environment, user, time limit) and "
             f"were retried: {reruns}; the log has the reasons. If the model's own actions make an "
             "environment fail, retries bias the samples (--reruns 0 turns them off)"
         )
-    lost = [name for name in summary.aborted if name not in summary.samples]
+    if outside := sum(
+        not (0 <= reward <= 1) and not passed(reward)
+        for own in summary.samples.values()
+        for reward in own.values()
+    ):
+        found.append(
+            f"{outside} rewards are outside [0, 1]; only a reward of 1 is a pass, so pass^k and "
+            "pass@k may mean nothing for this environment: use the mean reward"
+        )
     if lost:
         found.append(
             f"{len(lost)} tasks have no graded episode and are excluded from pass rates: "
@@ -227,15 +249,26 @@ def _floor(floor: Summary | None) -> dict[str, Any] | None:
 
 
 def _by_k(
-    rates: Mapping[str, Mapping[int, Estimate]] | None, kind: str
+    rates: Mapping[str, Mapping[int, Estimate]] | None, kind: str, coverage: Mapping[str, int]
 ) -> dict[str, dict[str, float]] | None:
-    return (
-        None if rates is None else {str(k): asdict(estimate) for k, estimate in rates[kind].items()}
-    )
+    if rates is None:
+        return None
+    return {str(k): asdict(estimate) | coverage for k, estimate in rates[kind].items()}
+
+
+def _bounds(
+    rewards: Mapping[str, Sequence[float]], sizes: Mapping[str, int]
+) -> dict[str, dict[str, list[float]]]:
+    """Return [low, high] by k, under the names of the rates."""
+    bounds = pass_bounds(rewards, sizes)
+    return {
+        name: {str(k): list(pair) for k, pair in bounds[kind].items()}
+        for name, kind in (("pass_at_k", "pass@k"), ("pass_hat_k", "pass^k"))
+    }
 
 
 def _total(summary: Summary, name: str) -> dict[str, float]:
-    return {"total": int(summary.totals[name]), "mean": summary.mean(name)}
+    return {"total": whole(summary.totals[name]), "mean": summary.mean(name)}
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -256,4 +289,8 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
 
 def _natural(name: str) -> list[str | int]:
     """Return a key that sorts `task-10` after `task-9`."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [
+        # Python limits the digits of an int.
+        int(part[:_DIGITS]) if part.isdecimal() else part
+        for part in re.split(r"(\d+)", name)
+    ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from toolroll.rollout.runs.episode_file import (
     EpisodeStore,
     Sync,
     cut_torn_line,
+    from_line,
     read_episodes,
 )
 from toolroll.rollout.runs.provenance import Provenance, extended
@@ -72,6 +73,10 @@ class RunDirectory:
         self.dropped = 0
         """The number of aborted episodes that were removed when the folder was opened, so that they
         are retried.
+        """
+        self.bad_lines: list[str] = []
+        """A message for each line of the episode file that is not a valid episode. Such a line
+        remains in the file, and its episode is played again.
         """
         self.repaired = 0
         """The number of bytes of an incomplete last line that were removed when the folder was
@@ -168,12 +173,14 @@ class RunDirectory:
 
     def _has_finished(self) -> bool:
         """Return True if the folder has an episode of this environment that was not aborted."""
-        return any(one.result.status is not Status.ABORTED for one in self._episodes())
+        return any(
+            one.result.status is not Status.ABORTED for one in self._episodes(lambda message: None)
+        )
 
     def _read_finished(self) -> int:
         """Read the episodes of this environment. Return the number of aborted ones."""
         aborted = 0
-        for episode in self._episodes():
+        for episode in self._episodes(self.bad_lines.append):
             key = (episode.task_id, episode.sample)
             if episode.result.status is Status.ABORTED:
                 aborted += 1
@@ -182,10 +189,11 @@ class RunDirectory:
                 self.summary.add(episode)
         return aborted
 
-    def _episodes(self) -> Iterator[Episode]:
+    def _episodes(self, on_bad_line: Callable[[str], None]) -> Iterator[Episode]:
         """Yield the stored episodes of this environment."""
         if (self.path / FILE_NAME).is_file():
-            yield from (one for one in read_episodes(self.path) if one.env == self.env)
+            stored = read_episodes(self.path, on_bad_line=on_bad_line)
+            yield from (episode for episode in stored if episode.env == self.env)
 
     def _drop_aborted(self) -> None:
         """Rewrite the episode file without this environment's aborted episodes. The old file
@@ -194,10 +202,13 @@ class RunDirectory:
         file = self.path / FILE_NAME
         with file.open("rb") as lines, written_whole(file, "Nothing was changed") as out:
             for line in lines:
-                data = orjson.loads(line)
-                if data["env"] == self.env and data["status"] == Status.ABORTED.value:
-                    self.dropped += 1
-                else:
+                try:
+                    episode = from_line(line)
+                    aborted = episode.result.status is Status.ABORTED and episode.env == self.env
+                except (UsageError, ValueError):  # in `bad_lines`
+                    aborted = False
+                self.dropped += aborted
+                if not aborted:
                     out.write(line)
 
 

@@ -26,9 +26,11 @@ from toolroll.rollout.errors import (
     TimeLimitError,
     UsageError,
     describe,
+    error_in,
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
+from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, shown
@@ -43,6 +45,7 @@ from toolroll.rollout.types import (
     Status,
     StopReason,
     Task,
+    status_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -61,6 +64,11 @@ RERUN = frozenset(
 )
 """The failures that a retry may fix. `token_error` and `internal_error` would recur."""
 
+_REASONS = {
+    Status.COMPLETED: StopReason.DONE,
+    Status.TRUNCATED: StopReason.MAX_STEPS,
+    Status.ABORTED: StopReason.INTERNAL_ERROR,
+}
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
@@ -152,29 +160,41 @@ async def play_all(
     `then`.
 
     Raise `RolloutError` if an episode was not played, because no episode may be lost without an
-    error.
+    error. If code on the event loop exits, `asyncio.run` cancels this call and then ends with the
+    code's own exit status, which may be 0: raise `SystemExit` with a message instead (status 1).
     """
     rest, left = iter(todo), set(todo)
 
     async def work(play: Callable[[EpisodeKey], Awaitable[Episode]]) -> None:
         for key in rest:
             episode = await play(key)
-            on_episode(episode)
+            with guarded():
+                on_episode(episode)
             left.discard(key)
             if then is not None:
                 await then(episode)
 
-    async with asyncio.TaskGroup() as group:
-        for play in players:
-            group.create_task(work(play))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for play in players:
+                group.create_task(work(play))
+    except asyncio.CancelledError as error:
+        if left and isinstance(error.__context__, SystemExit):
+            raise SystemExit(_not_played(left, todo, "code on the event loop exited")) from error
+        raise
     if left:
-        task_id, sample = min(left)
         raise RolloutError(
-            f"the run ended although {len(left)} episodes were not played, "
-            f"the first one task {task_id}, sample {sample}: "
-            "the asyncio tasks that played them were cancelled. Finished episodes are kept; run "
-            "again to play the others."
+            _not_played(left, todo, "the asyncio tasks that played them were cancelled")
         )
+
+
+def _not_played(left: Collection[EpisodeKey], todo: Sequence[EpisodeKey], why: str) -> str:
+    task_id, sample = min(left)
+    return (
+        f"the run ended although {len(left)} of {len(todo)} episodes were not played, the first "
+        f"one task {task_id}, sample {sample}: {why}. Finished episodes are kept; run again to "
+        "play the others."
+    )
 
 
 class Runner:
@@ -228,7 +248,7 @@ class Runner:
 
         players = [play] * min(self.settings.concurrency, len(todo))
         try:
-            with paced_garbage(enabled=self.settings.pace_gc):
+            with paced_garbage(enabled=self.settings.pace_gc), watched_loop():
                 await play_all(todo, players, on_episode, callbacks.on_episode)
         finally:
             await callbacks.on_summary()
@@ -328,7 +348,7 @@ class Runner:
         self._failed_in_a_row += 1
         limit = self.settings.give_up_after
         if limit is not None and self._failed_in_a_row >= limit:
-            error = episode.result.info.get("error", {})
+            error = error_in(episode.result.info)
             raise RunStoppedError(
                 f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with "
                 f"{episode.result.stop_reason}: "
@@ -368,6 +388,9 @@ def checked_result(result: Any) -> InteractionResult:
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]
     result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
+    if result.stop_reason is StopReason.DONE:  # the default: an agent may set only the status
+        result.stop_reason = _REASONS[result.status]
+    result.status = status_of(result.stop_reason)
     if any(step is not None and finite(step) is None for step in result.step_rewards):
         raise ValueError(
             f"asolve returned the step rewards {shown(result.step_rewards)}: they must be finite"

@@ -7,10 +7,10 @@ mean reward or pass rate.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from toolroll.rollout.runs.pass_at_k import PASSED
+from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.types import Episode, Status
 
 
@@ -55,7 +55,7 @@ class Summary:
         if result.reward is not None and result.status is not Status.ABORTED:
             self.graded += 1
             self.reward += result.reward
-            self.passed += result.reward >= PASSED
+            self.passed += passed(result.reward)
             self.samples[episode.task_id][episode.sample] = result.reward
         else:
             self.aborted[episode.task_id] += 1
@@ -75,6 +75,15 @@ class Summary:
         """Return the mean of a metric over all episodes, including aborted ones."""
         return self.totals[name] / self.episodes if self.episodes else 0.0
 
+    def sizes(self, planned: Mapping[str, int]) -> dict[str, int]:
+        """Return each task's number of samples: those that were played, or those in `planned` if
+        they are more.
+        """
+        return {
+            task: max(planned.get(task, 0), len(self.samples.get(task, ())) + self.aborted[task])
+            for task in sorted({*planned, *self.samples, *self.aborted})
+        }
+
     @property
     def mean_reward(self) -> float | None:
         """Return the mean reward of the graded episodes, or None if there are none."""
@@ -91,18 +100,23 @@ class Summary:
         prompts = self.totals["prompt_tokens"]
         return self.totals["cached_tokens"] / prompts if prompts else 0.0
 
-    def named(self, prefix: str) -> dict[str, int]:
+    def named(self, prefix: str) -> dict[str, float]:
         """Return the totals whose names have the form `prefix/NAME`, by NAME. Omit zeros."""
         return {
-            name[len(prefix) + 1 :]: int(count)
+            name[len(prefix) + 1 :]: whole(count)
             for name, count in self.totals.items()
-            if name.startswith(f"{prefix}/") and count
+            if name.startswith(f"{prefix}/") and whole(count)
         }
 
     @property
-    def mismatches(self) -> dict[str, int]:
+    def mismatches(self) -> dict[str, float]:
         """Return the number of token mismatches by kind."""
         return self.named("token_mismatches")
+
+
+def whole(value: float) -> float:
+    """Return a count as an int. Return it unchanged if it is too large to be one in JSON."""
+    return int(value) if abs(value) < 2**53 else value
 
 
 def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:

@@ -1,19 +1,86 @@
-"""`run`: does what `asyncio.run` does, but on uvloop's event loop if uvloop is installed."""
+"""`run`: does what `asyncio.run` does, but on uvloop's event loop if uvloop is installed.
+
+Invariants, which `asyncio.run` does not have:
+
+- Only the end of `main` ends the loop. If a task or a callback that third-party code left behind
+  raises `SystemExit` or `KeyboardInterrupt`, or stops the loop, `main` continues.
+- The loop is closed in bounded time, even if tasks suppress their cancellation or threads of the
+  default executor do not end.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+import signal
+from collections.abc import Callable, Collection, Coroutine
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from toolroll.rollout.runtime.foreign import LEAVE_SECONDS, abandon, retrieve
+
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` to its end in a new event loop and return its result."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(main)
+    """Run `main` to its end in a new event loop and return its result. Ctrl-C cancels `main`, and
+    is then raised as `KeyboardInterrupt`.
+    """
+    # Not a context, because `Runner.close` waits without a limit.
+    runner = asyncio.Runner(loop_factory=_loop_factory() or asyncio.new_event_loop)
+    loop = runner.get_loop()
+    try:
+        return _complete(runner, loop.create_task(main))
+    finally:
+        try:
+            _complete(runner, loop.create_task(_leave(asyncio.all_tasks(loop))))
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def _complete(runner: asyncio.Runner, task: asyncio.Task[T]) -> T:
+    """Run the loop until `task` is done."""
+    while True:
+        try:
+            return runner.run(_outcome(task))
+        except BaseException as error:
+            ctrl_c = isinstance(error, KeyboardInterrupt) and (
+                signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            )
+            if task.done() or ctrl_c:
+                raise
+            logger.error(
+                "code that was left behind on the event loop ended it (%s: %s); the run continues",
+                type(error).__name__,
+                error,
+            )
+
+
+async def _outcome(task: asyncio.Task[T]) -> T:
+    waiting = asyncio.current_task()
+    assert waiting is not None
+    waiting.add_done_callback(retrieve)  # `_complete` may have left it, and then retrieves nothing
+    return await task
+
+
+async def _leave(left: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks `left` and close the asynchronous generators. Abandon what does not end
+    within `LEAVE_SECONDS`.
+    """
+    for task in left:
+        task.add_done_callback(retrieve)
+        task.cancel()
+    loop = asyncio.get_running_loop()
+    closing = loop.create_task(loop.shutdown_asyncgens())
+    closing.add_done_callback(retrieve)
+    _, stubborn = await asyncio.wait([*left, closing], timeout=LEAVE_SECONDS)
+    for task in stubborn:
+        abandon(task)
+    if stubborn:
+        logger.warning("%d tasks on the event loop did not end when cancelled", len(stubborn))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -87,18 +87,23 @@ async def outcome(task: asyncio.Task[T]) -> T:
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(retrieve)
         task.cancel()
         try:
             await asyncio.wait([task], timeout=LEAVE_SECONDS)
         finally:
             if not task.done():
-                asyncio.tasks._unregister_task(task)
+                abandon(task)
         raise
     return task.result()
 
 
-def _retrieve(task: asyncio.Task[Any]) -> None:
+def abandon(task: asyncio.Task[Any]) -> None:
+    """Make nothing wait for `task`, not even the end of the event loop."""
+    asyncio.tasks._unregister_task(task)
+
+
+def retrieve(task: asyncio.Task[Any]) -> None:
     """Retrieve the error of an abandoned task, because asyncio logs errors that nothing
     retrieves.
     """

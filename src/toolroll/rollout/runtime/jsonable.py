@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from datetime import date, time
 from enum import Enum
@@ -31,6 +30,9 @@ from toolroll.rollout.runtime.unicode import replace_surrogates
 
 _DEEPEST = 100
 """The maximum nesting. orjson refuses more than 254 levels."""
+_MOST_KEYS = 100_000
+LARGEST = 1e100
+"""The largest number that an episode may contain. Sums of larger numbers could become infinite."""
 _BITS = 10_000
 """Integers with more bits than this are written in hexadecimal, because Python limits the number of
 decimal digits.
@@ -82,6 +84,8 @@ def _parts(value: Any, around: tuple[int, ...]) -> Any:
 def _mapping(value: Mapping[Any, Any], around: tuple[int, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, item in value.items():
+        if len(found) == _MOST_KEYS:
+            raise ValueError("a mapping has too many keys: it may be endless")
         name = key_text(key)
         while name in found:  # the keys 1 and "1" have the same text
             name += "'"
@@ -148,7 +152,7 @@ def _text_of(value: Any) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """Return `value` as a float, or None if it is not a finite number."""
+    """Return `value` as a float, or None if it is not a finite number of at most `LARGEST`."""
     if isinstance(value, str | bytes | bytearray):
         return None
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf":
@@ -158,7 +162,7 @@ def finite(value: Any) -> float | None:
             number = float(value)
     except Exception:  # noqa: BLE001 - a third-party class may raise anything
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None
 
 
 def shown(value: Any, limit: int = 100) -> str:

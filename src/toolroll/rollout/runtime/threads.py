@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
@@ -129,6 +132,28 @@ class Threads:
         """Record that a call that was given up has ended."""
         self._given_up.pop(future, None)
         self._ended.set()
+
+
+def end_within(seconds: float, status: int) -> None:
+    """End the process with `status` if it has not ended after `seconds`. Call this last: threads
+    that third-party code left behind, or its exit functions, may keep the process running.
+    """
+
+    def end() -> None:
+        time.sleep(seconds)
+        running = [
+            thread.name
+            for thread in threading.enumerate()
+            if not thread.daemon and thread is not threading.main_thread()
+        ]
+        what = f"the threads {', '.join(running)}" if running else "an exit function"
+        with contextlib.suppress(Exception):  # the streams may be closed
+            sys.stdout.flush()
+            sys.stderr.write(f"toolroll: the process is ended, although {what} still runs\n")
+            sys.stderr.flush()
+        os._exit(status)
+
+    threading.Thread(target=end, name="toolroll-end", daemon=True).start()
 
 
 def _run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 
@@ -15,6 +15,11 @@ class _Limit:
         self._timeout = timeout
         self._pauses = 0
         self._left: float | None = None
+
+    @property
+    def end(self) -> float | None:
+        """The time at which the limit ends, or None if it is paused or not set."""
+        return self._timeout.when()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -57,6 +62,20 @@ def pausable(limit: asyncio.Timeout) -> Iterator[None]:
     finally:
         with suppress(ValueError):  # an abandoned coroutine is closed in another context
             _pausable.reset(token)
+
+
+Deadline = Callable[[], float | None]
+"""Returns the time, on the event loop's clock, at which a time limit ends; None if it is paused."""
+
+
+def current_deadline() -> Deadline:
+    """Return the earliest end of all `pausable` limits of the running task."""
+    limits = _pausable.get()
+
+    def earliest() -> float | None:
+        return min((end for limit in limits if (end := limit.end) is not None), default=None)
+
+    return earliest
 
 
 @contextmanager

@@ -13,12 +13,17 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from toolroll.rollout.runtime.jsonable import LARGEST
 from toolroll.rollout.types import Trajectory, Turn, WeightVersion
 
 CONSTRAINTS = ("ebnf", "json_schema", "regex", "structural_tag")
 """Sampling parameters that constrain the output to a grammar or a schema."""
 
 
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Logprob = Annotated[float, Field(ge=-3e38, le=3e38)]
+"""A finite float32."""
 TokenId = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 Masked = Annotated[int, Field(strict=True, ge=0, le=1)]
 
@@ -26,35 +31,35 @@ Masked = Annotated[int, Field(strict=True, ge=0, le=1)]
 class TurnRecord(BaseModel):
     """One sampled turn: the tokens [start, stop) of the sequence."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    start: int
-    stop: int
+    start: Count
+    stop: Count
     finish_reason: str
     matched: int | str | None = None
-    weight_versions: list[tuple[str, int, int]] = []
+    weight_versions: list[tuple[str, Count, Count]] = []
     sampling_params: dict[str, Any] = {}
     constrained: str | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    latency: float = 0.0
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    latency: Number = 0.0
     excluded: str | None = None
-    reward: float = 0.0
+    reward: Number = 0.0
 
 
 class TrajectoryRecord(BaseModel):
     """One training sequence. `input_ids`, `loss_mask` and `logprobs` have the same length."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     input_ids: list[TokenId]
     loss_mask: list[Masked]
-    logprobs: list[float | None]
+    logprobs: list[Logprob | None]
     turns: list[TurnRecord]
-    prompt_length: int
+    prompt_length: Count
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
-    routed_experts: list[list[int]] | None = None
+    routed_experts: list[list[TokenId]] | None = None
     lineage: dict[str, str] = {}
 
 

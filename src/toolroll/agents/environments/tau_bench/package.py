@@ -19,13 +19,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from toolroll.rollout.errors import UsageError
+from toolroll.agents.chat_client import FINISHED
+from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.types import Tool
 
 COMMIT = "59a200c6d575d595120f1cb70fea53cef0632f6b"
 INSTALL = f"pip install --no-deps git+https://github.com/sierra-research/tau-bench@{COMMIT}"
 
 _PRICE_LIST_SWITCH = "LITELLM_LOCAL_MODEL_COST_MAP"
+_ATTEMPTS = 3
 _import_lock = threading.RLock()
 
 
@@ -115,7 +117,7 @@ def _stand_in_for_litellm() -> Iterator[None]:
         yield
         return
     stand_in = ModuleType("litellm")
-    vars(stand_in).update(completion=_completion, provider_list=[])
+    vars(stand_in).update(completion=whole_completion, provider_list=[])
     sys.modules["litellm"] = stand_in
     try:
         yield
@@ -124,9 +126,18 @@ def _stand_in_for_litellm() -> Iterator[None]:
             del sys.modules["litellm"]
 
 
-def _completion(*args: Any, **kwargs: Any) -> Any:
-    """Call litellm's `completion`."""
-    return import_litellm().completion(*args, **kwargs)
+def whole_completion(*args: Any, **kwargs: Any) -> Any:
+    """Call litellm's `completion`, up to `_ATTEMPTS` times if the answer is unfinished. After that,
+    raise `UserSimulatorError`.
+    """
+    for _ in range(_ATTEMPTS):
+        answer = import_litellm().completion(*args, **kwargs)
+        finish = answer.choices[0].finish_reason if answer.choices else "no choices"
+        if finish in FINISHED:
+            return answer
+    raise UserSimulatorError(
+        f"{_ATTEMPTS} answers of the model were unfinished (the last finish_reason: {finish!r})"
+    )
 
 
 def import_litellm() -> ModuleType:

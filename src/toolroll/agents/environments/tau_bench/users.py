@@ -1,10 +1,10 @@
 """An asynchronous interface to tau-bench's own user simulators, which use litellm. Each call runs
 in a thread.
 
-Invariants: the event loop never waits for litellm. A failed call raises `UserSimulatorError`, and
-never becomes a line of the user. A stop marker in the simulator's reasoning does not end the
-episode. Calls that hang do not keep the process from exiting, and delay other calls only if there
-are many of them (see `Threads`).
+Invariants: the event loop never waits for litellm. A failed call or an unfinished answer raises
+`UserSimulatorError`, and never becomes a line of the user. A stop marker in the simulator's
+reasoning does not end the episode. Calls that hang do not keep the process from exiting, and delay
+other calls only if there are many of them (see `Threads`).
 
 For a model behind an OpenAI-compatible endpoint, use `toolroll.agents.users`, which has retries and
 a seed and needs no threads.
@@ -22,6 +22,7 @@ from toolroll.agents.environments.tau_bench.package import (
     import_litellm,
     import_module,
     installed,
+    whole_completion,
 )
 from toolroll.agents.users import visible_text
 from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
@@ -116,7 +117,8 @@ class TauBenchUsers:
             raise UsageError(f"tau-bench is not installed: {INSTALL}")
         if concurrency < 1:
             raise UsageError(f"concurrency must be at least 1, not {concurrency}")
-        users = import_module(f"{package}.envs.user")
+        users: Any = import_module(f"{package}.envs.user")
+        users.completion = whole_completion  # tau-bench ignores the finish reason
         self._load = partial(
             users.load_user, user_strategy=strategy, model=model, provider=provider
         )

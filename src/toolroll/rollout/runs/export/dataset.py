@@ -76,8 +76,8 @@ def _arrow() -> tuple[Any, Any, Any]:
         [
             ("env", text),
             ("task_id", text),
-            ("task_index", small),
-            ("sample", small),
+            ("task_index", large),
+            ("sample", large),
             ("sequence", small),
             ("seed", large),
             ("model", text),

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import orjson
-
+from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.types import Episode, Status, Trajectory
 
 _TAKEN = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
-_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
@@ -53,6 +51,6 @@ def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
             {"version": span.version, "start": span.start, "stop": span.stop}
             for span in part.weight_versions
         ],
-        "messages": orjson.dumps(result.messages, option=_OPTIONS, default=repr).decode(),
-        "tools": orjson.dumps(result.tools, option=_OPTIONS, default=repr).decode(),
+        "messages": json_bytes(result.messages).decode(),
+        "tools": json_bytes(result.tools).decode(),
     }

@@ -14,19 +14,18 @@ from toolroll.rollout.types import Episode, Status
 
 def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return tau-bench's `EnvRunResult`s, ordered by trial and task, and the ids of the tasks that
-    are left out because some of their trials are missing.
+    are left out because some or all of their trials are missing.
 
-    A task without any graded trial is in neither list. `episodes` must belong to one environment.
+    `episodes` must belong to one environment.
     """
-    graded = [
-        found
-        for found in episodes
-        if found.result.reward is not None and found.result.status is not Status.ABORTED
-    ]
-    trials = {found.sample for found in graded}
+    graded: list[Episode] = []
     by_task: dict[str, set[int]] = {}
-    for found in graded:
-        by_task.setdefault(found.task_id, set()).add(found.sample)
+    for found in episodes:
+        samples = by_task.setdefault(found.task_id, set())
+        if found.result.reward is not None and found.result.status is not Status.ABORTED:
+            graded.append(found)
+            samples.add(found.sample)
+    trials = {found.sample for found in graded}
     whole = {task for task, samples in by_task.items() if samples == trials}
     kept = sorted(
         (found for found in graded if found.task_id in whole),

@@ -17,6 +17,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from toolroll.rollout.runs.pass_at_k import passed
+from toolroll.rollout.runs.summary import whole
 from toolroll.rollout.runs.viewer.pieces import Pieces
 from toolroll.rollout.runs.viewer.reason import reward_reason
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
@@ -34,13 +36,14 @@ def row(episode: Episode) -> dict[str, Any]:
         "status": result.status.value,
         "stop": str(result.stop_reason),
         "reward": result.reward,
+        "passed": result.reward is not None and passed(result.reward),
         "reason": reward_reason(result.info),
-        "turns": int(metrics.get("turns", 0)),
+        "turns": whole(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
-        or int(metrics.get("completion_tokens", 0)),
+        or whole(metrics.get("completion_tokens", 0)),
         "trained": sum(part.trained_tokens for part in result.trajectories),
-        "calls": int(metrics.get("tool_calls", 0)),
-        "invalid": int(metrics.get("invalid_calls", 0)),
+        "calls": whole(metrics.get("tool_calls", 0)),
+        "invalid": whole(metrics.get("invalid_calls", 0)),
         "forks": max(len(result.trajectories) - 1, 0),
         "seconds": round(metrics.get("seconds", 0.0), 3),
         "called": called_tools(result.messages),
@@ -51,14 +54,14 @@ def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
     """Return the data for an episode's view, without its tokens.
 
     `tools`: the N of the block `tools-N` that has the episode's tools. In the result, `invalid` has
-    `[message, call, status]` for each invalid call. It is [] if the file was written before
-    episodes recorded invalid calls.
+    `[message, call, status]` for each invalid call.
     """
-    counted = result.metrics.get("invalid_calls", 0) > 0
-    bad_calls = result.info.get("bad_calls", []) if counted else []
+    bad_calls = result.info.get("bad_calls")
     return {
         "messages": result.messages,
-        "invalid": [[bad["message"], bad["call"], bad["status"]] for bad in bad_calls],
+        "invalid": [
+            [bad.get("message"), bad.get("call"), bad.get("status")] for bad in mappings(bad_calls)
+        ],
         "tools": tools,
         "info": result.info,
         "metrics": result.metrics,
@@ -68,8 +71,14 @@ def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
 
 def called_tools(messages: list[dict[str, Any]]) -> list[str]:
     """Return the names of the tools that were called, sorted."""
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    return sorted({str((call.get("function") or {}).get("name") or "unknown") for call in calls})
+    calls = [call for message in messages for call in mappings(message.get("tool_calls"))]
+    functions = [function for call in calls for function in mappings([call.get("function")])]
+    return sorted({str(function.get("name") or "unknown") for function in functions})
+
+
+def mappings(values: Any) -> list[dict[str, Any]]:
+    """Return the dicts in the list `values`. An agent may store anything there."""
+    return [item for item in values if isinstance(item, dict)] if isinstance(values, list) else []
 
 
 def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:

@@ -17,14 +17,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import orjson
-
 from toolroll.rollout.runs.viewer.data import conversation, row, sequences
 from toolroll.rollout.runs.viewer.pieces import Pieces
 from toolroll.rollout.runtime.disk import written_whole
+from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, Tool
 
-_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _BLOCK = 1 << 18  # bytes of JSON: small enough to open fast, large enough to compress well
 _SCRIPTS = (
     "elements blocks location order search plots table filters "
@@ -61,11 +59,11 @@ def write_page(
             tokens = len(rows) < tokens_of
             if tokens:
                 found = sequences(episode.result, pieces_of(episode.env))
-                _write(file, f"tokens-{len(rows)}", _json(found))
+                _write(file, f"tokens-{len(rows)}", json_bytes(found))
             rows.append(row(episode) | {"block": block, "place": place, "hasTokens": tokens})
         conversations.flush()
         index = {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}}
-        _write(file, "index", _json(index))
+        _write(file, "index", json_bytes(index))
         file.write(tail.encode())
     return len(rows)
 
@@ -84,7 +82,7 @@ class _Conversations:
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
         found = conversation(episode.result, self._add_tools(episode.result.tools))
-        self._waiting.append(_json(found))
+        self._waiting.append(json_bytes(found))
         return self._block, len(self._waiting) - 1
 
     def flush(self) -> None:
@@ -94,16 +92,12 @@ class _Conversations:
         self._waiting.clear()
 
     def _add_tools(self, tools: list[Tool]) -> int:
-        data = _json(tools)
+        data = json_bytes(tools)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest not in self._tools:
             self._tools[digest] = len(self._tools)
             _write(self._file, f"tools-{self._tools[digest]}", data)
         return self._tools[digest]
-
-
-def _json(data: Any) -> bytes:
-    return orjson.dumps(data, option=_OPTIONS, default=repr)
 
 
 def _write(file: BinaryIO, name: str, data: bytes) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 _KEYS = ("reward_reason", "reason", "failure")  # keys with a text
 _LONGEST = 300
 _LEAVES = 8
+_DEEPEST = 20
 
 
 def reward_reason(info: Mapping[str, Any]) -> str:
@@ -29,11 +30,11 @@ def reward_reason(info: Mapping[str, Any]) -> str:
     return _short(", ".join(found[:_LEAVES]))
 
 
-def _leaves(parts: Mapping[str, Any]) -> Iterator[str]:
+def _leaves(parts: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
     """Yield each number and truth value in `parts` with its key."""
     for key, value in parts.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value)
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            yield from _leaves(value, depth + 1)
         elif isinstance(value, bool):
             yield f"{key} {'yes' if value else 'no'}"
         elif isinstance(value, int | float):

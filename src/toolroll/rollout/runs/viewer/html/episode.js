@@ -180,9 +180,7 @@ function fillPanel(panel) {
             "span",
             { class: "reason" + (row.reason ? "" : " dim") },
             row.reason ||
-              (row.reward !== null && row.reward >= PASSED
-                ? ""
-                : "The environment gave no reason."),
+              (row.passed ? "" : "The environment gave no reason."),
           ),
     ),
     make(

@@ -11,7 +11,7 @@ function choices() {
       "Reward",
       [
         ["pass", "Reward 1 (passed)"],
-        ["part", "Between 0 and 1"],
+        ["part", "Above 0, not passed"],
         ["zero", "Reward 0"],
         ["none", "No reward"],
       ],

@@ -1,11 +1,10 @@
 // Which episodes the table shows, in which order, and in which groups.
 
-const PASSED = 1 - 1e-6;
 const REWARDS = {
-  pass: reward => reward !== null && reward >= PASSED,
-  part: reward => reward !== null && reward > 0 && reward < PASSED,
-  zero: reward => reward !== null && reward <= 0,
-  none: reward => reward === null,
+  pass: row => row.passed,
+  part: row => row.reward !== null && row.reward > 0 && !row.passed,
+  zero: row => row.reward !== null && row.reward <= 0,
+  none: row => row.reward === null,
 };
 
 function matches(row) {
@@ -15,7 +14,7 @@ function matches(row) {
     (!f.status || row.status === f.status) &&
     (!f.stop || row.stop === f.stop) &&
     (!f.tool || row.called.includes(f.tool)) &&
-    (!REWARDS[f.reward] || REWARDS[f.reward](row.reward)) &&
+    (!REWARDS[f.reward] || REWARDS[f.reward](row)) &&
     (!f.flag || row[f.flag] > 0) &&
     (!f.q || found(row))
   );
@@ -56,7 +55,7 @@ function groups() {
   for (const group of byTask.values()) {
     const graded = group.rows.filter(row => row.reward !== null);
     group.graded = graded.length;
-    group.passed = graded.filter(row => row.reward >= PASSED).length;
+    group.passed = graded.filter(row => row.passed).length;
   }
   return sorted([...byTask.values()], group => {
     const values = group.rows.map(row => row[sortKey()]).filter(value => value !== null);

@@ -2,12 +2,25 @@
 
 function drawCards() {
   const interval = rate =>
-    number(rate.value) + " [" + rate.low.toFixed(2) + ", " + rate.high.toFixed(2) + "]";
+    number(rate.value) +
+    " [" +
+    rate.low.toFixed(2) +
+    ", " +
+    rate.high.toFixed(2) +
+    "] (" +
+    (rate.tasks < rate.of_tasks ? rate.tasks + " of " : "") +
+    plural(rate.of_tasks, "task") +
+    ")";
   at("cards").replaceChildren(
     ...Object.entries(state.summary).map(([env, part]) => {
       const facts = [
         plural(part.episodes, "episode"),
         part.reward ? "reward " + interval(part.reward) : null,
+        part.pass_bounds && part.pass_bounds.pass_at_k[1]
+          ? "pass^1 between " +
+            part.pass_bounds.pass_at_k[1].map(number).join(" and ") +
+            ", by the results of lost episodes"
+          : null,
         part.do_nothing_floor
           ? "do-nothing baseline " +
             part.do_nothing_floor.passed +

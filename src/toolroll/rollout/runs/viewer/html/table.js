@@ -168,7 +168,7 @@ function cell(row, { key, num }) {
 
 function mood(row, key) {
   if (key === "reward" && row.reward !== null)
-    return row.reward >= PASSED ? " good" : row.reward <= 0 ? " bad" : " part";
+    return row.passed ? " good" : row.reward <= 0 ? " bad" : " part";
   if (key === "invalid" || key === "forks") return row[key] ? " warn" : " dim";
   return key === "status" && row.status === "aborted"
     ? " bad"
@@ -179,7 +179,8 @@ function mood(row, key) {
 
 function groupCells(group, expanded) {
   const rate = group.graded ? group.passed / group.graded : null,
-    text = group.passed + "/" + group.graded + " passed";
+    lost = group.rows.length - group.graded,
+    text = group.passed + "/" + group.graded + " passed" + (lost ? ", " + lost + " lost" : "");
   return [
     make(
       "div",

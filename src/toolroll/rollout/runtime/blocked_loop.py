@@ -1,0 +1,84 @@
+"""`watched_loop`: ends third-party code that blocks the event loop beyond its time limit.
+
+asyncio cannot end such code, because its time limits need the event loop. So a thread watches the
+limits. If one has passed, the thread sends a signal to the main thread, and the signal's handler
+raises `LoopBlocked` in the code. This also interrupts `time.sleep`, locks and sockets. It does not
+interrupt C code that never returns to Python (docs/reliability.md).
+
+Invariant: the handler raises only while a task that was passed to `watch` runs, and only after the
+task's time limit. So it never interrupts toolroll's own code, or another episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+from toolroll.rollout.runtime.time_limit import Deadline, current_deadline
+
+_SIGNAL = signal.SIGURG  # ignored by default, and hardly used
+_INTERVAL = 0.25
+_GRACE = 1.0
+"""The number of seconds after a limit in which the event loop should have ended the code."""
+
+
+class LoopBlocked(BaseException):
+    """Raised in code that has blocked the event loop beyond its time limit."""
+
+
+_deadlines: dict[asyncio.Task[Any] | None, Deadline] = {}
+"""The tasks of third-party code that have not ended."""
+
+
+def watch(task: asyncio.Task[Any]) -> None:
+    """Apply the time limits of the running task to `task` even if it blocks the event loop."""
+    _deadlines[task] = current_deadline()
+    task.add_done_callback(_deadlines.pop)
+
+
+@contextmanager
+def watched_loop() -> Iterator[None]:
+    """Enforce the time limits of watched tasks in this context. Without effect outside the main
+    thread, or if the program has a handler for the signal.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main or signal.getsignal(_SIGNAL) != signal.SIG_DFL:
+        yield
+        return
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(_INTERVAL):
+            if any(_is_over(deadline) for deadline in list(_deadlines.values())):
+                signal.pthread_kill(main.ident or 0, _SIGNAL)
+
+    signal.signal(_SIGNAL, _interrupt)
+    thread = threading.Thread(target=look, name="toolroll-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()  # so that no signal comes after the handler is gone
+        signal.signal(_SIGNAL, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no event loop runs
+        return
+    if task in _deadlines and _is_over(_deadlines[task]):
+        raise LoopBlocked
+
+
+def _is_over(deadline: Deadline) -> bool:
+    # Not the loop's time, which uvloop updates only between callbacks. It is the same clock.
+    when = deadline()
+    return when is not None and monotonic() > when + _GRACE
