@@ -92,6 +92,8 @@ class Model:
         # With its thoughts, which history may drop; gpt-oss closes a turn otherwise in history.
         if "reasoning_content" in messages[at] or not any(stop in text for stop in stops):
             text = render(messages[: at + 1], TOOLS, generate=False)[len(prompt) :]
+        if not text.strip():  # history is rewritten before the turn too
+            text = messages[at]["content"] + stops[-1]
         ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
         return text[: min(ends, default=len(text))]
 

@@ -67,7 +67,7 @@ class AnswerRecord:
         in order. `stops`: the ids that may end a turn if the engine did not name its stop token.
         """
         for span, key, ended in zip(spans, _keys(ids, spans), stopped, strict=True):
-            if span[0] == span[1]:  # the engine aborted the request in its queue
+            if span[0] == span[1] and not ended:  # the engine aborted the request in its queue
                 continue
             answers = self._answers.get(key)
             if answers is None:
