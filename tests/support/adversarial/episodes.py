@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from support.adversarial.dialogues import TOOLS, Message, Step, Tool
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.judge import Judge, Refused, Said, Unclear
+from support.adversarial.judge import Inapplicable, Judge, Refused, Said, Unclear
 from support.adversarial.play import Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
 from support.episodes import serving
@@ -90,9 +90,21 @@ class Scripted:
 
     def plan(self, dialogue: Conversation, step: Step) -> None:
         """Make the line for the next turn of `dialogue`."""
-        self.planned = step.turn | {"content": step.turn["content"] or None}
-        planned = replace(step, turn=self.planned, new=())
-        said = self.voice.judge.say(dialogue.messages, planned, self.tools, random.Random(0))
+        calls = step.turn.get("tool_calls", [])
+        one_call = {**step.turn, "tool_calls": calls[:1]} if calls else step.turn
+        plain = replace(step, sampling="alone")
+        for planned in (step, plain, replace(plain, turn=one_call)):
+            self.planned = planned.turn | {"content": planned.turn["content"] or None}
+            planned = replace(planned, turn=self.planned, new=())
+            try:
+                said = self.voice.judge.say(
+                    dialogue.messages, planned, self.tools, random.Random(0)
+                )
+                break
+            except Inapplicable as error:
+                failure = error
+        else:
+            raise failure
         reply = Reply(output_ids=said.ids, stop=bool(said.stop))
         self.voice.lines[dialogue.session.session_id].append(reply)
 
@@ -142,13 +154,16 @@ async def play_episodes(
 
 
 async def _play(dialogue: Conversation, steps: Sequence[Step], prompter: Scripted | None) -> str:
-    """Play to the end; the words of the template's refusal if it came to one."""
+    """Play to the end, or to a turn that the judge cannot say; the words of the template's refusal
+    if it came to one."""
     try:
         for step in steps:
             if prompter is not None:
                 prompter.plan(dialogue, step)
             reply = await dialogue.reply(PARAMS)
             dialogue.extend(list(_with_ids(step.new, reply.message)))
+    except Inapplicable:
+        return ""
     except TemplateError as error:
         return str(error)
     return ""
