@@ -117,7 +117,7 @@ def test_the_check_shares_no_code_with_what_it_checks() -> None:
             reached.add(name)
             waiting += imports_of()[name]
     template = "toolroll.rollout.template."
-    checks = {f"{template}{name}" for name in ("verify", "reference", "shown")}
+    checks = {f"{template}{name}" for name in ("verify", "reference", "shown", "record")}
     assert {name for name in reached if name.startswith(template)} == checks
 
 

@@ -334,7 +334,7 @@ async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: s
         await exchange(dialogue, 3)
         await dialogue.settle()
     assert split
-    assert dialogue.mismatches == {"prompt" if where == "prompt" else "delta: tokens": 1}
+    assert dialogue.mismatches == {f"{where}: tokens": 1}
     assert dialogue.session.trajectories()[0].trained_tokens == 0
 
 

@@ -34,6 +34,7 @@ from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
+from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
@@ -106,6 +107,7 @@ class Conversation:
         self._turns: list[TurnSpan] = []  # of the current sequence
         self._forked = self._preserved = False
         self._finished: list[ServedSequence] = []  # the sequences before each fork
+        self._record = AnswerRecord()
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side -------------------------------------------------------------------
@@ -149,6 +151,7 @@ class Conversation:
         )
         completion = await self._generate(request)
         node = self._path.sample(completion, params)
+        self._record.add(request.input_ids, completion)
         is_long = len(completion.output_ids) > LONG_REPLY
         reply = await call_of_size(self._take, completion, node, params, large=is_long)
         if self._verify == "always" and self._is_checked:
@@ -264,6 +267,7 @@ class Conversation:
             self.tools,
             forked=self._forked,
             preserved=self._preserved,
+            record=self._record,
         )
 
     @property
@@ -281,14 +285,19 @@ class Conversation:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Check the episode's sequences, and exclude the episode from training if a check fails.
-        Call this once, at the end.
+        """Check the episode's sequences, loss masks and logprobs, and exclude the episode from
+        training if a check fails. Call this once, at the end.
         """
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:
             for sequence in [*self._finished, *([self._sequence()] if self._turns else ())]:
                 await self._check(sequence)
+        if self._is_checked:
+            trajectories = self.session.trajectories()
+            kind = await asyncio.to_thread(self._record.check, trajectories)
+            if kind is not None:
+                self._mismatch(kind)
         for kind in self.mismatches:
             if kind != "preserved":
                 self.session.exclude(f"verification: {kind}")
