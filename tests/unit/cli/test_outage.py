@@ -73,7 +73,8 @@ def test_a_run_waits_for_an_engine_that_is_starting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = [*RUN, "--tasks", "0", "--engine-timeout", "0.05", "--out", str(tmp_path)]
-    with serve_in_thread(StartingEngine(tokenizer, lambda seen: "Goodbye.")) as engine:
+    engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
+    with serve_in_thread(engine):
         assert toolroll(monkeypatch, *run, "--engine", engine.url) == 0
         assert engine.checks == 3  # down, up, and once more before the run
     first, last = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]

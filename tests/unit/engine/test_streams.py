@@ -97,7 +97,7 @@ async def test_incremental_events_give_the_same_answer_as_cumulative_ones(
     ids: list[int], counts: list[int]
 ) -> None:
     """Repeated ids must not make one form look like the other."""
-    ends = [{}] * (len(counts) - 1) + [STOP]
+    ends: list[dict[str, Any]] = [{}] * (len(counts) - 1) + [STOP]
     starts = [0, *counts[:-1]]
     cumulative = [event(ids[:n], n, **end) for n, end in zip(counts, ends, strict=True)]
     incremental = [
@@ -200,6 +200,7 @@ async def test_the_embedded_engine_streams_in_both_forms(tokenizer: Any) -> None
             answer = await served.generate(asked, progress=told.append)
             [entry] = engine.log
         ids = answer.output_ids.tolist()
+        assert answer.logprobs is not None
         assert told[-1] == ids == entry.output_ids and len(told) > 1
         answers.append(
             (

@@ -74,7 +74,8 @@ async def test_the_start_waits_for_an_engine_that_is_starting(
         ready.append(url)
         signal.raise_signal(signal.SIGTERM)
 
-    async with StartingEngine(tokenizer) as engine:
+    engine = StartingEngine(tokenizer)
+    async with engine:
         args = RolloutArgs(hf_checkpoint="embedded", engine_url=engine.url, engine_timeout=0.05)
         await serve(args, EndpointSettings(port=0), stop)
         assert engine.checks == 3  # down, up, and once more before the start

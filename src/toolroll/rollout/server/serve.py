@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
@@ -36,7 +37,8 @@ async def serve(
     async with Model.from_args(args) as served:
         # wait now: the start asks the engine for its capabilities and context length
         waiting = asyncio.create_task(served.engine.wait_until_healthy())
-        await asyncio.wait([waiting, stop], return_when=asyncio.FIRST_COMPLETED)
+        both: list[asyncio.Future[Any]] = [waiting, stop]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             waiting.cancel()
             return
