@@ -63,6 +63,9 @@ async def play(tokenizer: Any, folder: Path) -> None:
     assert_type(result.status, Status)
     assert_type(result.stop_reason, StopReason)
     assert_type(result.reward, float | None)
+    assert_type(result.tokens, list[int])
+    assert_type(result.loss_mask, list[int])
+    assert_type(result.logprobs, list[float] | None)
     assert_type(result.trajectories, tuple[Trajectory, ...])
     [trajectory] = result.trajectories
     assert_type(trajectory.input_ids, npt.NDArray[np.int32])

@@ -363,7 +363,7 @@ def res_to_sample(res: InteractionResult, task_index: int) -> Any:
     sample: Any = Sample(
         index=task_index,
         prompt=res.prompt,
-        tokens=res.tokens,  # type: ignore[arg-type]
+        tokens=res.tokens,
         response=res.response,
         reward=res.reward,
         loss_mask=res.loss_mask,
