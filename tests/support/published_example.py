@@ -98,9 +98,9 @@ def _agents(published: Any) -> dict[str, type[Any]]:
     )
 
 
-def _user(said: str = "") -> str:
+def _user(said: object = "") -> str:
     """What tau-bench's user without a model types."""
-    return "###STOP###" if said.strip() == "Anything else?" else "I want to return my order."
+    return "###STOP###" if str(said).strip() == "Anything else?" else "I want to return my order."
 
 
 class _Policy:
