@@ -98,9 +98,9 @@ def _agents(published: Any) -> dict[str, type[Any]]:
     )
 
 
-def _user(said: str = "") -> str:
+def _user(said: object = "") -> str:
     """What tau-bench's user without a model types."""
-    return "###STOP###" if said.strip() == "Anything else?" else "I want to return my order."
+    return "###STOP###" if str(said).strip() == "Anything else?" else "I want to return my order."
 
 
 class _Policy:
@@ -131,7 +131,7 @@ async def _main() -> dict[str, Any]:
 
     config = generate_with_tau.tau_config
     config.user_strategy = "human"
-    folder = Path(openai_tool_adapter.__file__).parent
+    folder = Path(str(openai_tool_adapter.__file__)).parent
     published = _load("published_agents", folder / "trainable_agents.py")
     builtins.input = _user
     tokenizer, policy = load_embedded_tokenizer(), _Policy()

@@ -341,7 +341,8 @@ async def test_responses_in_process_have_the_tokens_of_their_call(stream: bool) 
                 return await client.responses.create(**asked)
             events = [event async for event in await client.responses.create(stream=True, **asked)]
             assert [event.sequence_number for event in events] == list(range(len(events)))
-            return events[-1].response  # type: ignore[union-attr]
+            last: Any = events[-1]
+            return last.response
 
         first = await create(input="Hi")
         second = await create(input="And?", previous_response_id=first.id)

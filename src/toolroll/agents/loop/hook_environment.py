@@ -183,9 +183,8 @@ class HookCall(Coroutine[Any, Any, Any]):
         self._started().close()
 
     def _started(self) -> Generator[Any, None, Any]:
-        if self._running is None:
-            vars(self)["_running"] = self.__await__()
-        running: Any = self._running
+        running: Generator[Any, None, Any] = self._running or self.__await__()
+        vars(self)["_running"] = running
         return running
 
     def response(self) -> Any:

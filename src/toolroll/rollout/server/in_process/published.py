@@ -37,7 +37,7 @@ class EnhancedChoice(Choice):
     """A choice with the ids that were sampled. A server without token ids gives None."""
 
     token_ids: list[int] | None = None
-    logprobs: ChoiceLogprobs | None = None
+    logprobs: ChoiceLogprobs | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class EnhancedChatCompletion(ChatCompletion):
