@@ -49,6 +49,8 @@ class EpisodeTracker:
         self.counts["turns"] += 1
         self.turn_rewards.append(0.0)
         self.counts["tool_calls"] += len(turn.parsed.tool_calls)
+        if turn.parsed.lookalikes:
+            self.counts["lookalike_calls"] += len(turn.parsed.lookalikes)
         for name, count in turn.counts.items():
             self.counts[name] += count
         for call in turn.parsed.bad_calls:
