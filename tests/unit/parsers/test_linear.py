@@ -39,6 +39,11 @@ def at_once(parser: ToolCallParser, text: str) -> None:
     parser.parse(text)
 
 
+def in_reasoning(parser: ToolCallParser, text: str) -> None:
+    """Read `text` whole, as a reply that begins in its reasoning."""
+    parser.parse(text, in_reasoning=True)
+
+
 def in_small_pieces(parser: ToolCallParser, text: str) -> None:
     """Read `text` as a stream, in small pieces."""
     stream = parser.stream(in_reasoning=False)
@@ -80,6 +85,14 @@ def test_reading_is_linear(kind: type[ToolCallParser], work: Work) -> None:
     for lead in dict.fromkeys((opener, "x ")):
         for unit in UNITS:
             assert_linear(work, at_once, parser, lead, unit)
+
+
+@KINDS
+def test_calls_in_reasoning_are_linear_work(kind: type[ToolCallParser], work: Work) -> None:
+    parser = kind()
+    for opener in kind.openers[:1]:
+        for end in ("", "{", "</think"):
+            assert_linear(work, in_reasoning, parser, "", opener + end)
 
 
 @KINDS

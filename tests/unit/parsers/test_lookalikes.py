@@ -1,4 +1,4 @@
-"""Text that looks like a call but is none stays text, is not executed, and is counted."""
+"""Text that looks like a call stays text, is not executed, and is counted."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("name", EMPTY)
-def test_a_block_without_calls_is_no_call_and_is_counted(name: str) -> None:
+def test_a_block_without_calls_is_not_a_call_and_is_counted(name: str) -> None:
     text = f"Before.{EMPTY[name]}After."
     reply = assert_same_in_pieces(get_parser(name), text, tools=OFFERED, in_reasoning=False)
     assert (reply.content, reply.tool_calls) == ("Before.After.", ())

@@ -57,7 +57,7 @@ def test_inkling(
 
 
 @pytest.mark.parametrize("role", ["assistant", "user", "system", "developer"])
-def test_a_message_to_a_role_is_no_call_of_a_tool(role: str) -> None:
+def test_a_message_to_a_role_is_not_a_call(role: str) -> None:
     text = f"<|channel|>commentary to={role}<|channel|>commentary?<|message|>x<|end|>y"
     parser = get_parser("gpt-oss")
     reply = assert_same_in_pieces(parser, text, tools=[tool("get")], in_reasoning=False)

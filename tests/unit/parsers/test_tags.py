@@ -142,12 +142,12 @@ def test_a_closing_tag_in_a_call_does_not_close_reasoning(name: str) -> None:
     for text in (f"I write it now.\n{call}", f"I write it now.</think>\n{call}"):
         reply = read(text)
         assert (reply.reasoning, reply.content) == ("I write it now.", "")
-        assert [found.arguments for found in reply.ok_calls] == [arguments], reply.bad_calls
+        assert [call.arguments for call in reply.ok_calls] == [arguments], reply.bad_calls
     # a call that is written before the tag that closes the reasoning is a part of it
     quoted = read(f"Should I write {call}? No.</think>Hello.")
     assert (quoted.reasoning, quoted.content) == (f"Should I write {call}? No.", "Hello.")
     assert quoted.tool_calls == ()
-    # a marker alone is no call
+    # a marker alone does not make a call
     opener = parser.openers[0]
     named = read(f"I know {opener} well.</think>Hello.")
     assert (named.reasoning, named.content) == (f"I know {opener} well.", "Hello.")
