@@ -29,6 +29,7 @@ from support.wire import until
 
 from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.rollout.runs import processes
 from toolroll.rollout.runs import worker_pool as spreading
 from toolroll.rollout.runs.config import RunConfig, load_config
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -159,6 +160,25 @@ async def test_processes_that_died_leave_nothing_open(
         await until(closed, "the files of five processes closed")
     finally:
         gc.enable()
+
+
+async def test_a_process_that_does_not_respond_is_killed(
+    ponds: EmbeddedEngine, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process is like one whose environment holds the GIL."""
+    monkeypatch.setattr(processes, "_STALL", 10.0)
+    runner = ProcessRunner(
+        partial(spread_ponds.open_ponds, ponds.url, 30), processes=1, concurrency=4, samples=SAMPLES
+    )
+    keys: list[Key] = []
+
+    def take(one: Episode) -> None:
+        keys.append((one.task_id, one.sample))
+        if len(keys) == 20:
+            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGSTOP)
+
+    await runner.run(PondFactory(30).tasks("test"), take)
+    assert len(keys) == len(set(keys)) == 30 * SAMPLES
 
 
 def open_files() -> int:

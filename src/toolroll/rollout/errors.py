@@ -145,12 +145,10 @@ def first_error(error: Exception) -> Exception:
     """Return the first `ToolrollError` in the group `error`. Return `error` itself if it contains
     none.
     """
-    if isinstance(error, ExceptionGroup):
-        ours, _ = error.split(ToolrollError)
-        while isinstance(ours, ExceptionGroup):
-            ours = ours.exceptions[0]
-        return ours or error
-    return error
+    first = error.subgroup(ToolrollError) if isinstance(error, ExceptionGroup) else None
+    while isinstance(first, ExceptionGroup):
+        first = first.exceptions[0]
+    return first or error
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -332,10 +332,8 @@ class Environment(ABC):
         """Return finite numbers about this episode, such as tool errors or user tokens. This is
         called once, after the last step.
 
-        `tool_errors`, `tool_errors/TOOL` and `user_*` are part of the summary. Other names get the
-        prefix `env/`, so that they replace none of toolroll's own metrics. Values that are not
-        finite, or larger than 1e100, are left out. `info["metrics_error"]` names them, or an
-        exception raised here.
+        Names other than `tool_errors`, `tool_errors/TOOL` and `user_*` get the prefix `env/`.
+        Other values are left out. `info["metrics_error"]` names them, or an exception raised here.
         """
         return {}
 

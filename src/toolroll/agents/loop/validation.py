@@ -48,20 +48,20 @@ def checked_step(
     """
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")
-    found = _checked(where, found, most_bytes)
-    object.__setattr__(found, "reward", checked_reward(where, found.reward))
-    if not isinstance(found.done, bool | int | np.bool_):
-        raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(found.done)}")
+    step: StepResult = _checked(where, found, most_bytes)
+    object.__setattr__(step, "reward", checked_reward(where, step.reward))
+    if not isinstance(step.done, bool | int | np.bool_):
+        raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(step.done)}")
     answered = [
-        message.get("tool_call_id") for message in found.messages if message["role"] == "tool"
+        message.get("tool_call_id") for message in step.messages if message["role"] == "tool"
     ]
     missing = [call.name for call in action.tool_calls if call.id not in answered]
-    if missing and not found.done:
+    if missing and not step.done:
         raise EnvironmentFailure(
             f"{where} returned no tool message for the call to {missing[0]}: return one with the "
             "call's id as tool_call_id"
         )
-    return found
+    return step
 
 
 def _checked(where: str, found: T, most_bytes: int) -> T:

@@ -49,11 +49,14 @@ def _version(*, value: bool) -> None:
 
 def command() -> None:
     """Run `main` as a program, which ends within `EXIT_SECONDS` after its work is done."""
+    status = 1
     try:
         main()
     except SystemExit as ended:
-        end_within(EXIT_SECONDS, ended.code if isinstance(ended.code, int) else bool(ended.code))
+        status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
         raise
+    finally:
+        end_within(EXIT_SECONDS, status)
 
 
 def main() -> None:

@@ -4,7 +4,8 @@ Each process has its own event loop, engine client, template and environments. I
 episodes to the parent process, and only the parent writes files. The invariants of `worker_pool`
 hold. In addition:
 
-- If a process dies, it is restarted.
+- If a process dies, it is restarted. If its event loop does not respond for `_STALL` seconds, for
+  example because code holds the GIL, it is killed.
 - If the parent ends for any reason, the worker processes abort their requests at the engine, and
   exit as soon as their blocking calls return. Only a SIGKILL of a worker prevents this.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copyreg
+import logging
 import multiprocessing
 import pickle
 import signal
@@ -40,6 +42,8 @@ from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Task, Turn, WeightVersion
 
+logger = logging.getLogger(__name__)
+
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
 """A function that is called in the worker process with the number of its concurrent episodes and an
 exit stack. It returns the runner and the tasks. It is pickled, so it must be a module-level
@@ -47,7 +51,9 @@ function, or a `functools.partial` of one.
 """
 
 _GRACE, _LATE = 10.0, 1.0
+_STALL, _BEAT = 300.0, 1.0  # seconds: without a response, and between two pings
 _LIMIT = 1 << 22  # bytes read ahead: an episode has several hundred thousand
+_PING = "ping"
 _LENGTH = struct.Struct("!Q")
 _QUIET = (signal.SIGINT, signal.SIGTERM)
 
@@ -103,6 +109,7 @@ class _Process:
         self._life: asyncio.Task[None] | None = None
         self._writer: asyncio.Future[asyncio.StreamWriter]
         """Set by `play`: done when the process has started."""
+        self._responded = asyncio.Event()
 
     async def play(self, key: EpisodeKey) -> Episode:
         """Play one episode."""
@@ -147,9 +154,11 @@ class _Process:
             reader, writer = await asyncio.open_connection(sock=ours, limit=_LIMIT)
             started.set_result(writer)
             listening = asyncio.create_task(self._listen(reader))
+            watching = asyncio.create_task(self._watch(writer, process))
             await asyncio.wait({ended, listening}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({ended, listening}, timeout=_LATE if ended.done() else _GRACE)
             listening.cancel()
+            watching.cancel()
             writer.close()
         finally:
             process.kill()
@@ -166,11 +175,28 @@ class _Process:
         with contextlib.suppress(ValueError):
             process.close()
 
+    async def _watch(self, writer: asyncio.StreamWriter, process: Any) -> None:
+        """Kill the process if it does not respond. Its start may take any time."""
+        limit = None
+        while not writer.is_closing():
+            self._responded.clear()
+            _send(writer, (_PING,))
+            try:
+                async with asyncio.timeout(limit):
+                    await self._responded.wait()
+            except TimeoutError:
+                logger.warning("process %d does not respond, and is killed", process.pid)
+                process.kill()
+                return
+            limit = _STALL
+            await asyncio.sleep(_BEAT)
+
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Handle messages until the connection ends."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 key, outcome = await _receive(reader)
+                self._responded.set()
                 future = self._waiting.get(key)
                 if future is not None and not future.done():
                     future.set_result(outcome) if isinstance(
@@ -234,7 +260,11 @@ async def _serve(open_: Open, share: int, channel: socket.socket) -> None:
         playing: set[asyncio.Task[None]] = set()
         try:
             while True:
-                task = asyncio.create_task(_answer(await _receive(reader), opening, writer))
+                key = await _receive(reader)
+                if key == (_PING,):
+                    _send(writer, (_PING, None))
+                    continue
+                task = asyncio.create_task(_answer(key, opening, writer))
                 playing.add(task)
                 task.add_done_callback(playing.discard)
         except (asyncio.IncompleteReadError, ConnectionError):
