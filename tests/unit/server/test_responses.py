@@ -27,7 +27,6 @@ from toolroll.rollout.server.conversation_tree import EDITED
 from toolroll.rollout.server.dialects.responses_items import read_items
 from toolroll.rollout.testing import Reply
 
-
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
 
