@@ -388,8 +388,8 @@ async def test_a_custom_tool_is_a_function_with_one_text(
     saying = lambda request: said[request.call]
     async with endpoint(any_tokenizer, saying, split="random") as bench:
         items: list[dict[str, Any]] = [{"role": "user", "content": "Fix it."}]
+        body = {"model": "m", "input": items, "tools": [tool]}
         for patch in PATCHES:
-            body = {"model": "m", "input": items, "tools": [tool]}
             made = await ask(bench, body, path=PATH, stream=stream)
             [item] = made["output"]
             assert item["type"] == "custom_tool_call"

@@ -39,8 +39,8 @@ _OVERFLOW = re.compile(
     r"\((\d+) tokens\) exceeds the maximum allowed length \((\d+) tokens",
     re.DOTALL,
 )
-"""SGLang's messages for a prompt that is too long, or whose answer does not fit. Each has the number
-of tokens and the limit.
+"""SGLang's messages for a prompt that is too long, or whose answer does not fit. Each contains the
+number of tokens and the limit.
 """
 
 

@@ -64,8 +64,9 @@ class EndpointSettings(BaseModel):
     )
     server_tools: Literal["refuse", "drop"] = Field(
         default="refuse",
-        description="if a request offers a tool of the provider's servers, such as web_search: "
-        "refuse the request (refuse), or answer without that tool (drop)",
+        description="if a request offers a tool that cannot be served, such as web_search, which "
+        "runs on the provider's servers: refuse the request (refuse), or answer without that tool "
+        "(drop)",
     )
     verify: Literal["off", "sample", "always"] = Field(
         default="sample",

@@ -140,8 +140,8 @@ class ConversationTree:
         self.session = session
         self.forks: list[str] = []
         self._turns: dict[Digest, list[TurnNode]] = {}
-        # the last turn with this reply, with this conversation before its reply, and after the
-        # turn with this node
+        # the last turn with a reply, the last one with a conversation before its reply, and the
+        # last one that follows the turn of a node
         self._by_reply: dict[Digest, TurnNode] = {}
         self._by_prompt: dict[Digest, TurnNode] = {}
         self._next: dict[int, TurnNode] = {}
@@ -162,8 +162,9 @@ class ConversationTree:
         cannot render the conversation. `reasoning`: the parser's tags for reasoning.
         """
         tools_key = orjson.dumps(tools)
+        _, own_schemas = self._tools.get(tools_key) or (tools_key, schemas_of(tools))
         # a request without tools, such as one for a summary, still repeats calls
-        schemas = {**self._schemas, **schemas_of(tools)}
+        schemas = {**self._schemas, **own_schemas}
         echo = Echo(schemas=schemas)
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
@@ -224,27 +225,26 @@ class ConversationTree:
         """Return how the request changes what was served after its first `length` messages, the
         conversation of `turn`. Return None if it changes nothing. `digests`: see `_longest`.
         """
-        later = range(len(messages) - 1, length - 1, -1)
+        later = range(len(messages) - 1, length - 1, -1)  # the last message first
         replies = (
-            Echo(schemas=schemas).add(messages[at]) for at in later if _is_reply(messages[at])
+            Echo(schemas=schemas).add(messages[index])
+            for index in later
+            if messages[index]["role"] == "assistant"
         )
-        candidates = [
-            next((self._by_reply[reply] for reply in replies if reply in self._by_reply), None),
-            next(
-                (
-                    self._by_prompt[digests[at - 1]]
-                    for at in later
-                    if at and digests[at - 1] in self._by_prompt
-                ),
-                None,
-            ),
+        prompts = (digests[index - 1] for index in later if index)
+        turns = (
+            next(filter(None, map(self._by_reply.get, replies)), None),
+            next(filter(None, map(self._by_prompt.get, prompts)), None),
             self._next.get(turn.node.index) if turn is not None else None,
-        ]
-        histories = [candidate.messages() for candidate in candidates if candidate is not None]
-        common = [common_length(history, messages, schemas) for history in histories]
-        if not common or (index := max(common)) >= len(messages):
+        )
+        histories = [served.messages() for served in turns if served is not None]
+        if not histories:
             return None
-        history = histories[common.index(index)]
+        lengths = [common_length(history, messages, schemas) for history in histories]
+        index = max(lengths)
+        history = histories[lengths.index(index)]
+        if index >= min(len(history), len(messages)):
+            return None
         return f"{EDITED}: {change_at(index, history, messages, schemas)}"
 
     def _continued(
@@ -338,10 +338,6 @@ class ConversationTree:
         if prompt.turn is not None:
             self._next[prompt.turn.node.index] = turn
         return turn
-
-
-def _is_reply(message: Message) -> bool:
-    return bool(message["role"] == "assistant")
 
 
 def _call_ids(message: Message) -> list[str]:

@@ -3,7 +3,8 @@ replies in the same session.
 
 Invariants: differences that client libraries introduce on their own are ignored (the order of JSON
 keys in arguments, arguments that equal their default in the tool's schema, the ids of tool calls,
-`null` for an empty content, dropped reasoning, text in parts). All other differences count. A field that chat templates ignore is refused by name.
+`null` for an empty content, dropped reasoning, text in parts). All other differences count. A field
+that chat templates ignore is refused by name.
 """
 
 from __future__ import annotations

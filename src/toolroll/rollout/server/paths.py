@@ -52,8 +52,8 @@ def hint_for(path: str) -> str | None:
         return None  # the second: something below a route, such as a model's name
     if name.startswith("messages"):
         return (
-            f"use {base}/{name}. The base_url of Anthropic's SDK, which adds /v1/messages, must end "
-            f"with {session or 'the port'}; for a client that adds only /messages, with {base}"
+            f"use {base}/{name}. The base_url of Anthropic's SDK, which adds /v1/messages, must "
+            f"end with {session or 'the port'}; for a client that adds only /messages, with {base}"
         )
     return f"the client's base_url must end with {base}, to which the client adds /{name}"
 
@@ -70,8 +70,8 @@ _INSTEAD = {
     "/embeddings": "this endpoint only generates text",
     "/responses/compact": "compaction is not served, so the client must shorten the conversation "
     "itself",
-    "/responses/input_tokens": "the tokens of a response are not counted; /tokenize counts those of "
-    "messages",
+    "/responses/input_tokens": "the tokens of a response are not counted; /tokenize counts those "
+    "of messages",
     "/generate": "only the engine has SGLang's own routes: use /v1/completions, which takes token "
     "ids as prompt",
     "/detokenize": "only the engine has SGLang's own routes; here, each reply has its token ids "

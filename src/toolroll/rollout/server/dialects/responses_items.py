@@ -1,8 +1,8 @@
 """Convert the items and tools of OpenAI's Responses to the messages and tools of chat completions.
 
 Invariants: the items of one reply (reasoning, text, tool calls) become one assistant message. Ids
-and statuses of items are ignored. A custom tool, whose input is a text, is offered to the model as a
-function with the argument `input`.
+and statuses of items are ignored. A custom tool, whose input is a text, is offered to the model as
+a function with the argument `input`.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def _referenced(item: Mapping[str, Any], place: str, find: FindItem) -> Mapping[
     referenced = find(item_id)
     if referenced is None:
         words = (
-            f"{place}: there is no item {item_id!r} in this session. Only items of stored responses "
-            "of the same session can be referred to. With store: false, clients send the items "
-            "themselves"
+            f"{place}: there is no item {item_id!r} in this session. Only items of stored "
+            "responses of the same session can be referred to. With store: false, clients send "
+            "the items themselves"
         )
         raise ApiError(404, "item_not_found", words, param=f"{place}.id")
     return referenced
@@ -223,10 +223,10 @@ def _is_free_text(tool: Mapping[str, Any], place: str, *, drop: bool) -> bool:
     if form.get("type") == "text" or drop:
         return form.get("type") == "text"
     words = (
-        f"{place}.format is {form.get('type')!r}, which cannot be honored: the engine cannot enforce "
-        "a grammar within an argument of a call"
+        f"{place}.format cannot be honored, because its type is {form.get('type')!r}: the engine "
+        "cannot enforce a grammar within an argument of a call. Leave the tool out, or serve with "
+        "--server-tools drop"
     )
-    words = f"{words}. Leave the tool out, or serve with --server-tools drop"
     raise refused(f"{place}.format", words)
 
 
