@@ -2,7 +2,7 @@
 
 Dialogues with and without control-token text are played under published templates. The judge
 shares no code with toolroll, and says which episodes are right. Of these, fewer than 1 % may be
-excluded. `-s` prints the counts. `TOOLROLL_ADVERSARIAL=full` plays every template, and more of each.
+excluded. `-s` prints the counts. `TOOLROLL_ADVERSARIAL=full` plays every template.
 """
 
 from __future__ import annotations
