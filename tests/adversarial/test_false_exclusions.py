@@ -1,8 +1,8 @@
 """Right episodes are trained, whatever their messages spell.
 
-Dialogues with and without control-token text are played under published templates. The judge, which
-shares no code with toolroll, says which episodes are right. Of these, fewer than 1 % may be
-excluded. `-s` prints the counts. `TOOLROLL_ADVERSARIAL=full` plays every template, and more of each.
+Dialogues with and without control-token text are played under published templates. The judge
+shares no code with toolroll, and says which episodes are right. Of these, fewer than 1 % may be
+excluded. `-s` prints the counts. `TOOLROLL_ADVERSARIAL=full` plays every template.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ EACH = 12 if FULL else 8
 def templates() -> Iterator[tuple[Template, object]]:
     for name in SOURCES if FULL else FEW:
         try:
-            yield template_of(name, SOURCES[name], lambda source=SOURCES[name]: tokenizer_for(source))
+            yield template_of(
+                name, SOURCES[name], lambda source=SOURCES[name]: tokenizer_for(source)
+            )
         except Refused:  # the judge cannot tell what ends a turn
             continue
 
@@ -63,8 +65,8 @@ async def test_right_episodes_are_trained(kind: str) -> None:
             excluded = f", excluded: {min(reasons)}" if reasons else ""
             counts[state(outcome) + excluded] += 1
             if reasons:
-                print(f"{outcome.name}: {state(outcome)}{excluded}")
-    print(kind, dict(counts))
+                print(f"{outcome.name}: {state(outcome)}{excluded}")  # noqa: T201 - the counts
+    print(kind, dict(counts))  # noqa: T201 - the counts
     right = sum(count for what, count in counts.items() if what.startswith("right"))
     assert right > 0.8 * counts.total()
     assert right - counts["right"] < 0.01 * right

@@ -151,7 +151,9 @@ class Judge:
         try:
             masked = self.text(
                 [
-                    self._masked(message) if assistant or message["role"] != "assistant" else message
+                    self._masked(message)
+                    if assistant or message["role"] != "assistant"
+                    else message
                     for message in messages
                 ],
                 self._masked(list(tools or ())),
@@ -428,7 +430,9 @@ class Judge:
 
         def fresh(rest: list[int], start: int) -> bool:
             marks = self._claimed(rest, text, start)
-            return marks is not None and {at for at in required if at[0] >= start} <= marks <= allowed
+            return (
+                marks is not None and {at for at in required if at[0] >= start} <= marks <= allowed
+            )
 
         if fresh(ids, 0):
             return True
@@ -451,9 +455,7 @@ class Judge:
         render = self._render(messages, tools, generate=True, assistant=assistant)
         return render.text, set(render.marks)
 
-    def _claimed(
-        self, ids: Sequence[int], text: str, start: int
-    ) -> set[tuple[int, int]] | None:
+    def _claimed(self, ids: Sequence[int], text: str, start: int) -> set[tuple[int, int]] | None:
         """The places of the control tokens of `ids`, which must be `text` from `start` on in the
         tokenizer's own tokens."""
         texts = {index: name for name, index in self.control.items()}

@@ -29,7 +29,8 @@ from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
 pytestmark = pytest.mark.tokens
 
 MISTRAL = (
-    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]"
+    "{% endif %}"
     "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
     "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }}[/TOOL_RESULTS]"
     "{% elif m.role == 'assistant' %}{% if m.tool_calls %}[TOOL_CALLS]{% for c in m.tool_calls %}"
@@ -73,10 +74,14 @@ class Model:
     """Says each planned turn as the template shows it, and reads it back as that turn."""
 
     def __init__(self, name: str) -> None:
-        self.template = ChatTemplate(tokenizer_for(MISTRAL if name == "mistral" else trl_template(name)))
+        self.template = ChatTemplate(
+            tokenizer_for(MISTRAL if name == "mistral" else trl_template(name))
+        )
         self.text, self.turn, self.how = "", said(""), "whole"
 
-    def plan(self, before: Sequence[Message], turn: Message, new: Sequence[Message], how: str) -> None:
+    def plan(
+        self, before: Sequence[Message], turn: Message, new: Sequence[Message], how: str
+    ) -> None:
         """Prepare the reply to `before`. `how`: whole, cut before its end, or in odd tokens."""
         text = self._shown([*before, turn, *new], len(before))
         self.how = how
@@ -252,7 +257,7 @@ async def test_every_change_of_an_episode_is_found(name: str) -> None:
             tried[f"served {kind}"] += 1
             found[f"served {kind}"] += verifier.check(other) is not None
     for kind, count in tried.items():
-        print(f"{name:10} {kind:36} {found[kind]:6} of {count:6} found, {same[kind]} equal")
+        print(f"{name:10} {kind:36} {found[kind]:6} of {count:6} found, {same[kind]} equal")  # noqa: T201 - the counts
     assert found == tried
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     assert {turn.finish_reason for turn in turns} >= {"stop"}

@@ -121,13 +121,13 @@ def _keys(ids: IdArray, spans: Sequence[tuple[int, int]]) -> Iterator[_Key]:
     """Yield the key of each span, with the ids before it as its prompt."""
     prompt, end = blake2b(digest_size=16), 0
     for start, stop in spans:
-        prompt.update(np.ascontiguousarray(ids[end:start], dtype=np.int32))
+        prompt.update(ids[end:start].astype(np.int32).tobytes())
         yield prompt.digest(), _digest(ids[start:stop], np.int32)
         end = start
 
 
 def _digest(values: Any, dtype: type[np.generic]) -> bytes:
-    return blake2b(np.ascontiguousarray(values, dtype=dtype), digest_size=16).digest()
+    return blake2b(np.asarray(values, dtype=dtype).tobytes(), digest_size=16).digest()
 
 
 def _logprob_digest(logprobs: LogprobArray | None) -> bytes | None:

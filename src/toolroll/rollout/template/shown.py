@@ -120,7 +120,9 @@ class ShownConversation:
         """
         if not _is_assistant(message):
             return message
-        changed: Message = self._changed(message, lambda text: other(text) if text in texts else text)
+        changed: Message = self._changed(
+            message, lambda text: other(text) if text in texts else text
+        )
         return changed
 
     def _changed(self, value: Any, other: _Other) -> Any:

@@ -2,11 +2,12 @@
 
 This module shares no code with the code that made the sequence. `tokenizer.apply_chat_template`
 renders the conversation, and the tokenizer itself encodes the render. A delta is the tokens between
-two sampled turns. Three things are checked:
+two sampled turns. Four things are checked:
 
-1. The tokens of the first prompt are the tokens of its render.
-2. The text of each delta follows its sampled turn in the render of the whole conversation.
-3. The tokens of each delta are the tokens of its text.
+1. Each turn is exactly one of the engine's answers to the tokens before it (`AnswerRecord`).
+2. The tokens of the first prompt are the tokens of its render.
+3. The text of each delta follows its sampled turn in the render of the whole conversation.
+4. The tokens of each delta are the tokens of its text.
 
 One render of the whole conversation is enough if the template renders a turn as it was sampled. It
 is also enough if only the text between the turn's control tokens differs, as with JSON spacing. All
@@ -16,7 +17,9 @@ then compared with the tokens that follow the turn in the later prompt.
 If a message contains the text of a control token, the conversation is rendered again, with other
 text of the same length in place of that text. The control tokens of the sequence must be those of
 this second render. The tokens between two control tokens must agree too, unless text between them
-was replaced. In that case, only their text is compared.
+was replaced. In that case, only their text is compared. In a prompt, control-token text of an
+earlier assistant message may be ordinary text or the token itself: the message does not say which
+of the two was sampled.
 
 How the template renders a sampled turn is not checked, because the turn's tokens are the engine's.
 """
@@ -200,8 +203,7 @@ class Verifier:
             raise _Mismatch("prompt: control tokens")
         kept = [match.group() for match in as_text if shown.neutral.startswith(*_at(match))]
         if kept:
-            # Control-token text of the assistant: it is ordinary text here, or the model sampled
-            # the token.
+            # This must be text of the assistant, not the template's own control token.
             others = self._hooked(talk.prompt(first, assistant=frozenset(kept)), talk).neutral
             if any(others.startswith(*_at(match)) for match in as_text):
                 raise _Mismatch("prompt: control tokens")
