@@ -223,12 +223,12 @@ class Renderer:
         reasoning = message.get("reasoning_content")
         if not reasoning or "thinking" in message:
             return message
-        kind = bool(message.get("tool_calls")), bool(message.get("content"))
+        kind = calls, content = bool(message.get("tool_calls")), bool(message.get("content"))
         if kind not in self._takes_thinking:
-            self._takes_thinking[kind] = self._shows_thinking(*kind)
+            self._takes_thinking[kind] = self._shows_thinking(calls=calls, content=content)
         return {**message, "thinking": reasoning} if self._takes_thinking[kind] else message
 
-    def _shows_thinking(self, calls: bool, content: bool) -> bool:
+    def _shows_thinking(self, *, calls: bool, content: bool) -> bool:
         """Return True if the template renders the field `thinking` of a turn with or without calls
         and content, but not its field `reasoning_content`.
         """
