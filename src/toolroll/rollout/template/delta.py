@@ -17,7 +17,7 @@ Invariants (I3 and I5 refer to the README):
 - Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
 - If the model wrote a turn differently from how its message renders (different JSON spacing, for
   example), this alone does not count as a rewrite. The turn must also render differently with and
-  without the new messages.
+  without the new messages, or without a part of the sampled text (`dropped.py`).
 """
 
 from __future__ import annotations
