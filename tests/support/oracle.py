@@ -91,7 +91,7 @@ class Oracle:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> str:
         """The template's text, remembered. Arguments are given as dicts, or as JSON text if it
-        takes no dicts.
+        takes no dicts. A thought is also given as `thinking` if the template reads only this field.
         """
         key = repr((messages, tools, generate))
         if key not in self._renders:
@@ -102,8 +102,17 @@ class Oracle:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> str:
         failure: Exception | None = None
-        for form, joins in itertools.product((_as_dict, _as_text), (False, True)):
+        source = str(self.tokenizer.chat_template)
+        reads_thinking = "message.thinking" in source and "reasoning_content" not in source
+        for form, joins, thinks in itertools.product(
+            (_as_dict, _as_text), (False, True), (True, False) if reads_thinking else (False,)
+        ):
             prepared = [_prepared(message, form, joins=joins) for message in messages]
+            if thinks:
+                prepared = [
+                    {**m, "thinking": m["reasoning_content"]} if m.get("reasoning_content") else m
+                    for m in prepared
+                ]
             try:
                 text = self.tokenizer.apply_chat_template(
                     prepared,

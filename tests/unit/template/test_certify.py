@@ -89,8 +89,31 @@ class Careless(ChatTemplate):
 def test_a_wrong_delta_is_found() -> None:
     tokenizer = tokenizer_for(source("qwen2_5"))
     for probe in probes(opens_reasoning=False):
+        if "reasoning_content" in probe.messages[-1]:  # this template does not show reasoning
+            continue
         assert _tried(Careless(tokenizer), probe).outcome == "wrong"
         assert _tried(ChatTemplate(tokenizer), probe).outcome == "append"
+
+
+def test_a_template_of_another_model_is_named_with_the_missing_tokens() -> None:
+    report = certify(ChatTemplate(tokenizer_for(source("qwen3")), chat_template=source("llama3_1")))
+    assert not report.exact
+    assert report.missing_tokens == ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+    [remark] = report.remarks()
+    assert "do not belong together" in remark
+    assert "<|eot_id|>" in remark
+    assert "report" not in remark
+
+
+def test_markers_in_plain_text_are_not_missing_tokens() -> None:
+    zephyr = (
+        "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    )
+    plain = "{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    for template in (zephyr, plain):
+        tokenizer = tokenizer_for(source("qwen3"))
+        assert certify(ChatTemplate(tokenizer, chat_template=template)).missing_tokens == ()
 
 
 class Beginning(Encoder):

@@ -39,6 +39,7 @@ from toolroll.rollout.template.probes import (
     with_control,
 )
 from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.template.stop_tokens import missing_tokens
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
 
@@ -102,13 +103,17 @@ class TemplateReport:
     """How the tokenizer's encoding differs from this library's. It is empty if they do not
     differ.
     """
+    missing_tokens: tuple[str, ...] = ()
+    """The control tokens that the template writes but the tokenizer does not have, if the template
+    and the tokenizer do not belong together.
+    """
 
     @property
     def exact(self) -> bool:
         """True if the outcome of every probe in `CORE` is `append`, and the tokenizer's encoding
         does not differ. Tool results are then exact after any number of calls.
         """
-        return not self.tokenizer and all(
+        return not (self.tokenizer or self.missing_tokens) and all(
             probe.outcome == "append" for probe in self.probes if probe.name in CORE
         )
 
@@ -116,6 +121,12 @@ class TemplateReport:
         """Return warnings for users of this template: one line for each reason why the outcome of a
         probe is not `append`.
         """
+        if self.missing_tokens:
+            return [
+                "the chat template and the tokenizer do not belong together: the template writes "
+                f"{', '.join(self.missing_tokens)}, but the tokenizer has no such tokens. Use the "
+                "tokenizer and the chat template of the same model"
+            ]
         found: dict[tuple[Outcome, str], list[str]] = {}
         for probe in self.probes:
             if probe.outcome != "append":
@@ -182,6 +193,7 @@ def _certified(subject: _Subject) -> TemplateReport:
         tools_change=_tools_change(template),
         probes=tried,
         tokenizer=_tokenizer(template),
+        missing_tokens=missing_tokens(template.renderer, template.encoder),
     )
 
 
@@ -298,7 +310,8 @@ def _preserved(template: ChatTemplate, probe: Probe) -> bool:
 def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     """Return the text of the sampled turn, including its stop token, and its finish reason.
 
-    For a turn with reasoning, this is its render at the end of a conversation. The same is true of
+    For a turn with reasoning, this is its render at the end of a conversation. If the template does
+    not show the reasoning there, the reasoning is added before it. The same render is used for
     a turn that renders alike with and without later messages, apart from the token that closes it.
     For any other turn, this is its render with later messages.
     """
@@ -320,14 +333,15 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     if not shown.startswith(served):
         raise HistoryRewrittenError("the prompt that was served is no longer rendered as it was")
     shown = shown[len(served) :]
+    lead = f"{thought}\n" if thought and thought not in shown else ""
     ends = [shown.find(stop) + len(stop) for stop in template.stop_texts if stop in shown]
     if ends:
-        return shown[: min(ends)], "stop"
+        return lead + shown[: min(ends)], "stop"
     # GLM: the stop token is the next role's marker, which is not part of the turn's own render.
     marker = next(
         (stop for stop in template.stop_texts if whole.startswith(served + shown + stop)), ""
     )
-    return shown + marker, "stop" if marker else "length"
+    return lead + shown + marker, "stop" if marker else "length"
 
 
 def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int]) -> bool:

@@ -17,7 +17,7 @@ Invariants (I3 and I5 refer to the README):
 - Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
 - If the model wrote a turn differently from how its message renders (different JSON spacing, for
   example), this alone does not count as a rewrite. The turn must also render differently with and
-  without the new messages.
+  without the new messages, or without a part of the sampled text (`dropped.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from functools import cached_property
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.bodies import texts_of
+from toolroll.rollout.template.dropped import dropped_part, squashed
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Head, Renderer
 from toolroll.rollout.types import Message
@@ -174,7 +175,7 @@ class DeltaRenderer:
         begin, end = len(served), len(served) + len(sampled.text)
         if not whole.startswith(sampled.text, begin):
             close_at, close = self._first_stop(whole, begin, sampled)
-            if close != sampled.stop or _squash(whole[begin:close_at]) != _squash(sampled.body):
+            if close != sampled.stop or squashed(whole[begin:close_at]) != squashed(sampled.body):
                 return None
             end = close_at + len(sampled.stop)
         return None if _shown_again(turn, whole[end:]) else end
@@ -261,7 +262,8 @@ class DeltaRenderer:
             probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
         elif turn.get("reasoning_content") and not turn.get("content"):
             # truncated in its reasoning: Seed-OSS does not close a turn without content
-            probes.insert(0, {**turn, "reasoning_content": turn["reasoning_content"] + SENTINEL})
+            fields = [name for name in ("reasoning_content", "thinking") if turn.get(name)]
+            probes.insert(0, {**turn, **{name: turn[name] + SENTINEL for name in fields}})
         for probe in probes:
             probed = (*messages[:-1], probe)
             after = self.renderer.render_prepared([*probed, *new], head, generate=True)
@@ -337,11 +339,15 @@ class DeltaRenderer:
             )
         turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
         turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
-        if turn_alone == turn_then or _reads_like_history(
-            _squash(sampled.body), _squash(turn_alone), _squash(turn_then)
+        if turn_alone != turn_then and not _reads_like_history(
+            squashed(sampled.body), squashed(turn_alone), squashed(turn_then)
         ):
+            return "the last assistant turn is rendered differently once messages follow it"
+        part = dropped_part(messages[-1], sampled.body, kept[len(served) :])
+        if part is None:
             return None
-        return "the last assistant turn is rendered differently once messages follow it"
+        turns = sum(message.get("role") == "assistant" for message in messages)
+        return f"the template does not show the {part} of turn {turns}"
 
 
 def _probe_arguments(turn: Message, *, text: bool) -> Message:
@@ -378,7 +384,7 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
     for n in range(tail.close_at, 0, -1):
         # A quote at the end of a truncated call need not be the quote that ends its arguments.
         if sampled.endswith(tail.after[:n]) and (
-            not calls or _squash(whole[len(served) : end + n]) == _squash(sampled)
+            not calls or squashed(whole[len(served) : end + n]) == squashed(sampled)
         ):
             return n
     return tail.close_at if calls else 0
@@ -414,7 +420,3 @@ def _common(one: str, other: str) -> int:
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
-
-
-def _squash(text: str) -> str:
-    return "".join(text.split())

@@ -129,6 +129,12 @@ _BATTERY = (
         (_AGAIN,),
     ),
     Probe(
+        "thought_only",
+        "a user message after a turn without an answer after its thought",
+        (*BASE, {**_ANSWER, "content": "", **_THOUGHT}),
+        (_AGAIN,),
+    ),
+    Probe(
         "cut",
         "a user message after an answer cut by length",
         (*BASE, {**_ANSWER, "content": HALF}),

@@ -8,7 +8,8 @@ Invariants:
 - Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
   the whole session.
 - The input forms that the template accepts (tool arguments as a dict or as JSON text, text parts or
-  one string) are detected with fixed conversations, never with an episode's messages.
+  one string, the field of the reasoning) are detected with fixed conversations, never with an
+  episode's messages.
 - Rendered text has no surrogates: they are replaced before rendering.
 """
 
@@ -107,6 +108,7 @@ class Renderer:
         self._variables = replace_surrogates(self.kwargs)
         self._apply = _applier(tokenizer, self.now)
         self._takes_parts: dict[str, bool] = {}
+        self._takes_thinking: dict[tuple[bool, bool], bool] = {}
         self.argument_form: ArgumentForm | None = self._find_argument_form()
         """The form in which the template takes a call's arguments, or None if it does not render
         them.
@@ -132,14 +134,16 @@ class Renderer:
         return self.render_prepared(prepared, self.head(prepared, tools), generate=generate)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` without surrogates, and with contents and arguments in the form that
-        the template accepts.
+        """Return `messages` without surrogates, and with contents, arguments and reasoning in the
+        form that the template accepts.
 
         Messages that are already prepared are returned unchanged.
         """
         form = self.argument_form or "dict"
         return [
-            replace_surrogates(_with_arguments(self.with_content(message), form))
+            replace_surrogates(
+                self._with_reasoning(_with_arguments(self.with_content(message), form))
+            )
             for message in messages
         ]
 
@@ -211,6 +215,29 @@ class Renderer:
         if role not in self._takes_parts:
             self._takes_parts[role] = self._shows_parts(role)
         return {**message, "content": parts if self._takes_parts[role] else _joined(parts)}
+
+    def _with_reasoning(self, message: Message) -> Message:
+        """Return `message` with its reasoning also in the field `thinking`, if the template reads
+        only this field (gpt-oss, LFM2.5).
+        """
+        reasoning = message.get("reasoning_content")
+        if not reasoning or "thinking" in message:
+            return message
+        kind = calls, content = bool(message.get("tool_calls")), bool(message.get("content"))
+        if kind not in self._takes_thinking:
+            self._takes_thinking[kind] = self._shows_thinking(calls=calls, content=content)
+        return {**message, "thinking": reasoning} if self._takes_thinking[kind] else message
+
+    def _shows_thinking(self, *, calls: bool, content: bool) -> bool:
+        """Return True if the template renders the field `thinking` of a turn with or without calls
+        and content, but not its field `reasoning_content`.
+        """
+        text = "x" if content else ""
+        turn = _call({"x": "x"}, text) if calls else {"role": "assistant", "content": text}
+        turn = _with_arguments(turn, self.argument_form or "dict")
+        talks = [[_USER, {**turn, name: _FIRST}] for name in ("reasoning_content", "thinking")]
+        standard, thinking = (self._shows(talk, [_TOOL], _FIRST) for talk in talks)
+        return standard is None and thinking is not None
 
     def _shows_parts(self, role: str) -> bool:
         """Return True if the template renders a list of text parts in a message of `role`.

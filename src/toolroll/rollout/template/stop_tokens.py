@@ -4,6 +4,7 @@ tokenizer, and those that close a turn in the template.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ _TOOL: Tool = {
         "parameters": {"type": "object", "properties": {}},
     },
 }
+_LIKE_CONTROL = re.compile(
+    r"<\|[^|<>\s]+\|?>|<[^|<>\s]+\|>|<｜[^｜<>\s]+｜>|</?(?:start|begin|end|eo)[a-z_]*>|\[/?[A-Z_]{3,}\]"
+)
+"""The usual forms of control tokens."""
 _RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id": "callid000"}
 
 
@@ -42,6 +47,27 @@ def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]
         texts = _Closing(renderer, encoder, tools).texts()
         found |= {encoder.control[text] for text in texts}
     return found
+
+
+def missing_tokens(renderer: Renderer, encoder: Encoder) -> tuple[str, ...]:
+    """Return the texts of control tokens that the template writes but the tokenizer does not have,
+    if one of them ends an assistant turn. Otherwise return nothing: some templates write such texts
+    as ordinary text, and end the turn with a token.
+    """
+    closing = _Closing(renderer, encoder, None)
+    after = closing.after_sentinel([*_BASE, _FOLLOW[0]]) or ""
+    close = _LIKE_CONTROL.search(after)
+    token = encoder.pattern.search(after)
+    if close is None or (token is not None and token.start() <= close.start()):
+        return ()
+    written = []
+    for tools, messages in ((None, [*_BASE, _FOLLOW[0]]), ([_TOOL], [*_calling(1), _RESULT])):
+        try:
+            written.append(renderer.render(messages, tools, generate=True))
+        except TemplateError:
+            continue
+    texts = dict.fromkeys(_LIKE_CONTROL.findall("\n".join(written)))
+    return tuple(text for text in texts if text not in encoder.control)
 
 
 def _configured(tokenizer: Any) -> set[int]:
@@ -74,13 +100,13 @@ class _Closing:
         return the first control token of the user message or tool result after the turn. (In GLM's
         template, the next role's marker is the stop token.)
         """
-        alone = self._after_sentinel(_BASE)
+        alone = self.after_sentinel(_BASE)
         if alone is None:
             return set()
         closing = self._encoder.pattern.findall(alone)
         if closing:
             return {closing[-1], *self._closing_calls()}
-        after = [self._after_sentinel([*_BASE, message]) for message in _FOLLOW]
+        after = [self.after_sentinel([*_BASE, message]) for message in _FOLLOW]
         found = {
             match.group()
             for text in after
@@ -92,7 +118,7 @@ class _Closing:
         """Return the last control token after a turn with one call, if a turn with two calls also
         has it exactly once. (It is then not part of a call.)
         """
-        one, two = self._after_sentinel(_calling(1)), self._after_sentinel(_calling(2), first=True)
+        one, two = self.after_sentinel(_calling(1)), self.after_sentinel(_calling(2), first=True)
         closing = self._encoder.pattern.findall(one or "")
         return (
             {closing[-1]} if closing and two is not None and two.count(closing[-1]) == 1 else set()
@@ -103,15 +129,15 @@ class _Closing:
         before it.
         """
         alone, then = (
-            self._after_sentinel(_calling(1)),
-            self._after_sentinel([*_calling(1), _RESULT]),
+            self.after_sentinel(_calling(1)),
+            self.after_sentinel([*_calling(1), _RESULT]),
         )
         if alone is None or then is None or not then.startswith(alone.rstrip("\n")):
             return set()
         match = self._encoder.pattern.match(then, len(alone.rstrip("\n")))
         return {match.group()} if match else set()
 
-    def _after_sentinel(self, messages: list[Message], *, first: bool = False) -> str | None:
+    def after_sentinel(self, messages: list[Message], *, first: bool = False) -> str | None:
         """Return the text after the last sentinel, or after the first one if `first` is True.
         Return None if the template refuses the messages or omits the sentinel.
         """

@@ -1,0 +1,156 @@
+"""Sampled text that the template does not show in history is a rewrite; other spellings are not."""
+
+from __future__ import annotations
+
+import pytest
+from support.oracle_scenarios import (
+    AGAIN,
+    ASK,
+    BASE,
+    CALL,
+    RESULT,
+    TOOLS,
+    Message,
+    call,
+    calls,
+    said,
+    system,
+    user,
+)
+from support.qwen import tokenizer_for, trl_template
+
+from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.template import ChatTemplate, certify
+from toolroll.rollout.template.dropped import dropped_part
+
+pytestmark = pytest.mark.tokens
+
+THOUGHT = "I weigh the options"
+ANSWER = "It is sunny."
+THINK = {"reasoning_content": THOUGHT}
+ARGUMENTS = '{"city":"Paris Zw7Qmark"}'
+WEATHER = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
+COMMENTARY = f" to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}"
+
+
+def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | None, str | None]:
+    """The reason for a fork, and what `history="preserve"` counts."""
+    tokenizer = tokenizer_for(trl_template(name))
+    reasons: list[str | None] = []
+    for history in ("fork", "preserve"):
+        template = ChatTemplate(tokenizer, history=history)  # type: ignore[arg-type]
+        ids = template.encoder.encode(sampled)
+        finish_reason = "stop" if ids[-1] in template.stop_token_ids else "length"
+        cursor = template.start(BASE, list(TOOLS))
+        try:
+            _, after = cursor.after(template.sampled(ids, finish_reason=finish_reason), [turn, new])
+            reasons.append(after.preserved)
+        except HistoryRewrittenError as error:
+            reasons.append(error.reason)
+    return reasons[0], reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "sampled", "turn", "new"),
+    [
+        ("qwen3", f"<think>\n{THOUGHT}", said("", **THINK), AGAIN),
+        ("qwen3", f"<think>\n{THOUGHT}\n</think>\n\n<|im_end|>", said("", **THINK), AGAIN),
+        ("qwen2_5", f"<think>{THOUGHT}</think>{ANSWER}<|im_end|>", said(ANSWER, **THINK), AGAIN),
+        ("qwen2_5", f"<think>{THOUGHT}</think>{WEATHER}<|im_end|>", {**CALL, **THINK}, RESULT),
+        ("llama3_1", f"<think>{THOUGHT}</think>{ANSWER}<|eot_id|>", said(ANSWER, **THINK), AGAIN),
+        ("qwen3_vl", f"<think>{THOUGHT}", said("", **THINK), AGAIN),
+    ],
+)
+def test_a_thought_that_the_template_never_shows_is_a_rewrite(
+    name: str, sampled: str, turn: Message, new: Message
+) -> None:
+    reason = "the template does not show the reasoning of turn 1"
+    assert steps(name, sampled, turn, new) == (reason, reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampled", "turn", "new"),
+    [
+        (
+            "qwen3",
+            f"<think>\n{THOUGHT}\n</think>\n\n{WEATHER}<|im_end|>",
+            {**CALL, **THINK},
+            RESULT,
+        ),
+        ("qwen3", f"{ANSWER}<|im_end|>", said(ANSWER), AGAIN),
+        ("qwen2_5", f" {ANSWER}\n\n<|im_end|>", said(ANSWER), AGAIN),
+        ("gptoss", f"{ANALYSIS}{COMMENTARY}<|call|>", {**CALL, **THINK}, RESULT),
+        ("lfm2_2_5", f"<think>{THOUGHT}</think>", {**CALL, **THINK}, RESULT),
+    ],
+)
+def test_a_turn_that_the_template_shows_is_none(
+    name: str, sampled: str, turn: Message, new: Message
+) -> None:
+    if name == "lfm2_2_5":  # the call in the template's own notation
+        renderer = ChatTemplate(tokenizer_for(trl_template(name))).renderer
+        text = renderer.render([*BASE, turn], TOOLS, generate=False)
+        sampled += text.rpartition("</think>")[2].rstrip("\n").replace("'", '"')
+    assert steps(name, sampled, turn, new) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("turn", "sampled", "shown", "part"),
+    [
+        (said("No.", reasoning_content="No."), "<think>No.</think>No.", "No.", "reasoning"),
+        (said("OK", reasoning_content="OK then"), "OK then</think>OK", "OK then OK", None),
+        (said("a"), "a", "b", "text"),
+        (said('say "é"\nx'), 'say "é"\nx', r'"say \"\u00e9\"\nx"', None),
+        (said("two\nthree"), "two<call>three", "two three", None),
+        (said("unseen"), "", "", None),
+        (
+            calls(call(1, {"city": "Rome"}), call(2, {"city": "Oslo"})),
+            'get_weather(city="Rome") get_weather(city="Oslo")',
+            'get_weather(city="Rome")',
+            "calls",
+        ),
+        (calls(call(1, '{"city": "Zür')), 'get_weather {"city": "Zür', "get_weather {}", None),
+    ],
+)
+def test_what_counts_as_dropped(turn: Message, sampled: str, shown: str, part: str | None) -> None:
+    assert dropped_part(turn, sampled, shown) == part
+
+
+def test_check_template_says_that_a_thought_is_dropped() -> None:
+    report = certify(ChatTemplate(tokenizer_for(trl_template("qwen2_5"))))
+    forks = {probe.name: probe.detail for probe in report.probes if probe.outcome == "fork"}
+    assert forks == dict.fromkeys(
+        ("thought_tool", "thought_user", "thought_only"),
+        "the template does not show the reasoning of turn 1",
+    )
+    assert report.exact
+
+
+POSITION = """
+{%- for m in messages %}
+{%- if loop.index0 == 0 %}{{ '<|bos|>' + strftime_now('%H:%M:%S') }}{% endif %}
+{%- if m.role == 'user' %}{{ ('' if loop.index0 == 1 else '<|user|>') + m.content + '<|sep|>' }}
+{%- elif m.role == 'assistant' %}{{ 'Assistant: ' + m.content + '<|eos|>' }}
+{%- else %}{{ m.content + ('<|sep|>' if m.role == 'tool' else '<|head|>') }}{% endif %}
+{%- endfor %}"""
+"""Has no generation prompt. The header of a message depends on its place."""
+
+
+@pytest.mark.parametrize("history", [BASE, (ASK,)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("stop", ["", "<|eos|>"])
+def test_several_messages_follow_a_turn_of_a_template_without_a_generation_prompt(
+    history: tuple[Message, ...], count: int, stop: str
+) -> None:
+    template = ChatTemplate(tokenizer_for(POSITION))
+    new = [user(f"Question {index}.") for index in range(count)] + [system("Be brief.")]
+    delta = template.delta(
+        [*history, said("It is half")],
+        new,
+        sampled_ids=template.encoder.encode(f"Assistant: It is half{stop}"),
+        stop_token_ids=[template.encoder.control["<|eos|>"]],
+        finish_reason="stop" if stop else "length",
+    )
+    messages = "".join(f"<|user|>Question {index}.<|sep|>" for index in range(count))
+    close = "" if stop else "<|eos|>"
+    assert template.encoder.decode(delta) == f"{close}{messages}Be brief.<|head|>"
