@@ -104,6 +104,25 @@ def test_every_change_of_a_delta_or_prompt_is_found(
     assert missed == []
 
 
+@pytest.mark.parametrize("name", ["gptoss", "lfm2_2_5"])
+def test_the_first_prompt_shows_reasoning_that_the_template_reads_from_another_field(
+    name: str,
+) -> None:
+    template = ChatTemplate(tokenizer_for(trl_template(name)))
+    before = [
+        {"role": "user", "content": "Look there."},
+        {**calling("one"), "reasoning_content": "A thought."},
+        result("one"),
+    ]
+    prompt = template.prompt(before, [TOOL])
+    assert "A thought." in template.encoder.decode(prompt)
+    ids = [*prompt, *template.encoder.encode("Done.", previous=prompt[-1])]
+    span = TurnSpan(len(prompt), len(ids), len(before))
+    messages = [*before, {"role": "assistant", "content": "Done."}]
+    served = ServedSequence(np.array(ids, np.int32), (span,), messages, [TOOL])
+    assert template.verifier.check(served) is None
+
+
 def changes(served: ServedSequence) -> list[tuple[str, ServedSequence]]:
     """Each delta and the prompt without a token, with one doubled, without its head, without its
     tail, without anything.

@@ -41,6 +41,7 @@ class ReferenceRender:
         self._chat_template = chat_template
         self._kwargs = dict(kwargs)
         self._shows_parts: dict[str, bool] = {}
+        self._shows_thinking: dict[tuple[bool, bool], bool] = {}
 
     def render(
         self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True
@@ -60,8 +61,8 @@ class ReferenceRender:
         )
 
     def prepared(self, message: Message) -> Message:
-        """Return the message with its arguments and content in the form that the template
-        accepts.
+        """Return the message with its arguments, content and reasoning in the form that the
+        template accepts.
         """
         made = dict(message)
         if isinstance(made.get("content"), list):
@@ -71,6 +72,8 @@ class ReferenceRender:
                 made["content"] = "".join(str(part["text"]) for part in made["content"])
         if made.get("tool_calls"):
             made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
+        if made.get("reasoning_content") and self._takes_thinking(made):
+            made.setdefault("thinking", made["reasoning_content"])
         shown: Message = readable(made)
         return shown
 
@@ -117,6 +120,29 @@ class ReferenceRender:
             found = "qxa" in shown and "qxb" in shown and repr(parts[0]) not in shown
             self._shows_parts[role] = found
         return self._shows_parts[role]
+
+    def _takes_thinking(self, message: Message) -> bool:
+        """Return True if the template reads the reasoning of a turn like `message` only from the
+        field `thinking`, as those of gpt-oss and LFM2.5 do.
+        """
+        calls, content = bool(message.get("tool_calls")), bool(message.get("content"))
+        if (calls, content) not in self._shows_thinking:
+            turn = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
+            turn |= {"content": "x" if content else ""}
+            if not calls:
+                del turn["tool_calls"]
+            shown = [
+                self._shows([_USER, {**turn, name: "qxa"}], "qxa")
+                for name in ("reasoning_content", "thinking")
+            ]
+            self._shows_thinking[calls, content] = shown == [False, True]
+        return self._shows_thinking[calls, content]
+
+    def _shows(self, messages: list[Message], text: str) -> bool:
+        try:
+            return text in self.render(messages, [_TOOL])
+        except RENDER_ERRORS:
+            return False
 
     @cached_property
     def shows_date(self) -> bool:
