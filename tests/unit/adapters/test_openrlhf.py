@@ -193,16 +193,13 @@ async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: st
 async def test_all_samples_have_the_same_logs_and_all_numbers_are_floats() -> None:
     """OpenRLHF makes one tensor of each name in `extra_logs`, over the samples of a batch."""
 
-    class Overflowing(Published):
-        async def run_agent(self, *given: Any) -> Any:
-            await Chatter.run_agent(self, *given)  # type: ignore[arg-type]
-
-        lines, more = 100, dict[str, Any]()
+    class Overflowing(Chatter):
+        log_defaults = Published.log_defaults
 
     outcomes = [True, {"reward": 1, "extra_logs": {"n": 2}}, {"reward": 0, "scores": np.int64(1)}]
     async with actor(lambda request: "Hello.") as (_, llm):
         results = [await execute(Published(outcome), llm) for outcome in outcomes]
-        results.append(await execute(Overflowing(None), llm, max_length=120))
+        results.append(await execute(Overflowing(100), llm, max_length=120))
     rows = [
         {"reward": one["reward"], "scores": one["scores"], **one["extra_logs"]} for one in results
     ]
