@@ -61,14 +61,18 @@ def _argument(before: Any, after: Any) -> str:
     """Name the first argument that differs."""
     if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
         return "the arguments"
-    for name in {**before, **after}:
-        if name not in after:
-            return f"the argument {_short(name)} was removed from the arguments"
-        if name not in before:
-            return f"the argument {_short(name)} was added to the arguments"
-        if json_form(before[name]) != json_form(after[name]):
-            break
+    name = next(name for name in {**before, **after} if _differ(name, before, after))
+    if name not in after:
+        return f"the argument {_short(name)} was removed from the arguments"
+    if name not in before:
+        return f"the argument {_short(name)} was added to the arguments"
     return f"the argument {_short(name)}"
+
+
+def _differ(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    if name not in before or name not in after:
+        return True
+    return json_form(before[name]) != json_form(after[name])
 
 
 def _excerpts(before: str, after: str) -> str:
