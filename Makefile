@@ -5,7 +5,7 @@ OUT ?= out/demo
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
-	git+https://github.com/THUDM/slime@624b824a898ab0ec1fcb4d373004c7f3852bf515
+	-e git+https://github.com/THUDM/slime@624b824a898ab0ec1fcb4d373004c7f3852bf515\#egg=slime
 # One test process per core, up to eight. One process runs all tests of a file (`scope_of` in tests/conftest.py has exceptions).
 XDIST ?= -n logical --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
@@ -55,9 +55,9 @@ test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 	PYTHONPATH=$(VENV)/openai-oldest $(PYTEST) $(OPENAI_FILES) $(XDIST) $(PYTEST_ARGS)
 
 # Tests that need packages which are only on GitHub. If they cannot be installed, this is reported, and their tests are skipped.
-# PEERS may name local checkouts.
+# PEERS may name local checkouts ("PATH -e PATH"): slime is installed with -e, because the files of its example are in no package.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
-	$(PIP) install -q --no-deps -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
+	$(PIP) install -q --no-deps --src $(VENV)/src -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
 	$(PYTEST) tests -m peers $(PYTEST_ARGS)
 
 # All fault-injection tests: failing environments, engines, disks and clients, and killed processes. The output ends with the number

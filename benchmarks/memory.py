@@ -1,5 +1,5 @@
-"""Start-up and memory: the cost of a process before its first episode, the memory of live episodes,
-and the duration of a full garbage collection with them.
+"""Start-up and memory: the cost of a process before its first episode, and the memory of live
+episodes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import gc
 import resource
 import subprocess
 import sys
-import time
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,30 +75,6 @@ def held(turns: int, *, episodes: int = 16, tokens: int = TOKENS) -> float:
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     return used / sum(len(session) for session in kept)
-
-
-def as_lists(seed: int) -> tuple[list[int], list[float], list[int]]:
-    """Return the tokens of an episode as lists of ids, logprobs and mask."""
-    made = episode(seed).session.trajectories()[0]
-    return made.input_ids.tolist(), made.logprobs.tolist(), made.loss_mask.tolist()
-
-
-def collection(episodes: int, make: Callable[[int], object] = episode) -> float:
-    """Return the milliseconds that live episodes add to a full garbage collection."""
-
-    def full() -> float:
-        found = []
-        for _ in range(5):
-            began = time.thread_time()
-            gc.collect()
-            found.append((time.thread_time() - began) * 1000)
-        return min(found)
-
-    before = full()
-    kept = [make(seed) for seed in range(episodes)]
-    after = full()
-    del kept
-    return after - before
 
 
 _RESIDENT = """
@@ -254,9 +228,6 @@ def run(*, quick: bool = False) -> Table:
     made.rows.append(["bytes per token of sessions alone, 40 turns, the same tokens", number(many)])
     grown = resident(episodes) * 4096 / episodes
     made.rows.append([f"MiB of 4,096 live sessions{' (from 512)' if quick else ''}", number(grown)])
-    paused, lists = collection(1024), collection(256, as_lists) * 4
-    made.rows.append(["ms of a full collection for 1,024 live episodes", number(max(paused, 0.0))])
-    made.rows.append(["the same in Python lists (from 256)", number(lists)])
     made.notes += [
         f"Peak of this process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} "
         f"MiB."

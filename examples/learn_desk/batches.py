@@ -21,7 +21,7 @@ class Sample:
     """Three arrays with one value per token. `logprobs` is 0 where `loss_mask` is 0."""
 
     ids: npt.NDArray[np.int32]
-    loss_mask: npt.NDArray[np.uint8]
+    loss_mask: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
 
 
@@ -32,7 +32,7 @@ def samples_of(result: InteractionResult) -> list[Sample]:
     return [
         Sample(
             np.array(one.prompt_ids + one.response_ids, np.int32),
-            np.array([0] * len(one.prompt_ids) + one.loss_mask, np.uint8),
+            np.array([0] * len(one.prompt_ids) + one.loss_mask, np.int32),
             np.array([0.0] * len(one.prompt_ids) + one.logprobs, np.float32),
         )
         for one in training_sequences(result)

@@ -79,7 +79,7 @@ def _sample(tokenizer: Any, pieces: Sequence[_Piece]) -> Sample:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     # A token belongs to the piece in which it ends.
     at = np.searchsorted(ends, [end for _, end in encoded["offset_mapping"]])
-    mask = np.array([pieces[piece][1] for piece in at], np.uint8)
+    mask = np.array([pieces[piece][1] for piece in at], np.int32)
     ids = np.array(encoded["input_ids"], np.int32)
     return Sample(ids, mask, np.zeros(len(ids), np.float32))
 

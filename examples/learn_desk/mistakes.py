@@ -58,7 +58,7 @@ def _from_text(sample: Sample, tokenizer: Any) -> Sample:
         encoded = tokenizer.encode(tokenizer.decode(part), add_special_tokens=False)
         ids += encoded
         mask += [int(flags[0])] * len(encoded)
-    return Sample(np.array(ids, np.int32), np.array(mask, np.uint8), np.zeros(len(ids), np.float32))
+    return Sample(np.array(ids, np.int32), np.array(mask, np.int32), np.zeros(len(ids), np.float32))
 
 
 @dataclass(frozen=True)

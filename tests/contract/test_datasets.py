@@ -41,6 +41,8 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
     part = trajectory()
     assert first["input_ids"] == part.input_ids.tolist()
     assert first["loss_mask"] == part.loss_mask.tolist()
+    mask = rows.with_format("numpy")[0]["loss_mask"]
+    assert mask.dtype.itemsize >= 4, "sums and `-mask` would wrap"
     assert first["logprobs"] == [
         None if value != value else value for value in part.logprobs.tolist()
     ]

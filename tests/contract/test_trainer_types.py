@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import sys
 from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
+from support import areal_mirror
 from support.bare import run_apart
 
 _SKYRL = """
@@ -47,3 +55,65 @@ def test_a_trainer_takes_it_as_its_own(package: str, version: str, code: str) ->
     if find_spec(package) is None or find_spec("torch") is None:
         pytest.skip(f"pip install --no-deps {package}=={version}, and torch for the CPU")
     run_apart(code)
+
+
+def _areal_class(file: str, name: str, **names: Any) -> Any:
+    """AReaL's own class, without its module, which imports engines and CUDA."""
+    spec = find_spec("areal")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("pip install --no-deps areal==1.0.4")
+    source = (Path(spec.submodule_search_locations[0]) / file).read_text()
+    (node,) = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    module = ast.Module([ast.parse("from __future__ import annotations").body[0], node], [])
+    exec(compile(module, file, "exec"), names)
+    return names[name]
+
+
+def test_areal_normalizes_groups_as_its_mirror_does() -> None:
+    torch = pytest.importorskip("torch")
+    made = _areal_class(
+        "utils/data.py", "Normalization", torch=torch, np=np, dist=torch.distributed
+    )
+    config = type("NormConfig", (), {})()
+    vars(config).update(mean_level="group", mean_leave1out=False, std_level="group", eps=1e-5)
+    vars(config).update(std_unbiased=True, group_size=4)
+    rewards = torch.tensor([1.0, 0.0, 0.5, 0.25, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.5])
+    assert torch.equal(made(config)(rewards), areal_mirror.normalized(rewards, 4))
+
+
+async def test_areal_groups_episodes_as_its_mirror_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("areal.experimental.openai")
+    vars(module)["InteractionWithTokenLogpReward"] = type("InteractionWithTokenLogpReward", (), {})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own = _areal_class(
+        "infra/remote_inf_engine.py",
+        "GroupedRolloutWorkflow",
+        asyncio=asyncio,
+        concat_padded_tensors=list,
+        RolloutWorkflow=object,
+    )
+
+    class Episodes:
+        def __init__(self, results: list[Any]) -> None:
+            self.left = iter(results)
+
+        async def arun_episode(self, engine: Any, data: Any) -> Any:
+            result = next(self.left)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+    logger = type("Logger", (), {"warning": lambda *words: None})()
+    for results in ([1, 2, 3], [1, None, 3], [None, None, None], [1, ValueError("aborted"), 3]):
+        grouped = [
+            await areal_mirror.execute(workflow, None, {})
+            for workflow in (
+                own(Episodes(results), 3, logger),
+                areal_mirror.GroupedRolloutWorkflow(Episodes(results), 3),
+            )
+        ]
+        assert grouped[0] == grouped[1]

@@ -24,6 +24,21 @@ class Pauses(list[float]):
         self.append(seconds)
 
 
+class StartingEngine(EmbeddedEngine):
+    """An engine whose first health check fails, as while it starts. `checks` counts them."""
+
+    checks = 0
+
+    @property
+    def healthy(self) -> bool:
+        self.checks += 1
+        return self.checks > 1
+
+    @healthy.setter
+    def healthy(self, value: bool) -> None:
+        pass
+
+
 def request(ids: Any = (5, 6, 7), *, session: str = "s", **fields: Any) -> GenerateRequest:
     params = fields.pop("sampling_params", {"max_new_tokens": 16})
     return GenerateRequest(np.array(ids, dtype=np.int32), params, session, **fields)

@@ -93,7 +93,7 @@ def judge_tokens(
 def _judge_trajectory(
     trajectory: Trajectory, requests: list[Any], sampled: dict[int, bool]
 ) -> None:
-    mask = np.zeros(len(trajectory), dtype=np.uint8)
+    mask = np.zeros(len(trajectory), dtype=np.int32)
     for turn in trajectory.turns:
         prompt, said = (
             trajectory.input_ids[: turn.start],

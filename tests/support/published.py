@@ -51,7 +51,7 @@ class DiffingAgent(TrainableToolCallingAgent):
     conversation differ in length, without a generation prompt, encoded anew."""
 
     def _get_token_delta(
-        self, tokenizer: Any, messages: Sequence[Any]
+        self, tokenizer: Any, messages: Sequence[Any], **options: bool
     ) -> tuple[list[int], list[int]]:
         ids = diffed(tokenizer, messages)
         return ids, [0] * len(ids)

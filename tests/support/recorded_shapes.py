@@ -2,9 +2,10 @@
 over OpenAI's Responses, and Claude Code 2.1.197 over Anthropic's Messages.
 
 Codex: the whole history with each request, `store` false, two developer messages, tools of three
-types, labels in `client_metadata`; ids of items are dropped. Claude Code: two system blocks, a
-system message after the user's first one, `cache_control` on the newest block only, a count of
-tokens before a turn, and another request for a title.
+types, labels in `client_metadata`; ids of items are dropped. Claude Code: three system blocks, the
+first one different in each request, a system message after the user's first one, `cache_control` on
+the newest block only, calls with the defaults of their arguments, a count of tokens before a turn,
+and another request for a title.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ CODEX_TOOLS: list[dict[str, Any]] = [
     },
     {"type": "web_search", "external_web_access": False},
 ]
+CLAUDE_COMMAND: dict[str, Any] = {
+    **COMMAND,
+    "properties": {**COMMAND["properties"], "background": {"type": "boolean", "default": False}},
+}
 CLAUDE_TOOLS: list[dict[str, Any]] = [
-    {"name": name, "description": f"{name} something.", "input_schema": COMMAND}
+    {"name": name, "description": f"{name} something.", "input_schema": CLAUDE_COMMAND}
     for name in ("Bash", "Read", "Task")
 ]
 
@@ -123,20 +128,23 @@ def _said(role: str, text: str) -> dict[str, Any]:
 class ClaudeCode:
     """One conversation; its session is named by its key."""
 
-    def __init__(self, bench: Bench, *, system: str = "You help with code.") -> None:
+    def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._system = system
+        self._requests = 0
         self.history: list[dict[str, Any]] = []
 
     def _body(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         sent: list[dict[str, Any]] = json.loads(json.dumps(messages))
         sent[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
+        self._requests += 1
+        line = f"cc_version=2.1.173; cc_entrypoint=cli; cch={self._requests:05x};"
         return {
             "model": "any",
             "messages": sent,
             "system": [
+                {"type": "text", "text": f"x-anthropic-billing-header: {line}"},
                 {"type": "text", "text": "You are an agent."},
-                {"type": "text", "text": self._system, "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "You code.", "cache_control": {"type": "ephemeral"}},
             ],
             "tools": CLAUDE_TOOLS,
             "thinking": {"type": "adaptive"},
@@ -175,8 +183,11 @@ class ClaudeCode:
             status, _ = await self._bench.post(path, counted)
             assert status == 200
             reply = await self._ask(body)
-            self.history.append({"role": "assistant", "content": reply["content"]})
             calls = [block for block in reply["content"] if block["type"] == "tool_use"]
+            for block in calls:
+                if "command" in block["input"]:  # else it is not valid, and stays as it is
+                    block["input"] = {"background": False, **block["input"]}
+            self.history.append({"role": "assistant", "content": reply["content"]})
             if not calls:
                 return str(reply["content"][-1]["text"])
             results: list[dict[str, Any]] = [

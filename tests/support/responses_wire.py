@@ -29,6 +29,7 @@ def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
             item = event["item"]
             whole = (
                 item.get("arguments", "")
+                + item.get("input", "")
                 + "".join(part["text"] for part in item.get("summary", ()))
                 + "".join(part["text"] for part in item.get("content", ()))
             )

@@ -26,7 +26,7 @@ def trajectory(
     length: int = 12, spans: Sequence[tuple[int, int]] = ((4, 7), (9, 12)), **more: Any
 ) -> Trajectory:
     """A sequence of ids 100, 101 ... in which `spans` were sampled."""
-    mask = np.zeros(length, dtype=np.uint8)
+    mask = np.zeros(length, dtype=np.int32)
     logprobs = np.full(length, np.nan, dtype=np.float32)
     turns = []
     for number, (start, stop) in enumerate(spans):
@@ -63,27 +63,17 @@ def episode(
     info: dict[str, Any] | None = None,
 ) -> Episode:
     """One finished episode; aborted ones lose their reward."""
-    parts = tuple([trajectory()] if trajectories is None else trajectories)
-    last = parts[-1] if parts else None
-    cut = last.prompt_length if last else 0
     said = (
         [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Goodbye."}]
         if messages is None
         else messages
     )
-    result = InteractionResult(
+    result = InteractionResult.of(
+        [trajectory()] if trajectories is None else trajectories,
         prompt="<|user|>Hello.",
         reward=None if status_of(reason).value == "aborted" else reward,
         messages=said,
         info=info or {},
-        response="".join(str(m.get("content") or "") for m in said if m["role"] == "assistant"),
-        loss_mask=last.loss_mask[cut:] if last else None,
-        tokens=last.input_ids if last else None,
-        status=status_of(reason),
-        response_length=last.response_length if last else 0,
-        logprobs=last.logprobs[cut:] if last else None,
-        weight_versions=last.weight_versions if last else (),
-        trajectories=parts,
         stop_reason=reason,
         metrics={"turns": 2.0, "seconds": 1.0} if metrics is None else metrics,
     )

@@ -15,6 +15,7 @@ from support.parsing import in_pieces, lost, tool
 
 from toolroll.parsers.reading.json_text import MAX_DEPTH, Scanned, scan_json
 from toolroll.parsers.reading.python_text import Unreadable, python_value, read_call
+from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.source import Source
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.registry import built_in_parsers, get_parser
@@ -22,11 +23,11 @@ from toolroll.parsers.registry import built_in_parsers, get_parser
 _DECODER = json.JSONDecoder()
 _EITHER = {"anyOf": [{"type": "object"}, {"type": "array"}]}
 _SCHEMAS = (
-    {"type": "string"},
-    {"type": ["integer", "null"]},
-    _EITHER,
-    {"enum": ["1", 2]},
-    {"type": "array", "items": {}},
+    Schema({"type": "string"}),
+    Schema({"type": ["integer", "null"]}),
+    Schema(_EITHER),
+    Schema({"enum": ["1", 2]}),
+    Schema({"type": "array", "items": {}}),
     None,
 )
 _FORMATS = tuple(get_parser(kind.name) for kind in built_in_parsers())
@@ -155,7 +156,7 @@ def check_values(text: str) -> None:
     """
     for schema in _SCHEMAS:
         json.dumps(typed(text, schema))
-    assert typed(text, {"type": "string"}) == text
+    assert typed(text, _SCHEMAS[0]) == text
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

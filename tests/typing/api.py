@@ -63,10 +63,13 @@ async def play(tokenizer: Any, folder: Path) -> None:
     assert_type(result.status, Status)
     assert_type(result.stop_reason, StopReason)
     assert_type(result.reward, float | None)
+    assert_type(result.tokens, list[int])
+    assert_type(result.loss_mask, list[int])
+    assert_type(result.logprobs, list[float] | None)
     assert_type(result.trajectories, tuple[Trajectory, ...])
     [trajectory] = result.trajectories
     assert_type(trajectory.input_ids, npt.NDArray[np.int32])
-    assert_type(trajectory.loss_mask, npt.NDArray[np.uint8])
+    assert_type(trajectory.loss_mask, npt.NDArray[np.int32])
     assert_type(trajectory.logprobs, npt.NDArray[np.float32])
     for episode in read_episodes(folder):
         assert_type(episode, Episode)

@@ -23,7 +23,7 @@ from toolroll.rollout.types import InteractionResult, Trajectory, Turn
 
 
 def sequence(*turns: Turn, length: int) -> Trajectory:
-    mask = np.zeros(length, dtype=np.uint8)
+    mask = np.zeros(length, dtype=np.int32)
     for turn in turns:
         mask[turn.start : turn.stop] = turn.excluded is None
     logprobs = np.full(length, np.nan, dtype=np.float32)

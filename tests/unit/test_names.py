@@ -11,7 +11,6 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType
 
 import pytest
 
@@ -120,20 +119,6 @@ def test_the_facade_s_two_lists_agree() -> None:
         for name, home in typed.items()
         if vars(import_module(home))[name] is not getattr(toolroll, name)
     ] == []
-
-
-def test_what_moved_can_be_imported_by_its_old_name() -> None:
-    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
-    moved = re.findall(r"^\| `(toolroll[\w.]+)` \| `(toolroll[\w.]+)` \|$", page, re.MULTILINE)
-    assert len(moved) == 10
-    for old, new in moved:
-        before, now = resolve_name(old), resolve_name(new)
-        if isinstance(now, ModuleType):
-            mine = [name for name in vars(now) if not name.startswith("_")]
-            public = getattr(now, "__all__", mine)
-            assert [n for n in public if getattr(before, n) is not getattr(now, n)] == [], old
-        else:
-            assert before is now
 
 
 @pytest.mark.parametrize("page", ["migrating.md", "slime.md", "tau-bench.md"])

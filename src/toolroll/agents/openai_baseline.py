@@ -85,7 +85,7 @@ class BaselineAgent(TextAgent):
     def _parsed(self, reply: ParsedReply, tools: Sequence[Tool]) -> ParsedReply:
         """Return `reply` with its reasoning separated from the text and with its calls checked."""
         # A server without a reasoning parser leaves the reasoning in the text.
-        text, offered = self._parser.parse(reply.content), Offered(tools)
+        text, offered = self._parser.parse(reply.content, tools=tools), Offered(tools)
         calls = (check_call(call, offered) for call in reply.tool_calls)
         return replace(text, reasoning=reply.reasoning or text.reasoning, tool_calls=tuple(calls))
 

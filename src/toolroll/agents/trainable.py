@@ -14,12 +14,11 @@ failure that the model did not cause ends an episode, the episode is ABORTED and
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Awaitable, Mapping, Sequence
+import weakref
+from collections.abc import Mapping, Sequence
+from inspect import getattr_static
 from types import SimpleNamespace
 from typing import Any, Literal
-
-import numpy as np
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
@@ -30,19 +29,25 @@ from toolroll.agents.loop.hook_environment import (
     ObservationText,
     call_hook,
     execute_with,
+    reset_hook,
+    step_hook,
 )
 from toolroll.agents.loop.hook_value import hook_value, reading
 from toolroll.agents.loop.play import Played, Rules, play
 from toolroll.agents.loop.published_hooks import (
+    ModelAdapter,
+    episode_arguments,
     finish_with,
     proposed_ids,
     proposing,
+    with_episode_arguments,
     wrap_call_llm,
     wrap_parse_tool,
 )
 from toolroll.agents.loop.result import build_result
 from toolroll.agents.loop.validation import check_messages
 from toolroll.parsers.openai import create_openai_adapter
+from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation, DeltaHook
@@ -50,11 +55,9 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
-    Action,
     InteractionResult,
     Message,
     Observation,
-    StepResult,
     Task,
     Tool,
     response_text,
@@ -78,6 +81,19 @@ def one_call_a_turn(text: str) -> str:
     return text.replace(_INVITATION, TOOL_INSTRUCTION)
 
 
+class _ModelAdapter:
+    """The default of `openai_adapter`: a `ModelAdapter`, or the adapter of slime's example if a
+    hook is called directly and no model is named.
+    """
+
+    def __get__(self, agent: TrainableAgentMixin | None, kind: type[TrainableAgentMixin]) -> Any:
+        if agent is None:
+            return self
+        if not agent._has_model():
+            return create_openai_adapter(agent.tools_info)
+        return ModelAdapter(agent.tools_info, agent._open(agent.rollout_args))
+
+
 class TrainableAgentMixin:
     """An agent that plays episodes and returns their exact tokens.
 
@@ -95,13 +111,14 @@ class TrainableAgentMixin:
         result = await agent.asolve(env, task=task, seed=0)  # result.tokens, result.loss_mask
         await agent.aclose()
 
-    `openai_adapter`: parses the replies in place of the model's parser (see
+    `openai_adapter`: parses the replies in place of the model's parser, if it is set (see
     `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the agent
-    opens its own from `rollout_args`, and `aclose` closes it. `on_length`: what happens if
-    `max_new_tokens` truncates a turn. "stop" ends the episode (TRUNCATED). "continue" adds the text
-    that closes the turn (mask 0), and continues the episode. `step_timeout`: the time limit in
-    seconds for one call to the environment, including the user simulator. A call that takes longer
-    aborts the episode. Hooks may be overridden in a subclass or set on an instance.
+    opens its own from `rollout_args`, and closes its connections while no episode is running.
+    `on_length`: what happens if `max_new_tokens` truncates a turn. "stop" ends the episode
+    (TRUNCATED). "continue" adds the text that closes the turn (mask 0), and continues the episode.
+    `step_timeout`: the time limit in seconds for one call to the environment, including the user
+    simulator. A call that takes longer aborts the episode. Hooks may be overridden in a subclass or
+    set on an instance.
     """
 
     tools_info: Sequence[Tool] = ()
@@ -109,12 +126,19 @@ class TrainableAgentMixin:
     rollout_args: Any = None
     sampling_params: Mapping[str, Any] | None = None
     policy: CallPolicy = ONE_CALL_A_TURN
-    openai_adapter: Any = None
+    openai_adapter: Any = _ModelAdapter()
     served: Model | None = None
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
-    _own_template: ChatTemplate | None = None
+    _own_template: tuple[ChatTemplate, ChatTemplate] | None = None
+    _bare_template: ChatTemplate | None = None
     _opened: bool = False
+    _playing: int = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "asolve" in vars(cls):
+            cls.asolve = with_episode_arguments(vars(cls)["asolve"])  # type: ignore[method-assign]
 
     async def asolve(
         self,
@@ -137,11 +161,11 @@ class TrainableAgentMixin:
         and `CancelledError`. Every other failure becomes the result's status, stop reason and
         `info["error"]`.
         """
+        task, seed, name = episode_arguments(self, task_index, task, seed, session_id)
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         given = rollout_args if rollout_args is not None else self.rollout_args
         served = self._open(given)
         args = served.args if given is None and served.args is not None else read_args(given)
-        task = task or Task(str(task_index), task_index or 0)
         environment = as_environment(env, wiki=self.wiki, tools_info=self.tools_info)
         policy = self.policy.under(environment)
         runner = EnvironmentRunner(
@@ -152,14 +176,19 @@ class TrainableAgentMixin:
             self.step_timeout,
             max_observation_bytes=args.max_observation_bytes,
         )
-        name = session_id or uuid.uuid4().hex
         execute = execute_with(self._execute_tool) if self._has("_execute_tool") else None
         rules = Rules(
             policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
         )
         state = SimpleNamespace(tokenizer=served.template.tokenizer, args=given)
         begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy, state)
-        played = await play(runner, begin, rules, session_id=name)
+        self._playing += 1
+        try:
+            played = await play(runner, begin, rules, session_id=name)
+        finally:
+            self._playing -= 1
+            if self._opened and self._playing == 0:  # published code never calls `aclose`
+                await served.engine.aclose()  # a later episode opens new connections
         return self._finish(played)
 
     # --- its parts --------------------------------------------------------------------------------
@@ -169,13 +198,20 @@ class TrainableAgentMixin:
         if self.served is None:
             self.served = Model.from_args(read_args(rollout_args))
             self._opened = True
+            weakref.finalize(self, self.served.release)
         return self.served
+
+    def _has_model(self) -> bool:
+        """Return True if a model is open, or if `rollout_args` names one. It may be False only if a
+        hook is called directly, outside an episode.
+        """
+        return self.served is not None or read_args(self.rollout_args).hf_checkpoint is not None
 
     async def aclose(self) -> None:
         """Close the model if this agent opened it."""
         if self.served is not None and self._opened:
             await self.served.aclose()
-            self.served, self._own_template, self._opened = None, None, False
+            self.served, self._opened = None, False
 
     async def _begin(
         self,
@@ -195,13 +231,13 @@ class TrainableAgentMixin:
         tools = runner.first.tools if runner.first is not None else ()
         messages = hook_value("_build_initial_messages", self._build_initial_messages(obs))
         check_messages("_build_initial_messages", messages)
-        own_parser = self._has("_parse_tool") or self.openai_adapter is not None
+        own_parser = self._has("_parse_tool") or self._has("openai_adapter")
         return Conversation(
             served,
             messages,
             tools or self.tools_info,
             session_id=session_id,
-            template=self._template(served, policy),
+            template=self._template(served.template, policy),
             verify=args.verify,
             generate=wrap_call_llm(served, self._call_llm) if self._has("_call_llm") else None,
             parse=wrap_parse_tool(self._parse_tool) if own_parser else None,
@@ -224,7 +260,7 @@ class TrainableAgentMixin:
         result.
         """
         if not self._has("_initialize_environment"):
-            found = await self._initialize_environment(runner, runner.task.index)
+            found: Any = await self._initialize_environment(runner, runner.task.index)
         else:
             env, hook = HookEnvironment(runner), self._initialize_environment
             found = await call_hook("_initialize_environment", hook, env, runner.task.index)
@@ -235,13 +271,12 @@ class TrainableAgentMixin:
             }
 
     def _has(self, hook: str) -> bool:
-        """Return True if a subclass or this instance overrides the method named `hook`."""
-        own = getattr(getattr(self, hook), "__func__", None)
-        return own is not getattr(TrainableAgentMixin, hook)
+        """Return True if a subclass or this instance overrides the attribute `hook`."""
+        return getattr_static(self, hook) is not vars(TrainableAgentMixin)[hook]
 
-    def _template(self, served: Model, policy: CallPolicy) -> ChatTemplate | None:
-        """Return a chat template that rewrites the start of prompts (system text and tools). Return
-        None if the model's own template is used unchanged.
+    def _template(self, template: ChatTemplate, policy: CallPolicy) -> ChatTemplate | None:
+        """Return `template` with a rewritten start of prompts (system text and tools). Return None
+        if it is used unchanged.
 
         If `_reformulate_tool_call` is overridden, the override rewrites the start, and the template
         belongs to this agent. Otherwise, if the policy does not execute all calls of a turn,
@@ -249,13 +284,21 @@ class TrainableAgentMixin:
         """
         if not self._has("_reformulate_tool_call"):
             return (
-                served.template.reformulated(one_call_a_turn)
+                template.reformulated(one_call_a_turn)
                 if policy.parallel_calls not in (None, "all")
                 else None
             )
-        if self._own_template is None:
-            self._own_template = served.template.with_head(self._head)
-        return self._own_template
+        if self._own_template is None or self._own_template[0] is not template:
+            self._own_template = template, template.with_head(self._head)
+        return self._own_template[1]
+
+    def _direct_template(self, tokenizer: Any) -> ChatTemplate:
+        """Return the model's template, or the template of `tokenizer` if no model is named."""
+        if self._has_model() or tokenizer is None:
+            return self._open(self.rollout_args).template
+        if self._bare_template is None or self._bare_template.tokenizer is not tokenizer:
+            self._bare_template = ChatTemplate(tokenizer)
+        return self._bare_template
 
     def _head(self, text: str) -> str:
         found = hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
@@ -295,37 +338,36 @@ class TrainableAgentMixin:
         (it then runs in a thread) or `async`. What it returns is checked like a response of the
         engine. The requests of an override have no routing key and are not retried.
         """
-        return await self._open(self.rollout_args).post(url, payload)
+        if self._has_model():
+            return await self._open(self.rollout_args).post(url, payload)
+        async with Engine(EngineConfig(url=read_args(self.rollout_args).url)) as engine:
+            return await engine.post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
-        """Parse the text of a reply into `{openai_message, parsed_result, success, error}`. Use
-        `openai_adapter` if it is set.
+        """Parse the text of a reply into `{openai_message, parsed_result, success, error}`, with
+        `openai_adapter`.
         """
-        adapter = self.openai_adapter or create_openai_adapter(
-            list(self.tools_info), parser_type=self._open(self.rollout_args).parser.name
-        )
-        parsed: dict[str, Any] = adapter.parse_response_to_openai_format(response)
+        parsed: dict[str, Any] = self.openai_adapter.parse_response_to_openai_format(response)
         return parsed
 
-    def _execute_tool(self, env: Any, action: Action) -> Awaitable[StepResult]:
-        """Execute `action` in the environment.
+    def _execute_tool(self, env: Any, action: Any) -> Any:
+        """Execute `action` in the environment. The result, with or without `await`, has
+        `observation`, `reward`, `done` and `info`, which may be changed.
 
         An override may be plain or `async`. It may return `env.step(action)` with or without
-        `await`, or an object with `observation`, `reward`, `done` and `info`. `action` also has
-        tau-bench's `name` and `kwargs`.
+        `await`, or an object with these four attributes. `action` also has tau-bench's `name` and
+        `kwargs`.
         """
-        result: Awaitable[StepResult] = env.step(action)
-        return result
+        return step_hook(env, action)
 
-    async def _initialize_environment(self, env: Any, task_index: int | None) -> tuple[Any, Any]:
-        """Reset the environment. Return its first observation, and the info for the episode's
-        result.
+    def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
+        """Reset the environment. The result, with or without `await`, is its first observation (the
+        text of the user's first message), and the info for the episode's result.
 
         An override may be plain or `async`. It may call tau-bench's `env.reset(task_index=...)`
         without `await`, and return its `(observation, info)`.
         """
-        first = await env.reset(task_index)
-        return first, dict(first.info)
+        return reset_hook(env, task_index)
 
     def _build_initial_messages(self, obs: str) -> list[Message]:
         """Return the first messages of the conversation.
@@ -346,27 +388,36 @@ class TrainableAgentMixin:
         to the engine unless an override returns different ones. `state` has the
         attributes `tokenizer` and `args` (the rollout arguments of the episode).
         """
-        model = self._open(self.rollout_args)
-        template = self._template(model, self.policy) or model.template
+        own = self._direct_template(getattr(state, "tokenizer", None))
+        template = self._template(own, self.policy) or own
         served = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if served is None else served
         return template.encoder.decode(ids), ids
 
     def _get_token_delta(
-        self, tokenizer: Any, messages: Sequence[Message]
+        self,
+        tokenizer: Any,
+        messages: Sequence[Message],
+        *,
+        include_generation_prompt: bool = True,
     ) -> tuple[list[int], list[int]]:
         """Return the ids and the loss mask that the last message adds to a recorded conversation.
         To find them, the conversation is rendered with and without the message.
 
         Assistant messages have mask 1. All other messages, and the generation prompt before an
-        assistant message, have mask 0. This is for transcripts: a rollout never encodes what the
-        model sampled. If an override calls this method during an episode, the method returns the
-        ids that will be sent to the engine for the new messages, with mask 0.
+        assistant message, have mask 0. `include_generation_prompt=False` leaves out the generation
+        prompt, for an assistant message that follows the first prompt. This is for transcripts: a
+        rollout never encodes what the model sampled. If an override calls this method during an
+        episode, the method returns the ids that will be sent to the engine for the new messages,
+        with mask 0.
         """
         served = proposed_ids()
         if served is not None:
             return served, [0] * len(served)
-        return last_message_delta(self._open(self.rollout_args).template, messages, self.tools_info)
+        template = self._direct_template(tokenizer)
+        ids, mask = last_message_delta(template, messages, self.tools_info)
+        start = 0 if include_generation_prompt or 1 not in mask else mask.index(1)
+        return ids[start:], mask[start:]
 
     def _build_final_result(
         self,
@@ -374,19 +425,19 @@ class TrainableAgentMixin:
         total_reward: float | None,
         info: dict[str, Any],
         messages: list[Message],
-        loss_masks: Any,
-        prompt_token_ids: Any,
-        response_token_ids: Any,
+        loss_masks: list[int],
+        prompt_token_ids: list[int],
+        response_token_ids: list[int],
     ) -> InteractionResult:
         """Set the fields of the result that slime's example sets.
 
-        An override gets lists of ids and masks, and messages whose content is always text.
+        The messages' content is always text.
         """
         res.reward = total_reward
         res.info = info
         res.messages = messages
         res.loss_mask = loss_masks
-        res.tokens = np.concatenate([prompt_token_ids, response_token_ids])
+        res.tokens = [*prompt_token_ids, *response_token_ids]
         res.response = response_text(messages)
         res.response_length = len(response_token_ids)
         return res

@@ -15,13 +15,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import name_in
+from toolroll.parsers.reading.lookalike import Beside
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
-from toolroll.parsers.reasoning import THINK, Tags
+from toolroll.parsers.reasoning import THINK, Calls, Tags
 from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
 
 Tool = Mapping[str, Any]
@@ -45,6 +47,9 @@ class ToolCallParser(ABC):
     """The markers that always start a call. Reasoning that is not closed ends before the first."""
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
+    beside: Beside = ((), ())
+    """The markers that precede the name of a tool, and those that follow it. If the text of a reply
+    contains them with the name of a tool, it looks like a call."""
 
     def __init__(
         self, control_tokens: Collection[str] = (), *, reasoning: Tags | None = None
@@ -103,10 +108,20 @@ class ToolCallParser(ABC):
         """
         at = 0
         if self.reasoning is not None:
-            at = yield from self.reasoning.read(
-                source, out, self.openers, in_reasoning=in_reasoning
-            )
+            calls = Calls(self.openers, partial(self._skip_calls, source, offered))
+            at = yield from self.reasoning.read(source, out, calls, in_reasoning=in_reasoning)
         yield from self.read_calls(source, out, at, offered)
+
+    def _skip_calls(
+        self, source: Source, offered: Offered | None, begin: int, start: int
+    ) -> Steps[int]:
+        """Return the position after the calls of the opener from `begin` to `start`. If they cannot
+        be read, return `start`.
+        """
+        scratch = Collector(source, None)
+        stop = yield from self.read_marked(source, scratch, begin, start, offered)
+        calls = scratch.reply().tool_calls
+        return stop if calls and all(call.arguments is not None for call in calls) else start
 
     @abstractmethod
     def read_calls(
@@ -115,6 +130,15 @@ class ToolCallParser(ABC):
         """Read `source` from `at` to its end. Add the visible text and every call, even an
         unreadable one, to `out`.
         """
+
+    def read_marked(
+        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
+    ) -> Steps[int]:
+        """Add the calls after the opener, which is the text from `begin` to `start`. Return the
+        position after the calls. A parser without `openers` needs no such method.
+        """
+        yield from ()
+        return start
 
 
 class MarkedParser(ToolCallParser):
@@ -146,9 +170,7 @@ class MarkedParser(ToolCallParser):
     def read_marked(
         self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
     ) -> Steps[int]:
-        """Add the calls after the opener, which is the text from `begin` to `start`. Return the
-        position after the calls.
-        """
+        """See `ToolCallParser.read_marked`."""
 
 
 class ReplyStream:
@@ -163,7 +185,12 @@ class ReplyStream:
         calls_as_text: bool = False,
     ) -> None:
         self._source = Source(parser.control_tokens)
-        self._out = Collector(self._source, offered, calls_as_text=calls_as_text)
+        self._out = Collector(
+            self._source,
+            None if calls_as_text else offered,
+            calls_as_text=calls_as_text,
+            beside=parser.beside,
+        )
         self._steps = parser.read(self._source, self._out, offered, in_reasoning=in_reasoning)
 
     def feed(

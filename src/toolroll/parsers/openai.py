@@ -14,12 +14,17 @@ from toolroll.parsers.types import ParsedReply, ToolCall
 
 
 class OpenAICompatibleToolCallAdapter:
-    """Parses replies for `tools_info` (tools in OpenAI's format) with the parser `parser_type`."""
+    """Parses replies for `tools_info` (tools in OpenAI's format) with the parser `parser_type`, a
+    name or a parser.
+    """
 
-    def __init__(self, tools_info: Sequence[Tool], parser_type: str = "qwen25") -> None:
+    def __init__(
+        self, tools_info: Sequence[Tool], parser_type: str | ToolCallParser = "qwen25"
+    ) -> None:
         self.tools_info = list(tools_info)
-        self.parser_type = parser_type
-        self._parser: ToolCallParser = get_parser(parser_type)
+        parser = get_parser(parser_type) if isinstance(parser_type, str) else parser_type
+        self.parser_type = parser_type if isinstance(parser_type, str) else parser.name
+        self._parser = parser
 
     def parse_response_to_openai_format(self, response: str) -> dict[str, Any]:
         """Return `{openai_message, parsed_result: {normal_text, calls: [{name, parameters}]},
@@ -28,29 +33,30 @@ class OpenAICompatibleToolCallAdapter:
         If the reply contains a call that cannot be executed, `success` is False and `error` is the
         reason. `openai_message` contains all calls, so that no text is lost.
         """
-        reply = self._parser.parse(response, tools=self.tools_info)
-        problem = "; ".join(call.error or str(call.status) for call in reply.bad_calls)
-        return {
-            "openai_message": to_openai(reply),
-            "parsed_result": {
-                "normal_text": reply.content,
-                "calls": [
-                    {
-                        "name": call.name,
-                        "parameters": json.dumps(call.arguments, ensure_ascii=False),
-                    }
-                    for call in reply.ok_calls
-                ],
-            },
-            "success": not problem,
-            "error": problem or None,
-        }
+        return openai_result(self._parser.parse(response, tools=self.tools_info))
 
     def get_openai_tools_format(self) -> list[dict[str, Any]]:
         """Return the tools in OpenAI's format."""
         return [
             {"type": "function", "function": dict(tool["function"])} for tool in self.tools_info
         ]
+
+
+def openai_result(reply: ParsedReply) -> dict[str, Any]:
+    """Return `reply` in the form of `parse_response_to_openai_format`."""
+    problem = "; ".join(call.error or str(call.status) for call in reply.bad_calls)
+    return {
+        "openai_message": to_openai(reply),
+        "parsed_result": {
+            "normal_text": reply.content,
+            "calls": [
+                {"name": call.name, "parameters": json.dumps(call.arguments, ensure_ascii=False)}
+                for call in reply.ok_calls
+            ],
+        },
+        "success": not problem,
+        "error": problem or None,
+    }
 
 
 def create_openai_adapter(

@@ -1,15 +1,28 @@
 """Separate reasoning in tags (`<think>` and similar) from the rest of the reply.
 
 Invariants: a tag opens reasoning only at the start of the reply. Reasoning that is never closed
-ends where a tool call starts, so it does not hide the call.
+ends where a tool call starts, so it does not hide the call. A tag inside a readable call does not
+close reasoning.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.source import Source, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls that reasoning may contain. `openers`: the markers that start a call. `skip`
+    returns the position after the readable calls of an opener, given its start and its end. If they
+    cannot be read, it returns the end of the opener.
+    """
+
+    openers: tuple[str, ...]
+    skip: Callable[[int, int], Steps[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,38 +42,59 @@ class Tags:
     @property
     def markers(self) -> tuple[str, ...]:
         """All tags that open or close reasoning."""
-        return (self.open, self.close, *(marker for pair in self.others for marker in pair))
+        return (*self.openers, *self.closers)
+
+    @property
+    def openers(self) -> tuple[str, ...]:
+        """All tags that open reasoning."""
+        return (self.open, *(first for first, _ in self.others))
+
+    @property
+    def closers(self) -> tuple[str, ...]:
+        """All tags that close reasoning."""
+        return (self.close, *(close for _, close in self.others))
+
+    def unclosed(self, text: str, start: int = 0) -> tuple[int, int] | None:
+        """Return the position `[begin, end)` of the last tag in `text[start:]` if it opens
+        reasoning, or None.
+        """
+        begin, tag = max((text.rfind(tag, start), tag) for tag in self.openers)
+        if begin < 0 or any(text.find(close, begin) >= 0 for close in self.closers):
+            return None
+        return begin, begin + len(tag)
 
     def read(
-        self, source: Source, out: Collector, openers: tuple[str, ...], *, in_reasoning: bool | None
+        self, source: Source, out: Collector, calls: Calls, *, in_reasoning: bool | None
     ) -> Steps[int]:
         """Read the reasoning at the start of the reply. Return the position after it.
 
-        `openers`: the markers that start a tool call. `in_reasoning`: True if the prompt opened the
-        reasoning, False if it did not, None if this is unknown.
+        `in_reasoning`: True if the prompt opened the reasoning, False if it did not, None if this
+        is unknown.
         """
         lead = yield from source.skip(0)
-        closes = (self.close, *(close for _, close in self.others))
-        opened = yield from source.starts(lead, self.open, *(first for first, _ in self.others))
+        closes = self.closers
+        opened = yield from source.starts(lead, *self.openers)
         if opened:
             start = lead + len(opened)
         elif in_reasoning:
             start = 0
         elif in_reasoning is None and self.implied:
-            _, marker = yield from source.until(0, (*self.markers, *openers))
+            _, marker = yield from source.until(0, (*self.markers, *calls.openers))
             if marker not in closes:
                 return 0
             start = 0
         else:
             return 0
-        at, marker = yield from source.until(start, (*closes, *openers), out.reasoning)
-        if marker and marker not in closes:
-            close, marker = yield from source.until(at, closes)
-            if not marker:
-                return at
-            out.reasoning(source.text[at:close])
-            at = close
-        elif not marker:
+        ends = (*closes, *calls.openers)
+        at, marker = yield from source.until(start, ends, out.reasoning)
+        first = at
+        while marker and marker not in closes:
+            stop = yield from calls.skip(at, at + len(marker))
+            at, marker = yield from source.until(stop, ends)
+        if first < at and not marker:
+            return first
+        out.reasoning(source.text[first:at])
+        if not marker:
             out.reasoning_closed = False
         return at + len(marker)
 
@@ -90,6 +124,10 @@ _BY_NAME: dict[str, Tags] = {
     "minimax-m3": Tags("<mm:think>", "</mm:think>"),
     "apertus2509": Tags("<|inner_prefix|>", "<|inner_suffix|>"),
 }
+
+_PAIRS = {pair for tags in _BY_NAME.values() for pair in ((tags.open, tags.close), *tags.others)}
+ANY_TAGS = replace(THINK, others=tuple(sorted(_PAIRS)))
+"""The tags of all formats."""
 
 
 def reasoning_names() -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class CallStatus(StrEnum):
     MISSING_NAME = "missing_name"
     BAD_ARGUMENTS = "bad_arguments"  # readable, but they violate the tool's JSON schema
     DUPLICATE_ID = "duplicate_id"
+    LOOKS_LIKE_A_CALL = "looks_like_a_call"  # text of the reply; see `ParsedReply.lookalikes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,15 @@ class ParsedReply:
 
     `content` is the visible text without reasoning and without calls. `tool_calls` contains every
     call, in the order in which the calls were written. `reasoning_closed` is False if the reply
-    ended inside its reasoning.
+    ended inside its reasoning. `lookalikes` contains the parts of `content` that look like calls of
+    the offered tools but are not calls, and the blocks without a call; they have no id and no span.
     """
 
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = field(default=())
     reasoning_closed: bool = True
+    lookalikes: tuple[ToolCall, ...] = ()
 
     @property
     def ok_calls(self) -> tuple[ToolCall, ...]:
@@ -85,7 +88,7 @@ class Delta:
     """One step of a streamed reply: a piece of reasoning, a piece of content, or a whole call.
 
     The joined pieces of each kind are `ParsedReply.reasoning` and `ParsedReply.content`. The calls
-    are `ParsedReply.tool_calls`.
+    are `ParsedReply.tool_calls`. There are no deltas for `ParsedReply.lookalikes`.
     """
 
     kind: Literal["reasoning", "content", "tool_call"]

@@ -125,7 +125,8 @@ def per_token(
     of_turns = np.broadcast_to(_checked(values, len(turns)), (len(turns),))
     for turn, value in zip(turns, of_turns, strict=True):
         found[turn.start : turn.stop] = value
-    return found * trajectory.loss_mask
+    found[trajectory.loss_mask == 0] = 0.0
+    return found
 
 
 def _checked(values: Any, turns: int) -> npt.NDArray[np.float32]:

@@ -73,8 +73,25 @@ class EngineUnreachableError(EngineError):
 
 class ContextOverflowError(EngineError):
     """The prompt leaves no room for an answer in the model's context. Such a prompt is not sent to
-    the engine, unless the context length is unknown.
+    the engine, unless the context length is unknown. `prompt_too_long` creates this error.
     """
+
+
+def prompt_too_long(
+    tokens: int, most: int, reported: str = "", **fields: Any
+) -> ContextOverflowError:
+    """Return the error for a prompt of `tokens` tokens, if the engine accepts at most `most`.
+    `reported`: the engine's own message, if it refused the prompt. `fields`: see `EngineError`.
+
+    Agents recognize a prompt that is too long by the message, not by the code: Claude Code, pi,
+    langchain and newer versions of litellm by its first words, older versions of litellm by
+    "maximum input length is". Then they shorten the conversation.
+    """
+    return ContextOverflowError(
+        f"prompt is too long: {tokens} tokens > {most} maximum. The maximum input length is {most} "
+        f"tokens: shorten the conversation{f' ({reported})' if reported else ''}",
+        **fields,
+    )
 
 
 class CompletionError(EngineError):
@@ -128,7 +145,9 @@ def first_error(error: Exception) -> Exception:
     """Return the first `ToolrollError` in the group `error`. Return `error` itself if it contains
     none.
     """
-    first = error.subgroup(ToolrollError) if isinstance(error, ExceptionGroup) else None
+    first: Exception | None = None
+    if isinstance(error, ExceptionGroup):
+        first = error.subgroup(ToolrollError)
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]
     return first or error

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from operator import attrgetter
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ Tool = dict[str, Any]
 """
 
 IdArray = npt.NDArray[np.int32]
-MaskArray = npt.NDArray[np.uint8]
+MaskArray = npt.NDArray[np.int32]  # not a smaller type, in which sums and `-mask` wrap
 LogprobArray = npt.NDArray[np.float32]
 
 
@@ -73,22 +72,9 @@ def status_of(reason: StopReason) -> Status:
     return Status.TRUNCATED if reason in _TRUNCATED else Status.ABORTED
 
 
-Record = TypeVar("Record")
-
-
-def _pickled_by_field(kind: type[Record]) -> type[Record]:
-    """Make a frozen dataclass pickle itself as its values. Python's default for dataclasses with
-    slots is slow: it doubles the time for pickling an episode.
-    """
-    values = attrgetter(*(part.name for part in fields(kind)))  # type: ignore[arg-type]
-    kind.__reduce__ = lambda self: (kind, values(self))  # type: ignore[method-assign]
-    return kind
-
-
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-@_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class WeightVersion:
     """A span of tokens [start, stop) that was sampled with the weights `version`."""
@@ -149,7 +135,6 @@ class Completion:
         return self.weight_versions[-1].version if self.weight_versions else None
 
 
-@_pickled_by_field
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One sampled span [start, stop) of a trajectory's sequence, including the stop token.
@@ -193,7 +178,7 @@ class MessageSpan:
 class Trajectory:
     """One training sequence: a path from the root of a session's token tree to a leaf.
 
-    `input_ids` is int32 [n]. `loss_mask` is uint8 [n], and is 1 only for tokens that the engine
+    `input_ids` is int32 [n]. `loss_mask` is int32 [n], and is 1 only for tokens that the engine
     sampled at that position. `logprobs` is float32 [n], and is NaN for tokens that were not sampled
     or whose logprobs were not requested. `prompt_length` is the number of tokens before the first
     turn that no earlier sequence contains (in a transcript: before the first trained turn).
@@ -211,7 +196,10 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: npt.NDArray[np.int32] | None = None
-    """The experts of each token except the last, [n - 1, layers * top_k], from the last turn."""
+    """The experts of each token except the last, [n - 1, layers * top_k], from the turn whose
+    request processed the token first; or None. A later request may process it again with other
+    experts.
+    """
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -418,9 +406,10 @@ class InteractionResult:
     """The result of an episode. Fields up to `response_length` are as in slime's tau-bench example.
 
     `tokens` (prompt and response), `loss_mask` and `logprobs` (both for the response only) are
-    views of the last trajectory, which contains the conversation as it ended. If the session
-    forked, `trajectories` contains every sequence, and a trainer must use all of them. `reward` is
-    None for an ABORTED episode.
+    lists of the last trajectory, which contains the conversation as it ended. `logprobs` has 0.0
+    for tokens that were not sampled, and is None if a token with mask 1 has no logprob. If the
+    session forked, `trajectories` contains every sequence, and a trainer must use all of them.
+    `reward` is None for an ABORTED episode.
     """
 
     prompt: str
@@ -428,11 +417,11 @@ class InteractionResult:
     messages: list[Message]
     info: dict[str, Any]
     response: str = ""
-    loss_mask: Any = None
-    tokens: Any = None
+    loss_mask: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     status: Status = Status.COMPLETED
     response_length: int = 0
-    logprobs: Any = None
+    logprobs: list[float] | None = None
     weight_versions: tuple[WeightVersion, ...] = ()
     trajectories: tuple[Trajectory, ...] = ()
     stop_reason: StopReason = StopReason.DONE
@@ -445,30 +434,42 @@ class InteractionResult:
         cls,
         trajectories: Sequence[Trajectory],
         *,
+        prompt: str,
+        reward: float | None,
         messages: list[Message],
+        info: dict[str, Any],
         stop_reason: StopReason,
-        **given: Any,
+        metrics: Mapping[str, float] | None = None,
+        step_rewards: Sequence[float] = (),
+        tools: Sequence[Tool] = (),
     ) -> InteractionResult:
-        """Return a result whose token and response fields come from the last trajectory.
-
-        `given`: the fields that do not depend on the trajectories, the messages or the stop reason.
-        """
+        """Return a result whose token and response fields come from the last trajectory."""
         last = trajectories[-1] if trajectories else None
-        cut = last.prompt_length if last else 0
-        no_ids = np.zeros(0, dtype=np.int32)
         return cls(
-            messages=messages,
+            prompt,
+            reward,
+            messages,
+            info,
             response=response_text(messages),
-            loss_mask=last.loss_mask[cut:] if last else no_ids,
-            tokens=last.input_ids if last else no_ids,
+            loss_mask=last.loss_mask[last.prompt_length :].tolist() if last else [],
+            tokens=last.input_ids.tolist() if last else [],
             status=status_of(stop_reason),
             response_length=last.response_length if last else 0,
-            logprobs=last.logprobs[cut:] if last else np.zeros(0, dtype=np.float32),
+            logprobs=_response_logprobs(last) if last else [],
             weight_versions=last.weight_versions if last else (),
             trajectories=tuple(trajectories),
             stop_reason=stop_reason,
-            **given,
+            metrics=dict(metrics or {}),
+            step_rewards=tuple(step_rewards),
+            tools=list(tools),
         )
+
+
+def _response_logprobs(trajectory: Trajectory) -> list[float] | None:
+    if np.isnan(trajectory.logprobs[trajectory.loss_mask != 0]).any():
+        return None
+    logprobs = trajectory.logprobs[trajectory.prompt_length :].tolist()
+    return [0.0 if value != value else value for value in logprobs]
 
 
 def response_text(messages: Sequence[Message]) -> str:

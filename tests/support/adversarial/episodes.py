@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from support.adversarial.dialogues import TOOLS, Message, Step, Tool
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.judge import Judge, Refused, Said, Unclear
+from support.adversarial.judge import Inapplicable, Judge, Refused, Said, Unclear
 from support.adversarial.play import Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
 from support.episodes import serving
@@ -90,9 +90,21 @@ class Scripted:
 
     def plan(self, dialogue: Conversation, step: Step) -> None:
         """Make the line for the next turn of `dialogue`."""
-        self.planned = step.turn | {"content": step.turn["content"] or None}
-        planned = replace(step, turn=self.planned, new=())
-        said = self.voice.judge.say(dialogue.messages, planned, self.tools, random.Random(0))
+        calls = step.turn.get("tool_calls", [])
+        one_call = {**step.turn, "tool_calls": calls[:1]} if calls else step.turn
+        plain = replace(step, sampling="alone")
+        for planned in (step, plain, replace(plain, turn=one_call)):
+            self.planned = planned.turn | {"content": planned.turn["content"] or None}
+            planned = replace(planned, turn=self.planned, new=())
+            try:
+                said = self.voice.judge.say(
+                    dialogue.messages, planned, self.tools, random.Random(0)
+                )
+                break
+            except Inapplicable as error:
+                failure = error
+        else:
+            raise failure
         reply = Reply(output_ids=said.ids, stop=bool(said.stop))
         self.voice.lines[dialogue.session.session_id].append(reply)
 
@@ -127,27 +139,31 @@ async def play_episodes(
     async with serving(tokenizer, voice, stop_token_ids=stops) as (engine, served):
         for script in scripts:
             steps = [*script.steps, _FAREWELL]
-            prompter = Scripted(voice, TOOLS) if scripted else None
+            tools = script.tools or () if scripted else TOOLS
+            prompter = Scripted(voice, tools) if scripted else None
             voice.lines[script.name] = [] if prompter else [voice.line(step) for step in steps]
             more: dict[str, Any] = {"parse": prompter.parse} if prompter else {}
             dialogue = Conversation(
-                served, script.first, TOOLS, session_id=script.name, **more, **settings
+                served, script.first, tools, session_id=script.name, **more, **settings
             )
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             keep(dialogue)
-            found.append(_judged(judge, dialogue, engine, ended))
+            found.append(_judged(judge, dialogue, engine, ended, tools))
     return found
 
 
 async def _play(dialogue: Conversation, steps: Sequence[Step], prompter: Scripted | None) -> str:
-    """Play to the end; the words of the template's refusal if it came to one."""
+    """Play to the end, or to a turn that the judge cannot say; the words of the template's refusal
+    if it came to one."""
     try:
         for step in steps:
             if prompter is not None:
                 prompter.plan(dialogue, step)
             reply = await dialogue.reply(PARAMS)
             dialogue.extend(list(_with_ids(step.new, reply.message)))
+    except Inapplicable:
+        return ""
     except TemplateError as error:
         return str(error)
     return ""
@@ -164,7 +180,13 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
         )
 
 
-def _judged(judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended: str) -> Outcome:
+def _judged(
+    judge: Judge,
+    dialogue: Conversation,
+    engine: EmbeddedEngine,
+    ended: str,
+    tools: Sequence[Tool],
+) -> Outcome:
     name = dialogue.session.session_id
     outcome = Outcome(name, ended=ended)
     log = [entry for entry in engine.log if entry.routing_key == name]
@@ -177,13 +199,13 @@ def _judged(judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended:
         before = dialogue.messages[: at[turn]]
         last = dialogue.messages[: at[turn - 1]] if turn else []
         verdict, detail = _verdict(
-            judge, prompt, stream, before, last, log[turn - 1] if turn else None
+            judge, prompt, stream, before, last, log[turn - 1] if turn else None, tools
         )
         outcome.rows.append(Row(judge.template.name, name, turn, verdict, detail))
         if verdict in ("wrong", "injected", "raises", "prompt-wrong", "fork-wrong") and not wrong:
             wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
         stream = [*prompt, *entry.output_ids]
-    if ended and not _refuses(judge, dialogue.messages):
+    if ended and not _refuses(judge, dialogue.messages, tools):
         outcome.rows.append(Row(judge.template.name, name, len(log), "refused-unneeded", ended))
     _count_trained(outcome, dialogue, wrong)
     return outcome
@@ -196,11 +218,12 @@ def _verdict(
     before: list[Message],
     last: list[Message],
     entry: Any,
+    tools: Sequence[Tool],
 ) -> tuple[str, str]:
     """The verdict on one prompt, served after `stream`, which ends in the answer of `entry`."""
     try:
         if entry is None:
-            return ("exact", "") if prompt == judge.prompt(before, TOOLS) else ("prompt-wrong", "")
+            return ("exact", "") if prompt == judge.prompt(before, tools) else ("prompt-wrong", "")
     except (Refused, Unclear) as reason:
         return "unclear", str(reason)
     text = judge.decode(entry.output_ids)
@@ -208,7 +231,7 @@ def _verdict(
     said = Said(
         entry.output_ids, text, stop if stop in judge.template.stops else "", before[len(last)]
     )
-    truth = judge.truth(last, said, before[len(last) + 1 :], TOOLS)
+    truth = judge.truth(last, said, before[len(last) + 1 :], tools)
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
         verdict = verdict_on(truth, ("append", delta), "fork", judge)
@@ -216,7 +239,7 @@ def _verdict(
         detail = f"expected {wanted!r:.300} got {judge.decode(delta)!r:.300}"
         return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"
     try:
-        right = judge.fork_is_right(prompt, stream, before, TOOLS)
+        right = judge.fork_is_right(prompt, stream, before, tools)
     except Refused as reason:
         return "raises", str(reason)
     if right is False:
@@ -224,10 +247,10 @@ def _verdict(
     return ("fork-unneeded" if truth.kind in ("append", "drift") else "fork-right"), ""
 
 
-def _refuses(judge: Judge, messages: list[Message]) -> bool:
+def _refuses(judge: Judge, messages: list[Message], tools: Sequence[Tool]) -> bool:
     """Whether the template refuses the conversation, or its control tokens cannot be told."""
     try:
-        judge.render(messages, TOOLS, generate=True)
+        judge.render(messages, tools, generate=True)
     except (Refused, Unclear):
         return True
     return False

@@ -138,14 +138,26 @@ class Judge:
         return self._renders[shown]
 
     def _render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        *,
+        generate: bool,
+        assistant: bool = True,
     ) -> Render:
         text = self.text(messages, tools, generate=generate)
         if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
             return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
         try:
             masked = self.text(
-                self._masked(list(messages)), self._masked(list(tools or ())), generate=generate
+                [
+                    self._masked(message)
+                    if assistant or message["role"] != "assistant"
+                    else message
+                    for message in messages
+                ],
+                self._masked(list(tools or ())),
+                generate=generate,
             )
         except Refused as error:
             raise Unclear("the template reads control-token text in a body, and raises") from error
@@ -160,7 +172,8 @@ class Judge:
             return self.pattern.sub(lambda found: rot13(found.group()), value)
         if isinstance(value, dict):
             return {
-                key: item if key == "role" else self._masked(item) for key, item in value.items()
+                self._masked(key): item if key == "role" else self._masked(item)
+                for key, item in value.items()
             }
         return [self._masked(item) for item in value] if isinstance(value, list | tuple) else value
 
@@ -405,13 +418,23 @@ class Judge:
         tools: Sequence[Tool] | None,
     ) -> bool | None:
         """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
-        encoded anew from there. None: it is unclear which control tokens are the template's."""
+        encoded anew from there. Control-token text of the assistant may be either text or a token:
+        the messages do not say which of the two was sampled. None: it is unclear which control
+        tokens are the template's."""
         try:
-            full = self.render(messages, tools, generate=True)
+            text, allowed = self._marks(messages, tools, assistant=False)
+            _, required = self._marks(messages, tools, assistant=True)
         except Unclear:
             return None
         ids, stream = list(ids), list(stream)
-        if ids == self.ids(full.pieces()):
+
+        def fresh(rest: list[int], start: int) -> bool:
+            marks = self._claimed(rest, text, start)
+            return (
+                marks is not None and {at for at in required if at[0] >= start} <= marks <= allowed
+            )
+
+        if fresh(ids, 0):
             return True
         kept = next(
             (n for n, (a, b) in enumerate(zip(ids, stream, strict=False)) if a != b), len(stream)
@@ -420,8 +443,31 @@ class Judge:
         for at in range(min(kept, len(ids)) - 1, -1, -1):
             if ids[at] in marks:
                 begin = texts(ids[: at + 1])
-                if full.text.startswith(begin) and ids[at + 1 :] == self.ids(
-                    full.pieces(len(begin))
-                ):
+                if text.startswith(begin) and fresh(ids[at + 1 :], len(begin)):
                     return True
         return False
+
+    def _marks(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, assistant: bool
+    ) -> tuple[str, set[tuple[int, int]]]:
+        """The render, and the places of the template's own control tokens; of the assistant's too
+        if its texts are not masked (`assistant`)."""
+        render = self._render(messages, tools, generate=True, assistant=assistant)
+        return render.text, set(render.marks)
+
+    def _claimed(self, ids: Sequence[int], text: str, start: int) -> set[tuple[int, int]] | None:
+        """The places of the control tokens of `ids`, which must be `text` from `start` on in the
+        tokenizer's own tokens."""
+        texts = {index: name for name, index in self.control.items()}
+        marks, piece = set[tuple[int, int]](), list[int]()
+        for index in [*ids, None]:
+            if index is not None and index not in texts:
+                piece.append(index)
+                continue
+            shown, mark = self.decode(piece), texts.get(index, "") if index is not None else ""
+            if not text.startswith(shown + mark, start) or self.plain(shown) != piece:
+                return None
+            start += len(shown) + len(mark)
+            marks |= {(start - len(mark), start)} if mark else set()
+            piece = []
+        return marks if start == len(text) else None

@@ -18,7 +18,9 @@ def squash(text: str) -> str:
 
 
 def rot13(text: str) -> str:
-    return codecs.encode(text, "rot13")
+    """`text` with other letters; with other bars and brackets if it has no letters."""
+    turned = codecs.encode(text, "rot13")
+    return turned if turned != text else text.translate(str.maketrans("<>[]|", "()()!"))
 
 
 def unwritten(said: str, shown: str) -> int:

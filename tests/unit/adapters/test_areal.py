@@ -7,13 +7,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from support import areal_mirror
 from support.framework_engines import ArealInference, GenerationHyperparameters, install_areal
 from support.slime_trainer import reference_lines
 
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
 from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+
+torch = pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
 
 SETTINGS = EpisodeSettings(
     env="desk", tool_call_parser="hermes", verify="always", max_turns=12, retries=0
@@ -22,7 +25,6 @@ SETTINGS = EpisodeSettings(
 
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
-    pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
     return install_areal(monkeypatch)
 
 
@@ -66,22 +68,34 @@ async def test_an_episode_is_a_row_of_tensors(recorded: dict[str, list[float]]) 
     assert all(asked.gconfig.n_samples == 1 for asked in engine.seen)
 
 
-async def test_an_aborted_episode_is_rejected() -> None:
+async def test_an_aborted_episode_does_not_shift_the_groups() -> None:
+    """AReaL finds groups by counting rows. The first of three groups has an aborted episode."""
+    size, broken, rewards = 4, 2, dict[int, list[float]]()
     async with workflow() as (own, engine):
-        answers = engine.agenerate
+        answers, rids = engine.agenerate, list[str]()
 
-        async def failing(req: Any) -> Any:
+        async def sometimes(req: Any) -> Any:
+            rids.extend([req.rid] if req.rid not in rids else [])
             answer = await answers(req)
-            answer.output_logprobs.pop()
+            if rids.index(req.rid) == broken:
+                answer.output_logprobs.pop()
             return answer
 
-        engine.agenerate = failing  # type: ignore[method-assign]
-        assert await own.arun_episode(engine, {"index": 0}) is None
+        engine.agenerate = sometimes  # type: ignore[method-assign]
+        grouped = areal_mirror.GroupedRolloutWorkflow(own, size)
+        for index in (0, 1, 0):
+            rows = await areal_mirror.execute(grouped, engine, {"index": index})
+            rewards[len(rewards)] = [row["rewards"].item() for row in rows or ()]
+    groups = [group for group in rewards.values() if group]
+    assert groups == [[0.0] * size, [1.0] * size]
+    flat = torch.tensor([reward for group in groups for reward in group])
+    assert areal_mirror.normalized(flat, size).tolist() == [0.0] * len(flat)
 
 
 async def test_a_first_prompt_that_is_too_long_is_rejected() -> None:
     async with workflow(SETTINGS.model_copy(update={"context_length": 16})) as (own, engine):
-        assert await own.arun_episode(engine, {"index": 0}) is None
+        with pytest.raises(RolloutError, match=r"task 0 cannot be trained on, .* no trained token"):
+            await own.arun_episode(engine, {"index": 0})
     assert engine.seen == []
 
 

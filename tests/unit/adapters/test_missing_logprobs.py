@@ -40,7 +40,11 @@ def episode(reason: StopReason = StopReason.DONE) -> InteractionResult:
         lambda result: to_output([result]),
         lambda result: to_fields(result, prompt_length=64, response_length=64),
         lambda result: executor._result(
-            result.trajectories[0], {}, 0, overflow=False, logprobs=True
+            result.trajectories[0],
+            executor._outcome(1.0, {}),
+            0,
+            overflow=False,
+            logprobs=True,
         ),
     ],
 )

@@ -10,9 +10,10 @@ import inspect
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
+import numpy as np
 import pytest
 from openai import InternalServerError
 from support.client import request
@@ -93,6 +94,8 @@ def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
 class Looker(AgentExecutor):
     """Plays the episode of `SAID` with the OpenAI SDK."""
 
+    log_defaults: ClassVar = {"looked": 0.0}
+
     async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
         await play(self.client.chat.completions.create)
         return {"reward": 1.0, "scores": 0.5, "extra_logs": {"looked": 3}}
@@ -117,6 +120,8 @@ class Chatter(AgentExecutor):
 
 class Published(AgentExecutor):
     """The published body: every argument of its default `run_agent`, and `token_ids`."""
+
+    log_defaults: ClassVar = {"n": 0.5}
 
     def __init__(self, outcome: Any) -> None:
         super().__init__()
@@ -144,7 +149,8 @@ class Published(AgentExecutor):
         (None, None, None),
         (0.5, 0.5, 0.5),
         ({"reward": 1.0, "scores": 0.0, "extra_logs": {"n": 1}}, 1.0, 0.0),
-        ({"reward": 1}, 1, 1),
+        ({"reward": 1, "scores": True}, 1.0, 1.0),
+        (True, 1.0, 1.0),
     ],
 )
 async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -> None:
@@ -154,6 +160,7 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
         result = await execute(executor, llm)
         exact(result, engine)
     assert (result["reward"], result["scores"]) == (reward, scores)
+    assert {type(result["reward"]), type(result["scores"])} == {type(reward)}
     [reply] = executor.replies
     prompt, completion = result["action_ranges"][0]
     assert reply.token_ids == {
@@ -173,12 +180,35 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
         ({"reward": "1.0"}, "the reward '1.0': it must be"),
         ({"reward": 1.0, "scores": float("inf")}, "the scores inf: it must be"),
         ({"reward": 1.0, "extra_logs": None}, "the extra_logs None: they must be a dict"),
+        ({"extra_logs": {"n": "few"}}, r"the extra_logs\['n'\] 'few': it must be a finite number"),
+        ({"extra_logs": {"m": 1}}, r"extra_logs with m: .* such as log_defaults = {'m': 0.0}"),
     ],
 )
 async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: str) -> None:
     async with actor(lambda request: "Hello.") as (_, llm):
         with pytest.raises(UsageError, match=words):
             await execute(Published(outcome), llm)
+
+
+async def test_all_samples_have_the_same_logs_and_all_numbers_are_floats() -> None:
+    """OpenRLHF makes one tensor of each name in `extra_logs`, over the samples of a batch."""
+
+    class Overflowing(Published):
+        async def run_agent(self, *given: Any) -> Any:
+            await Chatter.run_agent(self, *given)  # type: ignore[arg-type]
+
+        lines, more = 100, dict[str, Any]()
+
+    outcomes = [True, {"reward": 1, "extra_logs": {"n": 2}}, {"reward": 0, "scores": np.int64(1)}]
+    async with actor(lambda request: "Hello.") as (_, llm):
+        results = [await execute(Published(outcome), llm) for outcome in outcomes]
+        results.append(await execute(Overflowing(None), llm, max_length=120))
+    rows = [
+        {"reward": one["reward"], "scores": one["scores"], **one["extra_logs"]} for one in results
+    ]
+    assert {tuple(row) for row in rows} == {("reward", "scores", "turns", "left_out_tokens", "n")}
+    assert {type(value) for row in rows for value in row.values()} == {float}
+    assert [row["n"] for row in rows] == [0.5, 2.0, 0.5, 0.5]
 
 
 def test_the_sample_exists_only_while_the_agent_runs() -> None:

@@ -199,7 +199,7 @@ def rewards_of(
     """
     turns = (Turn(2, 4, "stop", excluded=excluded, reward=given[0]), Turn(5, 7, "stop"))
     turns = (turns[0], replace(turns[1], reward=given[1]))
-    mask = np.array([0, 0, *([0, 0] if excluded else [1, 1]), 0, 1, 1], np.uint8)
+    mask = np.array([0, 0, *([0, 0] if excluded else [1, 1]), 0, 1, 1], np.int32)
     logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
     start = 5 if fork else 2
     made = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, start)
@@ -233,7 +233,7 @@ def test_an_invalid_turn_does_not_move_the_rewards_of_the_others() -> None:
         Turn(3, 4, "stop", reward=0.2),
         Turn(4, 5, "stop", reward=0.3),
     )
-    mask = np.array([0, 0, 1, 1, 1], np.uint8)
+    mask = np.array([0, 0, 1, 1, 1], np.int32)
     logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
     made = Trajectory(np.arange(5, dtype=np.int32), mask, logprobs, turns, 2)
     result = InteractionResult.of(

@@ -277,7 +277,7 @@ async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
 def _trajectory(
     n: int, cut: int, *, reason: str | None = None, source: Any = "engine"
 ) -> Trajectory:
-    mask = np.array([0] * cut + [1] * (n - cut), dtype=np.uint8)
+    mask = np.array([0] * cut + [1] * (n - cut), dtype=np.int32)
     logprobs = np.where(mask == 1, -0.5, np.nan).astype(np.float32)
     return Trajectory(np.arange(n, dtype=np.int32), mask, logprobs, (), cut, source, reason)
 
@@ -306,7 +306,7 @@ def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
 
 
 def test_what_may_not_be_trained_is_not(sample_type: Any) -> None:
-    excluded = dataclasses.replace(_trajectory(6, 3), loss_mask=np.zeros(6, dtype=np.uint8))
+    excluded = dataclasses.replace(_trajectory(6, 3), loss_mask=np.zeros(6, dtype=np.int32))
     [made] = to_samples(
         sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(excluded,))
     )

@@ -8,6 +8,8 @@ Each check is shown to fail on the published way of making tokens, which is re-m
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +27,8 @@ from support.published import (
     with_bos,
 )
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
+from support.results import trajectory as a_trajectory
+from support.slime_mirror import Sample
 from support.worlds import ListedWorld
 
 from toolroll.agents.loop.call_policy import CallPolicy
@@ -240,7 +244,7 @@ class AsText(Recording):
 def _has_logprobs(result: InteractionResult) -> None:
     trained = [t.logprobs[t.loss_mask == 1] for t in result.trajectories]
     assert sum(map(len, trained)) > 0 and all(np.isfinite(found).all() for found in trained)
-    assert len(result.logprobs) == len(result.loss_mask) == result.response_length
+    assert len(result.logprobs or ()) == len(result.loss_mask) == result.response_length
 
 
 async def test_a07_every_trained_token_has_the_engine_s_logprob() -> None:
@@ -337,3 +341,63 @@ async def test_a10_two_tool_results_in_a_row_are_one_block_and_whole() -> None:
     )
     with pytest.raises(AssertionError):
         _holds_both(tokenizer, wrong.trajectories[0])
+
+
+logger = logging.getLogger(__name__)
+
+
+def res_to_sample(res: InteractionResult, task_index: int) -> Any:
+    """The function of slime's example, at `support.slime_mirror.COMMIT`, without its comments."""
+    status_mapping = {
+        Status.COMPLETED: "completed",
+        Status.TRUNCATED: "truncated",
+        Status.ABORTED: "aborted",
+    }
+    status: Any = status_mapping.get(res.status)
+    logger.debug(
+        f"res_to_sample: response_length="
+        f"{res.response_length if hasattr(res, 'response_length') else 'None'}, "
+        f"loss_mask_len={len(res.loss_mask) if res.loss_mask else 'None'}, "
+        f"tokens_len={len(res.tokens) if res.tokens else 'None'}"
+    )
+    sample: Any = Sample(
+        index=task_index,
+        prompt=res.prompt,
+        tokens=res.tokens,
+        response=res.response,
+        reward=res.reward,
+        loss_mask=res.loss_mask,
+        status=status,
+        metadata=res.info,
+    )
+    if hasattr(res, "response_length"):
+        sample.response_length = res.response_length
+    return sample
+
+
+def _result(*trajectories: Trajectory) -> InteractionResult:
+    return InteractionResult.of(
+        trajectories, prompt="P", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE
+    )
+
+
+def test_the_result_and_its_published_sample_are_lists_of_numbers() -> None:
+    result = _result(a_trajectory(500, ((4, 300), (310, 422))))
+    sample = res_to_sample(result, 7)
+    mask, tokens, logprobs = sample.loss_mask, sample.tokens, result.logprobs
+    assert sum(mask) == 408 and len(mask) == len(logprobs or ()) == sample.response_length == 496
+    assert tokens + [5] == [*range(100, 600), 5]  # noqa: RUF005 - as users write it
+    assert {type(value) for value in [*mask, *tokens]} == {int}
+    assert logprobs is not None and logprobs[0] == -0.25 and logprobs[300] == 0.0
+    plain = json.loads(json.dumps([mask, tokens, logprobs, sample.metadata], allow_nan=False))
+    assert plain == [mask, tokens, logprobs, {}]
+    empty = res_to_sample(_result(), 7)
+    assert (empty.tokens, empty.loss_mask, empty.response_length) == ([], [], 0)
+
+
+def test_the_result_has_no_logprobs_if_a_trained_token_has_none() -> None:
+    unknown = a_trajectory()
+    unknown.logprobs[11] = np.nan
+    assert _result(unknown).logprobs is None
+    excluded = dataclasses.replace(unknown, loss_mask=np.zeros_like(unknown.loss_mask))
+    assert _result(excluded).logprobs == [-0.25, -0.5, -0.75, 0.0, 0.0, -0.25, -0.5, 0.0]

@@ -32,7 +32,7 @@ from toolroll.rollout.adapters.trl import (
     weights_from_disk,
 )
 from toolroll.rollout.adapters.trl.environments import _end_tokens
-from toolroll.rollout.errors import EngineError, UsageError
+from toolroll.rollout.errors import EngineError, EnvironmentFailure, UsageError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     Fault,
@@ -334,6 +334,16 @@ class Async(Plain):
         closed.append(self)
 
 
+class Yes(Plain):
+    def step(self, action):
+        return StepResult(done=True, reward=True)
+
+
+class Infinite(Plain):
+    def step(self, action):
+        return StepResult(done=True, reward=float("inf"))
+
+
 class Later(Plain):
     fails = []
 
@@ -374,6 +384,19 @@ def test_each_environment_is_closed_once(closings: Any, kind: str) -> None:
     gc.collect()
     closed = closings.closed[before:]
     assert len(closed) == len(set(closed)) == 4
+
+
+def test_a_reward_is_a_finite_float(closings: Any) -> None:
+    reply = [[{"role": "assistant", "content": "Bye."}]]
+    instance = environment_class("trl_closings:Yes")()
+    instance.reset(index=0)
+    finish_episodes(reply, [instance])
+    assert type(instance.get_reward()) is float and instance.get_reward() == 1.0
+    instance = environment_class("trl_closings:Infinite")()
+    instance.reset(index=0)
+    with pytest.raises(EnvironmentFailure, match="the reward inf: it must be a finite number"):
+        finish_episodes(reply, [instance])
+    assert instance.get_reward() is None
 
 
 def test_an_environment_dropped_in_the_loop_s_own_thread_is_closed(closings: Any) -> None:

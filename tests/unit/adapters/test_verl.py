@@ -98,7 +98,7 @@ async def test_the_response_is_cut_and_a_long_prompt_is_not_trained() -> None:
 
 def sequence(prompt: int, length: int) -> Trajectory:
     """A sequence with one turn, which is its response."""
-    mask = np.array([0] * prompt + [1] * (length - prompt), np.uint8)
+    mask = np.array([0] * prompt + [1] * (length - prompt), np.int32)
     logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
     ids = np.arange(length, dtype=np.int32)
     return Trajectory(ids, mask, logprobs, (Turn(prompt, length, "stop"),), prompt)
@@ -130,7 +130,7 @@ async def test_an_episode_that_the_engine_aborted_is_raised_with_its_stop_reason
     verl_mirror.install(monkeypatch)
     manager: Any = Says(token_ids=[], log_probs=[], stop_reason="aborted")
     given = loop_arguments(manager, load_embedded_tokenizer())
-    loop = ToolrollAgentLoop(**given, settings={"env": "desk", "on_aborted": "raise"})
+    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
     with pytest.raises(RolloutError, match="task 0 was aborted: engine_abort"):
         await loop.run({}, extra_info={"index": 0})
     for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():

@@ -29,11 +29,11 @@ async def test_all_agents_share_the_template_that_asks_for_one_call_a_turn(token
         agents = [_agent(served) for _ in range(3)]
         for agent in agents:
             await agent.asolve(ListedWorld(), task=Task("t", 0))
-        templates = {id(agent._template(served, agent.policy)) for agent in agents}
+        templates = {id(agent._template(served.template, agent.policy)) for agent in agents}
         assert len(templates) == 1 and served.template is not agents[0]._template(
-            served, agents[0].policy
+            served.template, agents[0].policy
         )
-        template = agents[0]._template(served, agents[0].policy)
+        template = agents[0]._template(served.template, agents[0].policy)
         assert template is not None and template.encoder is served.template.encoder
 
 

@@ -4,6 +4,7 @@ executed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,23 @@ def test_stop_ends_at_the_first_and_any_policy_at_the_limit() -> None:
     assert CallPolicy().decide(reply(bad(0)), invalid_before=2).stop
 
 
+def test_text_that_looks_like_a_call_is_text_unless_the_policy_says_otherwise() -> None:
+    look = ToolCall("look", None, "<look>", CallStatus.LOOKS_LIKE_A_CALL, "no call of look")
+    text = replace(reply(content="<look>"), lookalikes=(look,))
+    decision = CallPolicy().decide(text, invalid_before=0)
+    assert (decision.action, decision.invalid) == (Action("<look>"), False)
+
+    strict = CallPolicy(on_lookalike="invalid")
+    refused = strict.decide(text, invalid_before=0)
+    assert (refused.action, refused.invalid, refused.answers) == (None, True, {})
+    assert refused.messages == [{"role": "user", "content": "Error: no call of look"}]
+    assert strict.decide(text, invalid_before=2).stop
+    spoken = replace(strict, on_invalid_call="respond").decide(text, invalid_before=0)
+    assert (spoken.action, spoken.invalid) == (Action("<look>"), True)
+    both = replace(reply(good(0)), lookalikes=(look,))
+    assert not strict.decide(both, invalid_before=0).invalid
+
+
 def test_of_several_calls_first_executes_one_and_refuse_none() -> None:
     first = CallPolicy(parallel_calls="first").decide(
         reply(good(0), good(1), good(2)), invalid_before=0
@@ -144,7 +162,10 @@ def test_an_action_at_fault_is_told_so() -> None:
     assert reject_action(Action("Hi."), "No.") == [{"role": "user", "content": "No."}]
 
 
-@pytest.mark.parametrize("settings", [{"max_invalid_in_a_row": 0}, {"invalid_penalty": 0.5}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_invalid_in_a_row": 0}, {"invalid_penalty": 0.5}, {"on_lookalike": "call"}],
+)
 def test_settings_without_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         CallPolicy(**settings)

@@ -121,7 +121,7 @@ async def test_the_tokens_are_those_of_the_event_loop(
         async with serving(tokenizer, says) as (_, served):
             world = ListedWorld(tool_texts=["a frog", "a fish"], user_texts=["Hello.", "And?"])
             result = await agent(served).asolve(world, task=Task("t", 0), session_id="s")
-            found.append([result.tokens.tolist(), result.loss_mask.tolist(), result.messages])
+            found.append([result.tokens, result.loss_mask, result.messages])
     assert found[0] == found[1]
 
 

@@ -67,7 +67,7 @@ async def test_training_and_evaluation_follow_one_rule(
     async with serving(tokenizer, lambda request: [TWO, "Done."][request.call]) as (_, model):
         agent = make_agent(model, settings)
         result = await agent.asolve(trained, task=task, session_id="s")
-        template = agent._template(model, agent.policy.under(trained))
+        template = agent._template(model.template, agent.policy.under(trained))
     assert result.info.get("error") is None
     await TwoCalls(Threads(1), policy=CallPolicy(**settings)).asolve(evaluated, task=task)
     assert executed(trained) == executed(evaluated) == {"all": 2, "first": 1, "refuse": 0}[rule]

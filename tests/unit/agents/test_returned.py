@@ -21,12 +21,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.talking import Scripted, ScriptedFactory, play
 
-from toolroll.rollout.errors import first_error
+from toolroll.agents.loop.validation import checked_step
+from toolroll.rollout.errors import EnvironmentFailure, first_error
 from toolroll.rollout.runs.episode_file import from_line, to_line
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner, RunSettings, checked_result
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.jsonable import to_jsonable
 from toolroll.rollout.types import (
+    Action,
     Episode,
     InteractionResult,
     Observation,
@@ -350,6 +352,21 @@ def test_storable_never_raises(value: Any) -> None:
 def test_no_key_takes_the_place_of_another() -> None:
     found = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
     assert sorted(found.values()) == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("reward", [True, 1, np.int64(1), np.bool_(True), Decimal(1)])
+def test_a_reward_is_a_float_from_where_it_arrives(reward: Any) -> None:
+    step = checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
+    result = checked_result(InteractionResult("", reward, [], {}))
+    assert [(value, type(value)) for value in (step.reward, result.reward)] == [(1.0, float)] * 2
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, "1", 10**400, [1.0, 2.0], 1j])
+def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"env\.step gave the reward .* finite number"):
+        checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
+    with pytest.raises(ValueError, match=r"asolve returned the reward .* finite number"):
+        checked_result(InteractionResult("", reward, [], {}))
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,23 @@ def rewards_of(result: InteractionResult) -> list[list[float]]:
     return found
 
 
+async def test_text_that_looks_like_a_call_is_counted_and_invalid_only_by_the_policy(
+    tokenizer: Any,
+) -> None:
+    text = '<tools>{"name": "look", "arguments": {}}</tools>'
+    result = await played(tokenizer, Walk("sum"), [text, call()])
+    assert result.metrics["lookalike_calls"] == 1 and "invalid_calls" not in result.metrics
+    assert [message["content"] for message in result.messages[1:3]] == [text, "And now?"]
+    assert "lookalike_calls" not in (await played(tokenizer, Walk("sum"), [call()])).metrics
+
+    rules: Any = {"on_lookalike": "invalid", "invalid_penalty": -0.5}
+    strict = await played(tokenizer, Walk("sum"), [text, call()], **rules)
+    assert (strict.metrics["lookalike_calls"], strict.metrics["invalid_replies"]) == (1, 1)
+    assert strict.messages[2]["role"] == "user"
+    assert "looks like a tool call of look" in str(strict.messages[2]["content"])
+    assert rewards_of(strict) == [[-0.5, 1.0, 2.0, 3.0]]
+
+
 async def test_step_rewards_that_are_summed(tokenizer: Any) -> None:
     result = await played(tokenizer, Walk("sum"), [call()])
     assert result.reward == 6.0

@@ -61,15 +61,22 @@ def test_remarks_say_what_a_reader_must_know() -> None:
     summary = Summary("pond")
     summary.add(
         episode(
-            "t-0", metrics={"tool_calls": 4.0, "invalid_calls": 2.0, "invalid_calls/unclosed": 2.0}
+            "t-0",
+            metrics={
+                "tool_calls": 4.0,
+                "invalid_calls": 2.0,
+                "invalid_calls/unclosed": 2.0,
+                "lookalike_calls": 3.0,
+            },
         )
     )
     summary.add(episode("t-1", reason=StopReason.ENGINE_ERROR))
     lines = remarks("pond", report(summary))
     assert lines[0] == "pond: ended by done 1, engine_error 1"
     assert lines[1] == "pond: invalid calls: unclosed 2"
+    assert lines[2] == "pond: text that looks like a tool call: 3"
     assert (
-        lines[2]
+        lines[3]
         == "pond: WARNING: 1 of 2 episodes were aborted and excluded from rewards: engine_error 1"
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.client import StartingEngine
 
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.runs.config import RunConfig
@@ -46,7 +47,6 @@ def complaint(captured: pytest.CaptureFixture[str]) -> str:
     ("arguments", "words"),
     [
         (["--baseline-url", DEAD], f"--baseline-url: nothing answers at {DEAD} (no connection to"),
-        (["--endpoint", DEAD], f"--baseline-url: nothing answers at {DEAD} ("),
         (["--user-url", DEAD, "--user-model", "m"], f"--user-url: nothing answers at {DEAD} ("),
         (["--baseline-url", "http://me:secret@127.0.0.1:9/v1"], f"nothing answers at {DEAD} ("),
         (["--engine", "http://me:secret@127.0.0.1:9"], "nothing answers at http://127.0.0.1:9 ("),
@@ -59,9 +59,51 @@ def test_a_server_that_is_not_there_ends_the_run_before_it_begins(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert toolroll(monkeypatch, *RUN, *arguments, "--out", str(tmp_path / "run")) == 2
+    run = [*RUN, *arguments, "--engine-timeout", "0", "--out", str(tmp_path / "run")]
+    assert toolroll(monkeypatch, *run) == 2
     line = complaint(capsys)
     assert words in line and "secret" not in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_waits_for_an_engine_that_is_starting(
+    tokenizer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = [*RUN, "--tasks", "0", "--engine-timeout", "0.05", "--out", str(tmp_path)]
+    engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
+    with serve_in_thread(engine):
+        assert toolroll(monkeypatch, *run, "--engine", engine.url) == 0
+        assert engine.checks == 3  # down, up, and once more before the run
+    first, last = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    assert f"the engine at {engine.url} does not answer ({engine.url}/health answers 503" in first
+    assert first.endswith("waiting for it, up to 0.05 s")
+    assert last == f"the engine at {engine.url} answers again"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engine", "http://127.0.0.1:9"], "the engine at http://127.0.0.1:9 has not"),
+        (["--baseline-url", DEAD], f"--baseline-url: the server at {DEAD} has not"),
+        (
+            ["--user-url", DEAD, "--user-model", "m"],
+            f"--user-url: the server at {DEAD} has not",
+        ),
+    ],
+)
+def test_a_server_that_does_not_start_in_time_ends_the_run_before_it_begins(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = [*RUN, *arguments, "--engine-timeout", "0.01", "--out", str(tmp_path / "run")]
+    assert toolroll(monkeypatch, *run) == 2
+    assert f"{words} answered for 0.01 s: nothing answers at " in complaint(capsys)
     assert not (tmp_path / "run").exists()
 
 

@@ -299,8 +299,8 @@ def test_settings_come_from_a_file_and_the_command_line_overrules_it(
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(
-        f"engine: {engine.url}\nmodel: embedded\nparser: hermes\ntasks: 0-2\nsamples: 2\nfloor: "
-        f"false\nout: {tmp_path / 'out'}\n"
+        f"engine: {engine.url}\nmodel: embedded\nparser: hermes\ntasks: 0-2\nsamples: 2\n"
+        f"do_nothing: false\nout: {tmp_path / 'out'}\n"
     )
     result = toolroll("run", "desk", "--config", file, "--samples", 1)
     assert rows(result)["episodes"] == "3"

@@ -178,7 +178,6 @@ def test_help_shows_the_defaults_and_the_version_is_told() -> None:
     assert {name: words for name, words in SHOWN.items() if words not in lines[name]} == {}
     for name in RunConfig.model_fields:
         assert name == "env" or f" --{name.replace('_', '-')} " in told
-    assert "--endpoint" not in told and "--floor" not in told, "old names are accepted, not shown"
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"toolroll {version('toolroll')}\n")
 

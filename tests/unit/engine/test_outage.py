@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import Pauses, client, flaky, refusal, request
+from support.client import Pauses, StartingEngine, client, flaky, refusal, request
 from support.clock import skip
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
@@ -21,6 +21,7 @@ from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.parsers.registry import get_parser
+from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
@@ -30,6 +31,7 @@ from toolroll.rollout.errors import (
     UsageError,
     UserSimulatorError,
 )
+from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.runtime.time_limit import pausable
@@ -97,6 +99,69 @@ async def test_after_its_time_all_fail_and_later_ones_after_one_probe(
     assert len(caplog.records) == 1
     probe.answers = (UP,)
     assert not await outage.over(2, "reset")
+
+
+@pytest.mark.parametrize(
+    ("answers", "limit", "expected"),
+    [
+        ([UP], 600, UP),
+        ([DOWN] * 5 + [UP], 600, UP),
+        ([DOWN, Health(False, "404")], 600, Health(False, "404")),
+        ([DOWN], 0, DOWN),
+    ],
+)
+async def test_the_start_waits_until_the_server_is_healthy(
+    answers: list[Health], limit: float, expected: Health
+) -> None:
+    probe, pauses = Probe(*answers), Pauses()
+    outage = Outage("the engine", probe, timeout=limit, sleep=pauses)
+    assert await outage.wait_until_healthy() == expected
+    assert outage.started == expected.ok
+    # the last check is repeated if the server had been down
+    assert probe.asked == len(answers) + (len(answers) > 1)
+    assert len(pauses) == len(answers) - 1
+
+
+async def test_the_start_waits_no_longer_than_the_timeout() -> None:
+    probe, pauses = Probe(DOWN), Pauses()
+    outage = Outage("the engine", probe, timeout=20, sleep=pauses)
+    with pytest.raises(EngineUnreachableError, match="the engine has not answered for 20 s: no"):
+        await outage.wait_until_healthy()
+    assert sum(pauses) == pytest.approx(20, abs=0.5)
+
+
+async def test_an_adapter_waits_before_it_checks_the_engines_model(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
+    async with engine:
+        args = RolloutArgs(hf_checkpoint="embedded", engine_url=engine.url, engine_timeout=0.05)
+        player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
+        result = await player.play(0, {"max_new_tokens": 64})
+        await player.aclose()
+        assert engine.checks == 3  # down, up, and once more
+    assert result.status is Status.COMPLETED
+    assert [record.getMessage() for record in caplog.records if "not checked" in record.msg] == []
+
+
+async def test_a_503_is_an_outage_only_until_the_first_answer() -> None:
+    """An engine that is starting may refuse requests before it is healthy."""
+    checks: list[int] = []
+    busy = refusal(503, {"error": "busy"})
+    seen, generate = flaky(busy, completion([3]), busy, completion([3]))
+
+    async def health(http: web.Request) -> web.Response:
+        checks.append(len(seen))
+        return web.Response(status=503 if len(checks) < 4 else 200)
+
+    async with (
+        http_server({"/generate": generate, "/health": health}) as url,
+        client(url, engine_timeout=600, attempts=2) as calls,
+    ):
+        first = await calls.generate(request())
+        assert (first.attempts, checks) == (1, [1] * 4)
+        assert (await calls.generate(request())).attempts == 2
+    assert (len(seen), checks) == (4, [1] * 4)
 
 
 async def test_without_a_timeout_nobody_is_asked() -> None:

@@ -35,8 +35,9 @@ def test_what_is_asked_for_always_fits(
     given_params = {"temperature": 0.5} | ({} if wanted is None else {"max_new_tokens": wanted})
     refused = (context is not None and prompt >= context) or (pool is not None and prompt > pool)
     if refused:
+        most = min(limit for limit in (context and context - 1, pool) if limit is not None)
         with pytest.raises(
-            ContextOverflowError, match=f"the prompt of {prompt} tokens leaves no room"
+            ContextOverflowError, match=f"^prompt is too long: {prompt} tokens > {most} maximum"
         ):
             effective_params(given_params, prompt, info)
         return
@@ -67,7 +68,7 @@ def test_facts_are_read_where_they_stand() -> None:
     models = {"data": [{"max_model_len": 4096}]}
     assert read_model_info(
         {"weight_version": "w"}, {"max_req_input_len": 90, "model_path": "p"}, models
-    ) == ModelInfo(4096, None, "w", "p", 90)
+    ) == ModelInfo(4096, None, "w", "p", 89)
     assert read_model_info(
         {}, {"context_length": 5, "weight_version": "s"}, {"data": []}
     ) == ModelInfo(5, None, "s")
@@ -135,7 +136,8 @@ def test_an_overflow_is_a_400_only() -> None:
         b'{"error":{"message":"The input (5 tokens) is longer than the model\'s context length '
         b'(4 tokens)."}}'
     )
-    assert from_response(400, words).overflow and not from_response(503, words).overflow
+    assert from_response(400, words).overflow == (5, 4)
+    assert from_response(503, words).overflow is None
 
 
 def test_no_answer_is_tried_again() -> None:

@@ -125,6 +125,32 @@ def test_join_counts_the_prompt_of_the_first_part() -> None:
     assert join(silent, rest).prompt_tokens == 7
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "experts"),
+    [
+        ([1, 2], [3], [7, 7, 7, 9]),
+        ([], [3], [9, 9]),
+        ([1, 2], [], [7, 7, 7]),
+    ],
+)
+def test_join_keeps_the_experts_that_sampled_the_first_part(
+    first: list[int], second: list[int], experts: list[int]
+) -> None:
+    """The prompt has two tokens. The second request prefills what the first one sampled."""
+
+    def part(ids: list[int], expert: int, rows: int) -> Completion:
+        known = np.full((rows, 1), expert, dtype=np.int32)
+        ids_of = np.array(ids, dtype=np.int32)
+        return Completion(ids_of, None, "abort", routed_experts=known)
+
+    end = len(first) + len(second)
+    whole = join(part(first, 7, 1 + len(first)), part(second, 9, 1 + end))
+    assert whole.routed_experts is not None
+    assert whole.routed_experts.ravel().tolist() == experts
+    unknown = Completion(np.array([1], dtype=np.int32), None, "abort")
+    assert join(unknown, part([3], 9, 3)).routed_experts is None
+
+
 async def test_an_abort_behind_the_last_token_leaves_nothing_to_resume(tokenizer: Any) -> None:
     engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4]))
     async with engine, client(engine.url) as calls:

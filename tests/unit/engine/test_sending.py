@@ -135,7 +135,7 @@ async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(
         (
             request(range(1000)),
             ContextOverflowError,
-            "of 1000 tokens is too long: the engine accepts at most 999",
+            "^prompt is too long: 1000 tokens > 999 maximum",
         ),
         (request(sampling_params={"temprature": 1.0}), UsageError, "did you mean 'temperature'"),
         (

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from aiohttp import web
 from support.client import client, request
+from support.episodes import serving
 from support.http import completion, http_server
 
 from toolroll.rollout.errors import CompletionError, EngineError
+from toolroll.rollout.types import GenerateRequest
 
 
 async def streamed(*events: bytes) -> tuple[list[list[int]], Any]:
@@ -69,6 +72,82 @@ async def test_of_all_events_but_the_last_only_the_ids_are_read() -> None:
     assert answer.output_ids.tolist() == [3, 4] and answer.logprobs.tolist() == [-0.5, -1.5]
 
 
+def event(ids: list[int], count: int, start: int = 0, **meta: Any) -> bytes:
+    """An event with `ids`, of which the first one is number `start` of `count` ids."""
+    given: dict[str, Any] = {
+        "finish_reason": None,
+        "completion_tokens": count,
+        "output_token_logprobs": [[-1.0 - start - at, index, None] for at, index in enumerate(ids)],
+        "output_top_logprobs": [[[-0.5 - start - at, 7, None]] for at in range(len(ids))],
+        "weight_versions": [{"version": "a", "start": 0, "end": count}],
+    }
+    text = "".join(map(chr, ids))
+    return orjson.dumps({"text": text, "output_ids": ids, "meta_info": {**given, **meta}})
+
+
+STOP: dict[str, Any] = {"finish_reason": {"type": "stop", "matched": 15}}
+ABORT: dict[str, Any] = {"finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}
+SPLITS = [[1, 2, 3, 5], [1, 5], [3, 4, 5], [5], [5, 5]]
+"""After each event, the number of ids that were sent."""
+
+
+@pytest.mark.parametrize("counts", SPLITS)
+@pytest.mark.parametrize("ids", [[11, 12, 13, 14, 15], [15] * 5])
+async def test_incremental_events_give_the_same_answer_as_cumulative_ones(
+    ids: list[int], counts: list[int]
+) -> None:
+    """Repeated ids must not make one form look like the other."""
+    ends: list[dict[str, Any]] = [{}] * (len(counts) - 1) + [STOP]
+    starts = [0, *counts[:-1]]
+    cumulative = [event(ids[:n], n, **end) for n, end in zip(counts, ends, strict=True)]
+    incremental = [
+        event(ids[start:n], n, start, **end)
+        for start, n, end in zip(starts, counts, ends, strict=True)
+    ]
+    told, expected = await streamed(*cumulative)
+    got_told, got = await streamed(*incremental)
+    assert got_told == told == [ids[:n] for n in counts]
+    assert got.output_ids.tolist() == expected.output_ids.tolist() == ids
+    assert got.logprobs.tolist() == expected.logprobs.tolist() == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert got.top_logprobs == expected.top_logprobs and len(got.top_logprobs) == 5
+    assert got.weight_versions == expected.weight_versions
+    assert got.text == expected.text == "".join(map(chr, ids))
+
+
+async def test_an_abort_in_the_queue_repeats_the_last_id_of_incremental_events() -> None:
+    """SGLang 0.5.23, `_handle_abort_req`: the logprobs and the text are whole there."""
+    whole = [[-1.0, 11, None], [-2.0, 12, None]]
+    aborted = event([12], 2, output_token_logprobs=whole, output_top_logprobs=None, **ABORT)
+    told, answer = await streamed(event([11, 12], 2), aborted)
+    assert told == [[11, 12]]
+    assert answer.finish_reason == "abort" and answer.output_ids.tolist() == [11, 12]
+    assert answer.logprobs.tolist() == [-1.0, -2.0] and len(answer.top_logprobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        ([event([11], 1), event([12], 3)], "neither cumulative nor incremental"),
+        ([event([11], 1), event([11, 12], 1, **ABORT)], "counts 1 sampled tokens and sent 2"),
+        (
+            [event([11], 1), event([12], 2, completion_tokens=None)],
+            "neither cumulative nor incremental",
+        ),
+        (
+            [event([11], 1), event([12], 2, completion_tokens="2", **ABORT)],
+            "neither cumulative nor incremental",
+        ),
+        ([event([11], 1), event([12, 13], 2)], "changed ids"),
+        ([event([11], 1), event([12], 2), event([11, 12, 13], 3)], "both cumulative and incr"),
+        ([event([11], 1), event([11, 12], 2), event([13], 3)], "both cumulative and incremental"),
+        ([event([11, 12], 2), event([11], 2)], "neither cumulative nor incremental"),
+    ],
+)
+async def test_a_stream_that_has_neither_form_is_refused(events: list[bytes], message: str) -> None:
+    with pytest.raises(CompletionError, match=message):
+        await streamed(*events)
+
+
 async def test_a_stream_without_its_last_event_is_a_broken_connection() -> None:
     with pytest.raises(EngineError, match="broke off"):
         await streamed(orjson.dumps(completion([3], finish_reason=None)))
@@ -99,3 +178,38 @@ async def test_what_progress_raises_is_the_callers() -> None:
     async with http_server({"/generate": says_streamed(LAST)}) as url, client(url) as calls:
         with pytest.raises(BrokenPipeError, match="the caller's pipe"):
             await calls.generate(request(), progress=progress)
+
+
+async def test_the_embedded_engine_streams_in_both_forms(tokenizer: Any) -> None:
+    answers = []
+    for incremental in (False, True):
+        told: list[Sequence[int]] = []
+        async with serving(
+            tokenizer,
+            lambda request: "One 🙂 two, one 🙂 two.",
+            split="random",
+            incremental_streaming_output=incremental,
+        ) as (engine, served):
+            prompt = served.template.encoder.encode("Count.")
+            asked = GenerateRequest(
+                input_ids=np.array(prompt, dtype=np.int32),
+                sampling_params={"max_new_tokens": 64, "stream_interval": 2},
+                session_id="s",
+                extra={"top_logprobs_num": 2},
+            )
+            answer = await served.generate(asked, progress=told.append)
+            [entry] = engine.log
+        ids = answer.output_ids.tolist()
+        assert answer.logprobs is not None
+        assert told[-1] == ids == entry.output_ids and len(told) > 1
+        answers.append(
+            (
+                ids,
+                answer.logprobs.tolist(),
+                answer.top_logprobs,
+                answer.text,
+                answer.weight_versions,
+                answer.matched,
+            )
+        )
+    assert answers[0] == answers[1]

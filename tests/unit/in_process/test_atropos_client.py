@@ -11,7 +11,18 @@ import pytest
 from openai import BadRequestError, BaseModel, NotFoundError, OpenAI
 from support.endpoints import endpoint
 
-from toolroll.rollout.server.in_process import ManagedSession, ToolrollClient
+from toolroll.rollout.server.in_process import (
+    AtroposManagedClient,
+    ChoiceLogprobs,
+    DummyManagedServer,
+    EnhancedChatCompletion,
+    EnhancedChoice,
+    LogprobContent,
+    ManagedServer,
+    ManagedServerAdapter,
+    ManagedSession,
+    ToolrollClient,
+)
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -150,7 +161,7 @@ async def test_c7_replies_are_pydantic_and_the_rest_of_the_api_is_there_or_says_
             "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Reply 1."
         )
         with pytest.raises(NotFoundError):
-            await client.responses.create(model="m", input="Hi")
+            await client.embeddings.create(model="m", input="Hi")
         with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as plain:
             ask = lambda: plain.chat.completions.create(model="m", messages=[USER])
             assert (await asyncio.to_thread(ask)).choices[0].message.content == "Reply 2."
@@ -255,3 +266,100 @@ async def test_tokenize_in_process_as_verifiers_asks_for_it() -> None:
         assert found.tokens == bench.engine.log[0].input_ids.tolist()
         with pytest.raises(BadRequestError, match="either messages or prompt"):
             await plain.post("/tokenize", body={"model": "m"}, cast_to=TokenizeResponse)
+
+
+# --- the published names --------------------------------------------------------------------------
+
+
+async def test_the_published_client_returns_the_published_types() -> None:
+    async with (
+        endpoint(load_embedded_tokenizer(), said, split="random") as bench,
+        ManagedServer(bench.served) as managed,
+    ):
+        client = AtroposManagedClient(managed_server=managed, model="m")
+        assert (client.managed_server, client.model) == (managed, "m")
+        assert client.base_url == "http://managed-server"
+        first = await client.chat.completions.create(
+            messages=[USER], max_tokens=5, max_completion_tokens=40, tools=None, stop=None
+        )
+        history = [USER, first.choices[0].message, USER]
+        reply = await client.chat.completions.create(messages=history, n=2)
+        assert bench.engine.log[0].sampling_params["max_new_tokens"] == 40
+        assert isinstance(reply, EnhancedChatCompletion)
+        assert reply.prompt_token_ids == bench.engine.log[1].input_ids.tolist()
+        by_ids = {tuple(entry.output_ids): entry for entry in bench.engine.log[1:]}
+        for choice in reply.choices:
+            assert isinstance(choice, EnhancedChoice)
+            assert isinstance(choice.logprobs, ChoiceLogprobs)
+            assert choice.token_ids is not None
+            entry = by_ids[tuple(choice.token_ids)]
+            assert [one.token_id for one in choice.logprobs.content] == choice.token_ids
+            assert [one.logprob for one in choice.logprobs.content] == pytest.approx(entry.logprobs)
+        assert reply.model_dump()["choices"][1]["token_ids"] == reply.choices[1].token_ids
+        assert client.copy() is client
+        await client.close()
+        client.reset()
+        assert managed.get_state() == {"nodes": []}
+    token = LogprobContent(logprob=-0.5)
+    assert (token.token, token.token_id, token.top_logprobs) == ("", 0, None)
+    assert ChoiceLogprobs().content == []
+    assert ChoiceLogprobs(content=[token]).content[0].logprob == -0.5
+
+
+async def test_the_published_adapter_calls_the_managed_server() -> None:
+    async with endpoint(load_embedded_tokenizer(), said) as bench:
+        async with ManagedServer(bench.served) as managed:
+            adapter = ManagedServerAdapter(managed, "http://engine/v1")
+            assert adapter.base_url == "http://engine/v1"
+            chat = await adapter.chat.completions.create(messages=[USER], max_tokens=20)
+            text = await adapter.completions.create(prompt="One", max_tokens=4)
+            response = await adapter.responses.create(input="Hi")
+            assert [chat.choices[0].message.content, response.output_text] == [
+                "Reply 0.",
+                "Reply 2.",
+            ]
+            assert text.choices[0].text
+            assert len(managed.get_state()["nodes"]) == 3
+        dummy = DummyManagedServer(bench.client(), model="m")
+        client = AtroposManagedClient(dummy, "m")
+        reply = await client.chat.completions.create(messages=[USER], logprobs=False)
+        assert reply.choices[0].message.content == "Reply 3."
+
+
+# --- Responses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_in_process_have_the_tokens_of_their_call(stream: bool) -> None:
+    async with (
+        endpoint(load_embedded_tokenizer(), said, split="random") as bench,
+        ToolrollClient(bench.endpoint, session="s") as client,
+    ):
+
+        async def create(**asked: Any) -> Any:
+            if not stream:
+                return await client.responses.create(**asked)
+            events = [event async for event in await client.responses.create(stream=True, **asked)]
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            last: Any = events[-1]
+            return last.response
+
+        first = await create(input="Hi")
+        second = await create(input="And?", previous_response_id=first.id)
+        assert [first.output_text, second.output_text] == ["Reply 0.", "Reply 1."]
+        for response, entry in zip((first, second), bench.engine.log, strict=True):
+            assert response.prompt_token_ids == entry.input_ids.tolist()
+            assert response.token_ids == entry.output_ids
+            content = response.logprobs["content"]
+            assert [token["token_id"] for token in content] == entry.output_ids
+            assert [token["logprob"] for token in content] == pytest.approx(entry.logprobs)
+        assert (await client.responses.retrieve(second.id)).output_text == second.output_text
+        [trajectory] = await client.trajectories()
+        assert len(trajectory.turns) == 2
+        with pytest.raises(BadRequestError) as caught:
+            await client.responses.create(input=[])
+        assert caught.value.param == "input"
+        with pytest.raises(NotFoundError, match="no response 'resp_x'"):
+            await client.responses.retrieve("resp_x")
+        over_http: Any = await bench.client("h").responses.create(model="m", input="Hi")
+        assert not hasattr(over_http, "token_ids")

@@ -57,7 +57,7 @@ async def test_refusals_are_the_sdks_own_errors() -> None:
             )
         assert full.value.code == "context_length_exceeded"
         with pytest.raises(NotFoundError, match="not served in process"):
-            await client.responses.create(model="m", input="Hi")
+            await client.embeddings.create(model="m", input="Hi")
 
 
 async def test_a_retry_after_an_engines_failure() -> None:

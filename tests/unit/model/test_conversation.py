@@ -218,7 +218,8 @@ async def test_a_new_tool_list_in_the_prompt_forks(tokenizer: Any) -> None:
         dialogue.extend([user("Again.")], tools=[TOOL, other])
         await dialogue.reply(PARAMS)
     assert dialogue.forks == [
-        "the tool list changed, and the prompt that was already served contains the tools"
+        "the tool list changed, and the prompt that was already served contains the tools "
+        "(added: listen)"
     ]
     assert dialogue.tools == [TOOL, other]
     text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
@@ -333,7 +334,7 @@ async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: s
         await exchange(dialogue, 3)
         await dialogue.settle()
     assert split
-    assert dialogue.mismatches == {"prompt" if where == "prompt" else "delta: tokens": 1}
+    assert dialogue.mismatches == {f"{where}: tokens": 1}
     assert dialogue.session.trajectories()[0].trained_tokens == 0
 
 
@@ -399,7 +400,7 @@ async def test_another_way_to_generate(tokenizer: Any) -> None:
 
 async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: Any) -> None:
     async with talking(
-        tokenizer, "Fine.", parse=lambda said: ParsedReply(content=said.upper())
+        tokenizer, "Fine.", parse=lambda said, *_: ParsedReply(content=said.upper())
     ) as (dialogue, engine, _):
         reply = await dialogue.reply(PARAMS)
     assert reply.message["content"] == "FINE." and reply.text == "Fine."

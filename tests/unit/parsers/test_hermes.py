@@ -44,6 +44,14 @@ def test_one_call_between_texts() -> None:
     assert call.span == (14, 14 + len(GOOD))
 
 
+@pytest.mark.parametrize("arguments", ['""', '" "', '"{}"', "{}"])
+def test_empty_arguments_are_an_empty_object(arguments: str) -> None:
+    (call,) = parse(
+        f'<tool_call>{{"name": "list_all", "arguments": {arguments}}}</tool_call>'
+    ).ok_calls
+    assert call.arguments == {}
+
+
 def test_parallel_calls_in_separate_blocks_in_one_block_and_as_a_list() -> None:
     body = '{"name": "list_all", "arguments": {}}'
     for text in (

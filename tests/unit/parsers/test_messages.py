@@ -5,7 +5,7 @@ tags for reasoning.
 from __future__ import annotations
 
 import pytest
-from support.parsing import assert_same_in_pieces
+from support.parsing import assert_same_in_pieces, lost, tool
 
 from toolroll.parsers.registry import get_parser
 
@@ -54,6 +54,20 @@ def test_inkling(
     reply = assert_same_in_pieces(get_parser("inkling"), text, in_reasoning=opened)
     assert (reply.reasoning, reply.content) == (reasoning, content)
     assert [call.status.value for call in reply.tool_calls] == statuses
+
+
+@pytest.mark.parametrize("role", ["assistant", "user", "system", "developer"])
+def test_a_message_to_a_role_is_no_call_of_a_tool(role: str) -> None:
+    text = f"<|channel|>commentary to={role}<|channel|>commentary?<|message|>x<|end|>y"
+    parser = get_parser("gpt-oss")
+    reply = assert_same_in_pieces(parser, text, tools=[tool("get")], in_reasoning=False)
+    assert (reply.tool_calls, reply.content) == ((), f"commentary to={role}commentary?\nxy")
+    assert not lost(parser, text, reply)
+    assert not parser.parse(text).tool_calls
+    (call,) = parser.parse(
+        text.replace("x<", "{}<"), tools=[tool(role)], in_reasoning=False
+    ).tool_calls
+    assert (call.name, call.ok) == (role, True)
 
 
 def test_inkling_spans_begin_with_the_message() -> None:

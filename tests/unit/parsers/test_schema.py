@@ -100,6 +100,8 @@ def deep(levels: int) -> Any:
         {"$ref": "#/nowhere"},
         {"$ref": "#nowhere"},
         {"$dynamicRef": "#nowhere"},
+        {"$ref": "#/x/no_number", "x": [{}]},
+        {"$ref": "http://["},
         {"$defs": {"x": {"$ref": "#/$defs/x"}}, "$ref": "#/$defs/x"},
         {"properties": {"n": {"multipleOf": 0.1}}},
         {"properties": {"a": {"type": "string", "pattern": "a{99999999999999}"}}},

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.parsing import assert_same_in_pieces, tool
 
+from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
@@ -57,6 +58,17 @@ def test_text_between_the_calls_of_a_block_is_content() -> None:
         ("None", {"type": ["string", "null"]}, None),
         ("null", {"type": "string"}, "null"),
         ("x", {"type": ["integer", "string"]}, "x"),
+        # a text that may be a string stays text
+        ("7", {"type": ["integer", "string"]}, "7"),
+        ("true", {"anyOf": [{"type": "boolean"}, {"type": "string"}]}, "true"),
+        ("[1]", {"oneOf": [{"type": "array"}, {"type": "string"}]}, "[1]"),
+        ("7", {"type": ["integer", "string"], "enum": [7, "a"]}, 7),
+        ("2", {"anyOf": [{"const": "1"}, {"type": "integer"}]}, 2),
+        ("2", {"anyOf": [{"const": "1"}, {"type": "null"}]}, "2"),
+        ("2", {"allOf": [{"type": ["integer", "string"]}, {"type": ["string", "null"]}]}, "2"),
+        ("2.0", {"type": ["integer", "string"]}, "2.0"),
+        ("7", {"anyOf": [{}, {"type": "string"}]}, 7),
+        ("7", False, 7),
         ("7", {"enum": ["7", 8]}, "7"),
         ("8", {"enum": ["7", 8]}, 8),
         ("[1, 'a']", {"type": "array"}, [1, "a"]),
@@ -72,6 +84,70 @@ def test_text_between_the_calls_of_a_block_is_content() -> None:
     ],
 )
 def test_a_bare_value_is_read_by_its_schema(text: str, schema: Any, value: Any) -> None:
-    found = typed(text, schema)
+    found = typed(text, None if schema is None else Schema.of(schema, valid=True))
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("a\n", "a\n"),  # in one line with its tag, a value has no line breaks of the format
+        ("a", "a"),
+        ("\na\n", "a"),
+        ("\na\n\n", "a\n"),
+        ("\n\na\n", "\na"),
+        ("\n\n", ""),
+        ("\na", "a"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "step3p5", "nanbeige"])
+def test_only_the_line_breaks_of_the_form_with_lines_are_removed(
+    name: str, written: str, value: str
+) -> None:
+    text = f"<tool_call><function=f><parameter=x>{written}</parameter></function></tool_call>"
+    (call,) = assert_same_in_pieces(
+        get_parser(name), text, tools=TOOLS, in_reasoning=False
+    ).tool_calls
+    assert (call.arguments, call.error) == ({"x": value}, None)
+
+
+TAGGED = (
+    "<tool_call>\n<function=f>\n<parameter=x>\nClose with </think> please.\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+IN_CALLS = {
+    "qwen3_coder": TAGGED,
+    "glm45": "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>Close with </think> please."
+    "</arg_value>\n</tool_call>",
+    "hermes": '<tool_call>{"name": "f", "arguments": {"x": "Close with </think> please."}}'
+    "</tool_call>",
+    "minimax-m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">Close with </think> '
+    "please.</parameter>\n</invoke>\n</minimax:tool_call>",
+    "deepseekv31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
+    '{"x": "Close with </think> please."}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "llama3": '<|python_tag|>{"name": "f", "parameters": {"x": "Close with </think> please."}}',
+    "lfm2": "<|tool_call_start|>[f(x='Close with </think> please.')]<|tool_call_end|>",
+}
+
+
+@pytest.mark.parametrize("name", IN_CALLS)
+def test_a_closing_tag_in_a_call_does_not_close_reasoning(name: str) -> None:
+    parser, call = get_parser(name), IN_CALLS[name]
+    arguments = {"x": "Close with </think> please."}
+
+    def read(text: str) -> Any:
+        return assert_same_in_pieces(parser, text, tools=TOOLS, in_reasoning=True)
+
+    for text in (f"I write it now.\n{call}", f"I write it now.</think>\n{call}"):
+        reply = read(text)
+        assert (reply.reasoning, reply.content) == ("I write it now.", "")
+        assert [found.arguments for found in reply.ok_calls] == [arguments], reply.bad_calls
+    # a call that is written before the tag that closes the reasoning is a part of it
+    quoted = read(f"Should I write {call}? No.</think>Hello.")
+    assert (quoted.reasoning, quoted.content) == (f"Should I write {call}? No.", "Hello.")
+    assert quoted.tool_calls == ()
+    # a marker alone is no call
+    opener = parser.openers[0]
+    named = read(f"I know {opener} well.</think>Hello.")
+    assert (named.reasoning, named.content) == (f"I know {opener} well.", "Hello.")

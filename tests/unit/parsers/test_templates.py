@@ -17,6 +17,7 @@ from support.tiers import by_tier, costly
 
 from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.infer import better_parser, infer_parser
+from toolroll.parsers.reasoning import THINK
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.template.chat_template import ChatTemplate
 
@@ -84,7 +85,7 @@ def written_turn(
     user = {"role": "user", "content": "Go on."}
     whole = template.renderer.render([user, turn], tools, generate=False)
     prompt = template.renderer.render([user], tools, generate=True)
-    opened = template.opens_reasoning()
+    opened = template.start([user], tools).opens_reasoning(THINK)
     if not whole.startswith(prompt):  # DeepSeek's opens a thought that history does not show
         prompt, opened = prompt.removesuffix("<think>\n"), False
         assert whole.startswith(prompt)

@@ -149,7 +149,7 @@ def test_calls_and_errors() -> None:
             episode(
                 metrics=metrics(
                     tool_calls=8, invalid_calls=2, invalid_calls__invalid_json=1,
-                    invalid_calls__unknown_tool=1,
+                    invalid_calls__unknown_tool=1, lookalike_calls=3,
                     executed_calls__find=4, executed_calls__book=2, tool_errors=1,
                     tool_errors__book=1,
                 )
@@ -163,6 +163,7 @@ def test_calls_and_errors() -> None:
             "find": {"calls": 4, "errors": 0, "error_rate": 0.0},
         },
     }
+    assert found["lookalike_calls"] == 3
     assert found["invalid_calls"] == {
         "total": 2,
         "rate": 0.25,

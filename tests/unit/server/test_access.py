@@ -12,6 +12,8 @@ import zlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.clock import skip_until
 from support.endpoints import Bench, endpoint
 from support.memory import peak
@@ -235,6 +237,42 @@ def test_no_more_is_decompressed_than_the_limit() -> None:
     tracemalloc.stop()
     assert (refused.value.status, refused.value.code) == (413, "body_too_large")
     assert peak < 1_000_000
+
+
+MANY = 200_000
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("unit", ["1", "[]", '""', '"a,b"', '{"a": 1}', '"k%d": 1'])
+def test_no_object_is_built_from_a_body_with_too_many_items(unit: str, compressed: bool) -> None:
+    items = ",".join(unit % i if "%" in unit else unit for i in range(MANY))
+    raw = ('{"a": ' + (f"{{{items}}}" if "%" in unit else f"[{items}]") + "}").encode()
+    body = gzip.compress(raw) if compressed else raw
+
+    def refused() -> None:
+        with pytest.raises(ApiError) as error:
+            decode(body, compressed=compressed, settings=EndpointSettings(max_items=MANY // 2))
+        assert (error.value.status, error.value.code) == (413, "too_many_items")
+
+    assert peak(refused) < 4 * len(raw) + 10**6  # the decompressed text and its buffers
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(data=JSON_VALUES)
+def test_the_items_of_a_body_are_its_names_and_values(data: Any) -> None:
+    def items(value: Any) -> int:
+        if isinstance(value, dict):
+            return 1 + sum(1 + items(inner) for inner in value.values())
+        return 1 + sum(map(items, value)) if isinstance(value, list) else 1
+
+    text, count = json.dumps(data, indent=1).encode(), items(data)
+    assert not received.has_more_items(text, count)
+    assert received.has_more_items(text, count - 1)
 
 
 @pytest.mark.parametrize("unit", ["1", "[]", '""', '{"a": 1}', '{"": [""]}', '{"a": {"b": [{}]}}'])

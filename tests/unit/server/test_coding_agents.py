@@ -96,7 +96,10 @@ async def test_claude_code_is_one_trajectory_and_a_title(any_tokenizer: Any) -> 
         assert sum(trajectory["loss_mask"]) == sum(
             len(entry.output_ids) for entry in bench.engine.log[1:]
         )
+        line = trajectory["lineage"].pop("x-anthropic-billing-header")
+        assert line.startswith("cc_version=2.1.173; cc_entrypoint=cli; cch=")
         assert trajectory["lineage"] == {"session_id": "episode"}
+        assert all("cch=" not in any_tokenizer.decode(e.input_ids) for e in bench.engine.log)
 
 
 class _Shifted:

@@ -491,22 +491,40 @@ async def test_reasoning_effort_is_the_templates_switch(
     ("path", "hint"),
     [
         ("/v1/assistants", "/v1/chat/completions"),
-        ("/sessions/s/responses", "must end with /v1, as in /sessions/s/v1"),
+        ("/sessions/s/responses", "must end with /sessions/s/v1, to which"),
         ("/v1/embeddings", "only generates"),
         ("/generate", "/v1/completions"),
-        ("/chat/completions", "must end with /v1"),
-        ("/sessions/s/models", "must end with /v1, as in /sessions/s/v1"),
+        ("/chat/completions", "must end with /v1, to which"),
+        ("/sessions/s/models", "must end with /sessions/s/v1, to which"),
+        ("/session/s/v1/responses", "must end with /sessions/s/v1, to which"),
+        ("/session/s/v1/responses/ID", "must end with /sessions/s/v1, to which"),
+        ("/v1/sessions/s/chat/completions", "must end with /sessions/s/v1, to which"),
+        ("/sessions/s/v1/v1/chat/completions", "must end with /sessions/s/v1, to which"),
+        ("/v1/v1/chat/completions", "must end with /v1, to which"),
+        ("/openai/v1/chat/completions", "must end with /v1, to which"),
+        (
+            "/sessions/s/v1/chat/completions/chat/completions",
+            "must end with /sessions/s/v1, to which",
+        ),
+        ("/v1/responses/responses", "must end with /v1, to which"),
+        ("/v1/chat/completions/", "must end with /v1, to which"),
+        ("/v1/messages/messages", "use /v1/messages."),
+        ("/sessions/s/messages", "use /sessions/s/v1/messages."),
+        ("/session/s/v1/messages/count_tokens", "use /sessions/s/v1/messages/count_tokens."),
+        ("/sessions/s/v1/v1/messages", "must end with /sessions/s;"),
+        ("/v1/v1/messages", "must end with the port;"),
+        ("/v1/responses/compact", "compaction is not served"),
+        ("/sessions/s/v1/responses/compact", "compaction is not served"),
+        ("/v1/responses/input_tokens", "are not counted"),
         ("/nowhere", "GET /v1/models"),
     ],
 )
 async def test_an_unknown_route_says_what_to_use(tokenizer: Any, path: str, hint: str) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         status, answer = await bench.post(path, {})
-        assert (status, answer["error"]["code"], answer["error"]["type"]) == (
-            404,
-            "not_found",
-            "invalid_request_error",
-        )
+        kind = "not_found_error" if "messages" in path else "invalid_request_error"
+        assert (status, answer["error"]["code"]) == (404, "not_found")
+        assert answer["error"]["type"] == kind
         assert hint in answer["error"]["message"]
         assert path in answer["error"]["message"]
 

@@ -183,7 +183,9 @@ async def test_a_rewritten_history_says_so(tokenizer: Any) -> None:
     async with endpoint(tokenizer, saying) as bench:
         await play(bench, change=forget)
         found = await bench.trajectories()
-        assert [one["fork_reason"] for one in found] == [None, EDITED]
+        changed = "message 4 (assistant) of the served history was changed: the argument 'at'"
+        assert found[0]["fork_reason"] is None
+        assert found[1]["fork_reason"] == f"{EDITED}: {changed} of its call 'look'"
 
 
 async def test_tokens_are_counted_exactly_and_kept_nowhere(any_tokenizer: Any) -> None:

@@ -17,6 +17,7 @@ from yarl import URL
 from toolroll.rollout.engine.sampling_params import KNOWN
 from toolroll.rollout.server import EndpointSettings
 from toolroll.rollout.server.sampling_defaults import SamplingDefaults
+from toolroll.rollout.testing import Fault
 
 FORMS = {
     "/v1/messages": "messages",
@@ -57,6 +58,49 @@ async def test_a_session_may_have_the_name_of_an_api(tokenizer: Any, session: st
 
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+LONG = "word " * 100
+OVERFLOWS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
+    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": LONG}]},
+    "/v1/responses": {"input": LONG},
+    "/v1/completions": {"prompt": LONG},
+}
+REPORTED = {
+    "The input (64 tokens) is longer than the model's context length (64 tokens).": (64, 63),
+    "Requested token count exceeds the model's maximum context length of 64 tokens. You requested "
+    "a total of 72 tokens: 63 tokens from the input messages and 9 tokens for the completion.":
+    (72, 64),
+    "Input length (90 tokens) exceeds the maximum allowed length (70 tokens).": (90, 70),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reported", [None, *REPORTED])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", OVERFLOWS)
+async def test_an_overflow_is_the_same_error_everywhere(
+    tokenizer: Any, path: str, stream: bool, reported: str | None
+) -> None:
+    """Agents recognize the beginning of the message (tests/contract/test_overflow_clients.py)."""
+    engine: dict[str, Any] = {"context_length": 64}
+    if reported is not None:
+        refusal = json.dumps({"error": {"message": reported}}).encode()
+        engine = {"faults": lambda request: Fault(status=400, body=refusal)}
+    async with endpoint(tokenizer, lambda request: "Hello.", **engine) as bench:
+        status, answer = await bench.post(path, {**OVERFLOWS[path], "stream": stream})
+        error = answer["error"]
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert error["code"] == "context_length_exceeded"
+        numbers = r"prompt is too long: (\d+) tokens > (\d+) maximum\. "
+        match = re.match(numbers, error["message"])
+        assert match is not None, error["message"]
+        tokens, most = map(int, match.groups())
+        if reported is None:
+            assert (tokens > 100, most, bench.engine.log) == (True, 57, [])
+        else:
+            assert (tokens, most) == REPORTED[reported] and len(bench.engine.log) == 1
+            assert reported[-20:] in error["message"]
+
+
 MALFORMED: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {},

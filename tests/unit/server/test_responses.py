@@ -7,21 +7,28 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.types.responses import ResponseCustomToolCall
+from support import anthropic_wire
 from support.anthropic_wire import events_of
 from support.endpoints import endpoint
 from support.episodes import call
 from support.looking import one_episode, saying
 from support.qwen import tokenizer_for, trl_template
 from support.responses_wire import HELLO, LOOK, PATH, ask, play, response_of
+from support.worlds import TOOL
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.server.conversation_tree import EDITED
 from toolroll.rollout.server.dialects.responses_items import read_items
 from toolroll.rollout.testing import Reply
+
+USER: dict[str, Any] = {"role": "user", "content": "Hi"}
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
 
 
 @pytest.fixture(params=["embedded", "qwen3"], scope="module")
@@ -135,9 +142,9 @@ async def test_a_tagged_thought_and_the_text_after_it_are_one_reply(tokenizer: A
 
 def test_a_tagged_text_stays_text_if_the_model_does_not_reason() -> None:
     item = {"role": "assistant", "content": "<think>\nHm.\n</think>"}
-    [kept] = read_items([item], reasons=False)
+    [kept] = read_items([item], reasons=False, find=lambda _: None)
     assert kept == {"role": "assistant", "content": item["content"]}
-    [thought] = read_items([item], reasons=True)
+    [thought] = read_items([item], reasons=True, find=lambda _: None)
     assert thought == {"role": "assistant", "content": None, "reasoning_content": "Hm."}
 
 
@@ -152,7 +159,9 @@ async def test_a_rewritten_history_says_so(tokenizer: Any) -> None:
     async with endpoint(tokenizer, saying) as bench:
         await play(bench, change=forget)
         found = await bench.trajectories()
-        assert [one["fork_reason"] for one in found] == [None, EDITED]
+        changed = "message 4 (assistant) of the served history was changed: the argument 'at'"
+        assert found[0]["fork_reason"] is None
+        assert found[1]["fork_reason"] == f"{EDITED}: {changed} of its call 'look'"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -293,6 +302,182 @@ async def test_a_forced_call_and_a_strict_tool_are_grammars(tokenizer: Any) -> N
         assert tag["format"]["tags"][0]["content"]["json_schema"] == LOOK["parameters"]
 
 
+CUT = '<tool_call>{"name": "look", "arguments": {"at": "x", "b'
+CUT_REPLIES: dict[str, tuple[dict[str, Any], Any]] = {
+    "chat/completions": (
+        {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]},
+        lambda a: (
+            [each["function"] for each in a["choices"][0]["message"]["tool_calls"]],
+            a["choices"][0]["finish_reason"],
+        ),
+    ),
+    "messages": (
+        {**anthropic_wire.HELLO, "tools": [anthropic_wire.LOOK]},
+        lambda a: (
+            [
+                {"name": block["name"], "arguments": block["input"]["_unparsed_arguments"]}
+                for block in a["content"]
+            ],
+            {"max_tokens": "length"}[a["stop_reason"]],
+        ),
+    ),
+    "responses": (
+        {**HELLO, "tools": [LOOK]},
+        lambda a: (
+            [{"name": item["name"], "arguments": item["arguments"]} for item in a["output"]],
+            {"max_output_tokens": "length"}[a["incomplete_details"]["reason"]],
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("path", CUT_REPLIES)
+async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, path: str) -> None:
+    body, meaning = CUT_REPLIES[path]
+    limit = "max_output_tokens" if path == "responses" else "max_tokens"
+    tokens = len(tokenizer.encode(CUT, add_special_tokens=False))
+    body = {**body, limit: tokens}
+    async with endpoint(tokenizer, lambda request: CUT + '": 1}}</tool_call>') as bench:
+        _, answer = await bench.post(f"/v1/{path}", body)
+        [called], reason = meaning(answer)
+        assert reason == "length"
+        assert called["arguments"] in CUT and '"at": "x"' in called["arguments"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cut", [True, False])
+async def test_a_cut_call_is_an_incomplete_item(tokenizer: Any, stream: bool, cut: bool) -> None:
+    """A call before it, and a whole call at the end of a cut reply, are complete."""
+    before = call(at="w")
+    text = before + (CUT if cut else call(at="x"))
+    tokens = len(tokenizer.encode(text, add_special_tokens=False))
+    body = {**HELLO, "tools": [LOOK], "max_output_tokens": tokens}
+    async with endpoint(tokenizer, lambda request: text + " and more") as bench:
+        made = await ask(bench, body, path=PATH, stream=stream)
+        assert made["status"] == "incomplete"
+        first, last = made["output"]
+        assert (first["type"], first["status"]) == ("function_call", "completed")
+        assert (last["type"], last["status"]) == (
+            "function_call",
+            "incomplete" if cut else "completed",
+        )
+        results = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": "seen"}
+            for item in made["output"]
+        ]
+        items = [{"role": "user", "content": "Hi"}, *made["output"], *results]
+        await ask(bench, {**body, "input": items}, path=PATH, stream=stream)
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 2
+
+
+PATCH: dict[str, Any] = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
+PATCHES = ['*** Begin\n+ "x" <b>\n', "", '{"input": "y"}']
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("namespace", ["", "files"])
+async def test_a_custom_tool_is_a_function_with_one_text(
+    any_tokenizer: Any, stream: bool, namespace: str
+) -> None:
+    name = f"{namespace}__apply_patch" if namespace else "apply_patch"
+    said = [call(name, input=patch) for patch in PATCHES] + ["Done."]
+    tool: dict[str, Any] = {**PATCH, "format": {"type": "text"}}
+    if namespace:
+        tool = {"type": "namespace", "name": namespace, "tools": [PATCH]}
+    saying = lambda request: said[request.call]
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        items: list[dict[str, Any]] = [{"role": "user", "content": "Fix it."}]
+        for patch in PATCHES:
+            body = {"model": "m", "input": items, "tools": [tool]}
+            made = await ask(bench, body, path=PATH, stream=stream)
+            [item] = made["output"]
+            assert item["type"] == "custom_tool_call"
+            assert ResponseCustomToolCall.model_validate(item).input == patch
+            assert (item["name"], item.get("namespace", "")) == ("apply_patch", namespace)
+            call_id = item["call_id"]
+            output = {"type": "custom_tool_call_output", "call_id": call_id, "output": "ok"}
+            items += [item, output]
+        assert (await ask(bench, body, path=PATH, stream=stream))["output"]
+        assert '"input"' in any_tokenizer.decode(bench.engine.log[0].input_ids)
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 4
+
+
+async def test_a_malformed_call_of_a_custom_tool_is_returned_as_it_is(tokenizer: Any) -> None:
+    said = [call("apply_patch", patch="x"), call("apply_patch", input=["x"]), "Done."]
+    async with endpoint(tokenizer, lambda request: said[request.call]) as bench:
+        items: list[dict[str, Any]] = [{"role": "user", "content": "Fix it."}]
+        body = {"model": "m", "input": items, "tools": [PATCH]}
+        for arguments in ({"patch": "x"}, {"input": ["x"]}):
+            [item] = (await ask(bench, body, path=PATH, stream=False))["output"]
+            assert (item["type"], json.loads(item["arguments"])) == ("function_call", arguments)
+            call_id = item["call_id"]
+            items += [item, {"type": "function_call_output", "call_id": call_id, "output": "No."}]
+        await ask(bench, body, path=PATH, stream=False)
+        [trajectory] = await bench.trajectories()
+        assert len(trajectory["turns"]) == 3
+
+
+async def test_a_custom_tool_can_be_forced_and_one_with_a_grammar_be_dropped(
+    tokenizer: Any,
+) -> None:
+    tools = [{**PATCH, "name": "other", "format": GRAMMAR}, PATCH]
+    saying = lambda request: call("apply_patch", input="x")
+    async with endpoint(tokenizer, saying, settings={"server_tools": "drop"}) as bench:
+        body = {**HELLO, "tools": tools, "tool_choice": {"type": "custom", "name": "apply_patch"}}
+        made = await ask(bench, body, path=PATH, stream=False)
+        assert made["output"][0]["input"] == "x"
+        assert made["tool_choice"] == body["tool_choice"]
+        assert '"\\"apply_patch\\""' in bench.engine.log[-1].sampling_params["ebnf"]
+        assert "other" not in tokenizer.decode(bench.engine.log[-1].input_ids)
+    async with endpoint(tokenizer, saying) as bench:
+        _, answer = await bench.post(PATH, {**HELLO, "tools": tools})
+        assert "cannot enforce a grammar" in answer["error"]["message"]
+
+
+def _referring(items: list[dict[str, Any]], kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {"type": "item_reference", "id": item["id"]} if item.get("type") in kinds else item
+        for item in items
+    ]
+
+
+@pytest.mark.parametrize(
+    "kinds", [("reasoning",), ("reasoning", "message"), ("reasoning", "message", "function_call")]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reference_is_the_item_of_this_session(
+    any_tokenizer: Any, stream: bool, kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    """So the Vercel AI SDK's provider sends an item that it was told is stored."""
+    async with endpoint(any_tokenizer, saying, split="random", out=tmp_path) as bench:
+        await play(bench, stream=stream, change=lambda items: _referring(items, kinds))
+        await one_episode(bench)
+        assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
+
+
+async def test_a_reference_to_nothing_stored_says_so(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        stored = await ask(bench, HELLO, path=PATH, stream=False)
+        other = await ask(bench, {**HELLO, "store": False}, path=PATH, stream=False)
+        for path, response, status in (
+            (PATH, stored, 200),
+            (PATH, other, 404),
+            (PATH.replace("/s/", "/t/"), stored, 404),
+            ("/v1/responses", stored, 404),
+        ):
+            item_id = response["output"][0]["id"]
+            for reference in ({"type": "item_reference", "id": item_id}, {"id": item_id}):
+                body = {"input": [USER, reference, USER]}
+                got, answer = await bench.post(path, body)
+                assert got == status, answer
+                if status == 404:
+                    error = answer["error"]
+                    assert (error["code"], error["param"]) == ("item_not_found", "input[1].id")
+                    assert item_id in error["message"] and "store: false" in error["message"]
+
+
 async def test_a_provider_tool_is_dropped_if_the_server_is_told_so(tokenizer: Any) -> None:
     body = {**HELLO, "tools": [{"type": "web_search"}, LOOK]}
     async with endpoint(
@@ -324,9 +509,6 @@ async def test_a_field_that_contradicts_a_switch_is_refused() -> None:
         assert answer["error"]["param"] == "chat_template_kwargs.enable_thinking"
 
 
-USER: dict[str, Any] = {"role": "user", "content": "Hi"}
-
-
 def _item(**item: Any) -> dict[str, Any]:
     return {"input": [USER, item, USER]}
 
@@ -339,9 +521,12 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("input[0]", {"input": ["Hi"]}),
     ("input[1].type", _item()),
     ("input[1].type", _item(type="web_search_call", id="x")),
-    ("input[1].type", _item(type="item_reference", id="x")),
+    ("input[1].id", _item(type="item_reference")),
+    ("input[1].role", _item(type="item_reference", id="x", role="user")),
     ("input[1].type", _item(type="local_shell_call")),
-    ("input[1].type", _item(type="custom_tool_call", input="x")),
+    ("input[1].name", _item(type="custom_tool_call", call_id="a", input="x")),
+    ("input[1].input", _item(type="custom_tool_call", call_id="a", name="b", input={})),
+    ("input[1].output", _item(type="custom_tool_call_output", call_id="a", output=7)),
     ("input[1].role", _item(role="tool", content="x")),
     ("input[1].role", _item(type="message", content="x")),
     ("input[1].name", _item(role="user", content="x", name="n")),
@@ -373,7 +558,10 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": {}}),
     ("tools[0]", {"tools": ["look"]}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
-    ("tools[0].type", {"tools": [{"type": "custom", "name": "x"}]}),
+    ("tools[0].parameters", {"tools": [{"type": "custom", "name": "x", "parameters": {}}]}),
+    ("tools[0].format", {"tools": [{"type": "custom", "name": "x", "format": "text"}]}),
+    ("tools[0].format", {"tools": [{"type": "custom", "name": "x", "format": {"type": "json"}}]}),
+    ("tools[0].format", {"tools": [{"type": "custom", "name": "x", "format": GRAMMAR}]}),
     ("tools[0].type", {"tools": [{"type": "mcp", "server_label": "x"}]}),
     ("tools[0].type", {"tools": [{}]}),
     ("tools[0].name", {"tools": [{"type": "function"}]}),
@@ -384,7 +572,7 @@ MALFORMED: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].type", {"tools": [{**LOOK, "type": ["function"]}]}),
     ("tools[0].tools", {"tools": [{"type": "namespace", "name": "x"}]}),
     (
-        "tools[0].tools[0].type",
+        "tools[0].tools[0].name",
         {"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "custom"}]}]},
     ),
     ("tool_choice", {"tool_choice": "required"}),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from typing import Any
 
 import pytest
+from support.client import StartingEngine
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.serve import serve
 
 
 def test_another_address_needs_a_key() -> None:
@@ -58,6 +63,43 @@ def test_an_engine_that_is_not_there_is_said_at_once() -> None:
     )
     assert isinstance(result.exception, UsageError)
     assert "http://127.0.0.1:9" in str(result.exception)
+
+
+async def test_the_start_waits_for_an_engine_that_is_starting(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ready: list[str] = []
+
+    def stop(url: str) -> None:
+        ready.append(url)
+        signal.raise_signal(signal.SIGTERM)
+
+    engine = StartingEngine(tokenizer)
+    async with engine:
+        args = RolloutArgs(hf_checkpoint="embedded", engine_url=engine.url, engine_timeout=0.05)
+        await serve(args, EndpointSettings(port=0), stop)
+        assert engine.checks == 3  # down, up, and once more before the start
+    [waiting, _] = [record.getMessage() for record in caplog.records if "engine" in record.name]
+    assert "/health answers 503" in waiting and waiting.endswith("up to 0.05 s")
+    assert len(ready) == 1
+
+
+async def test_a_signal_ends_the_wait_for_the_engine(tokenizer: Any) -> None:
+    class Down(StartingEngine):
+        @property
+        def healthy(self) -> bool:
+            signal.raise_signal(signal.SIGTERM)
+            return False
+
+        @healthy.setter
+        def healthy(self, value: bool) -> None:
+            pass
+
+    ready: list[str] = []
+    async with Down(tokenizer) as engine:
+        args = RolloutArgs(hf_checkpoint="embedded", engine_url=engine.url, engine_timeout=600)
+        await serve(args, EndpointSettings(port=0), ready.append)
+    assert ready == []
 
 
 @pytest.mark.parametrize(

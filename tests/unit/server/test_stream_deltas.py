@@ -68,6 +68,11 @@ class Case:
     stop_strings: tuple[str, ...] = ()
 
     @property
+    def in_reasoning(self) -> bool:
+        cursor = self.served.template.start([{"role": "user", "content": "x"}])
+        return cursor.opens_reasoning(self.served.parser.reasoning)
+
+    @property
     def turn(self) -> ParsedTurn:
         return parse_turn(
             self.served,
@@ -76,13 +81,14 @@ class Case:
             {},
             tools=self.tools,
             seed=SEED,
+            in_reasoning=self.in_reasoning,
             stop_strings=self.stop_strings,
             streamed=True,
         )
 
     def stream(self) -> ChoiceStream:
         template = self.served.template
-        options = parse_options(self.served, template, self.tools, streamed=True)
+        options = parse_options(self.tools, in_reasoning=self.in_reasoning, streamed=True)
         return ChoiceStream(
             TextStream(template.encoder, template.stop_token_ids, self.stop_strings),
             self.served.parser.stream(**options),

@@ -53,6 +53,11 @@ def answers(message: Any) -> list[Any]:
     ]
 
 
+def _results(reply: dict[str, Any]) -> list[Any]:
+    calls = reply.get("tool_calls") or ()
+    return [{"role": "tool", "tool_call_id": each["id"], "content": "ok"} for each in calls]
+
+
 def turned(message: dict[str, Any], change: str) -> dict[str, Any]:
     """The echo of `message` as some client library leaves it."""
     calls = message.get("tool_calls") or []
@@ -135,7 +140,13 @@ async def test_an_edited_reply_forks(tokenizer: Any, edit: str) -> None:
         first, second = await bench.trajectories()
         assert [turn["excluded"] for turn in first["turns"]] == [None, None]
         assert [turn["excluded"] for turn in second["turns"]] == ["context", None]
-        assert second["fork_reason"] == EDITED
+        changed = {
+            "content": "its text 'Well.' became 'Something else.'",
+            "reasoning": "its reasoning",
+            "arguments": "the argument 'at' of its call 'look'",
+        }.get(edit, "its calls ['look', 'look'] became ['look']")
+        place = "message 3 (assistant) of the served history was changed"
+        assert second["fork_reason"] == f"{EDITED}: {place}: {changed}"
         text = tokenizer.decode(second["input_ids"])
         assert {
             "content": "Something else.",
@@ -179,7 +190,9 @@ async def test_a_root_says_that_the_client_changed_what_was_before_a_reply(token
         reply = await ask(bench, [{"role": "system", "content": "It is 1 pm."}, USER])
         await ask(bench, [{"role": "system", "content": "It is 2 pm."}, USER, reply, USER])
         found = await bench.trajectories()
-        assert [one["fork_reason"] for one in found] == [None, EDITED]
+        place = "message 0 (system) of the served history was changed"
+        changed = f"{EDITED}: {place}: its text 'It is 1 pm.' became 'It is 2 pm.'"
+        assert [one["fork_reason"] for one in found] == [None, changed]
 
 
 async def test_a_root_says_that_the_client_changed_the_first_reply(tokenizer: Any) -> None:
@@ -193,7 +206,10 @@ async def test_a_root_says_that_the_client_changed_the_first_reply(tokenizer: An
         await ask(bench, messages)
         found = await bench.trajectories()
         assert [len(one["turns"]) for one in found] == [1, 1, 1]
-        assert [one["fork_reason"] for one in found] == [None, EDITED, EDITED]
+        changed = f"{EDITED}: message 1 (assistant) of the served history was changed: its text ''"
+        assert found[0]["fork_reason"] is None
+        assert found[1]["fork_reason"] == f"{changed} became 'Calling tools: [...]'"
+        assert found[2]["fork_reason"] == f"{changed} became 'What now?'"
 
 
 async def test_a_root_with_other_first_messages_is_another_conversation(tokenizer: Any) -> None:
@@ -201,9 +217,131 @@ async def test_a_root_with_other_first_messages_is_another_conversation(tokenize
         await ask(bench, [USER])
         other = {"role": "user", "content": "Hello"}
         await ask(bench, [other, {"role": "assistant", "content": "An example."}, USER])
-        await ask(bench, [USER, other, {"role": "assistant", "content": "An example."}, USER])
         found = await bench.trajectories()
-        assert [one["fork_reason"] for one in found] == [None, NEW_ROOT, NEW_ROOT]
+        assert [one["fork_reason"] for one in found] == [None, NEW_ROOT]
+
+
+def _user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("left out", "message {reply} (assistant) of the served history is missing"),
+        ("left out, and the message before it changed",
+         "message {asked} (user) of the served history was changed: its text 'Fix it.' became "
+         "'Fix this.'"),
+        ("the message before it left out", "message {asked} (user) of the served history is "
+         "missing"),
+        ("a message inserted", "message {asked} (system) was inserted before message {asked} "
+         "(user) of the served history"),
+        ("long", "message {reply} (assistant) of the served history was changed: its text "
+         "'...{before}g{after}'... became '...{before}G{after}'..."),
+    ],
+)  # fmt: skip
+async def test_the_fork_reason_names_what_the_client_changed(
+    tokenizer: Any, change: str, expected: str, turns: int
+) -> None:
+    long = " ".join(["so"] * 100) + " good " + " ".join(["so"] * 100)
+    async with endpoint(tokenizer, lambda request: long) as bench:
+        before: list[Any] = [{"role": "system", "content": "Be brief."}, _user("Hi")]
+        if turns:
+            before += [await ask(bench, before), _user("Well?")]
+        served = [*before, _user("Fix it.")]
+        reply = await ask(bench, served)
+        if change == "left out":
+            await ask(bench, [*served, _user("Format error: no call found.")])
+        elif change == "left out, and the message before it changed":
+            await ask(bench, [*before, _user("Fix this.")])
+        elif change == "the message before it left out":
+            await ask(bench, [*before, reply, _user("Go on.")])
+        elif change == "a message inserted":
+            inserted = {"role": "system", "content": "Note."}
+            await ask(bench, [*before, inserted, _user("Fix it."), reply, _user("Go on.")])
+        else:
+            edited = {"role": "assistant", "content": long.replace("good", "Good")}
+            await ask(bench, [*served, edited, _user("Go on.")])
+        first, second = await bench.trajectories()
+        text = expected.format(
+            reply=len(served), asked=len(before), before=" so" * 13 + " ", after="ood" + " so" * 12
+        )
+        another = change.startswith("left out, and") and not turns
+        assert first["fork_reason"] is None
+        assert second["fork_reason"] == (NEW_ROOT if another else f"{EDITED}: {text}")
+        assert (await bench.get("/sessions/s/trajectories"))["forks"] == [second["fork_reason"]]
+
+
+async def test_the_same_prompt_again_is_no_edit(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: f"Reply {request.call}.") as bench:
+        first: list[Any] = [USER, await ask(bench, [USER]), USER]
+        for _ in range(2):
+            await ask(bench, first)
+            await ask(bench, [USER])
+        assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
+
+
+EDIT: Any = {
+    "type": "function",
+    "function": {
+        "name": "Edit",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "file_path": {"type": "string"},
+                "count": {"type": "number", "default": 1.0},
+                "replace_all": {"type": "boolean", "default": False},
+                "where": {"$ref": "#/$defs/Where"},
+                "edits": {"type": "array", "items": {"$ref": "#/$defs/Where"}},
+            },
+            "required": ["file_path"],
+            "$defs": {
+                "Where": {"type": "object", "properties": {"line": {"default": None}}},
+            },
+        },
+    },
+}
+SAMPLED = {"file_path": "a.py", "where": {}, "edits": [{"line": 1}, {}]}
+
+
+@pytest.mark.parametrize("history", ["fork", "preserve"])
+@pytest.mark.parametrize(
+    ("echoed", "argument"),
+    [
+        ({"replace_all": False}, None),
+        ({"count": 1, "where": {"line": None}, "edits": [{"line": 1}, {"line": None}]}, None),
+        ({"replace_all": True}, "the argument 'replace_all' was added to the arguments"),
+        ({"replace_all": 0}, "the argument 'replace_all' was added to the arguments"),
+        ({"where": {"line": 2}}, "the argument 'where'"),
+        ({"edits": [{"line": 1}]}, "the argument 'edits'"),
+        ({"file_path": "b.py", "replace_all": False}, "the argument 'file_path'"),
+    ],
+)
+async def test_an_argument_that_equals_its_default_is_no_change(
+    tokenizer: Any, history: str, echoed: dict[str, Any], argument: str | None
+) -> None:
+    """Claude Code validates the input of a call, which fills in defaults."""
+    said = [call("Edit", **SAMPLED)] * 3 + ["Done."]
+    saying = lambda request: said[request.call]
+    async with endpoint(tokenizer, saying, split="random", history=history) as bench:
+        messages: list[Any] = [USER]
+        for turn in range(4):
+            offered = {"tools": [EDIT]} if turn < 3 else {}
+            body = {"messages": messages, **offered}
+            _, answer = await bench.post("/sessions/s/v1/chat/completions", body)
+            reply = answer["choices"][0]["message"]
+            for wanted in reply.get("tool_calls") or ():
+                wanted["function"]["arguments"] = json.dumps({**SAMPLED, **echoed})
+            messages = [*messages, reply, *_results(reply)]
+        found = await bench.trajectories()
+        forks = (await bench.get("/sessions/s/trajectories"))["forks"]
+        if argument is None:
+            assert len(found[0]["turns"]) >= 3
+            assert not any(reason.startswith(EDITED) for reason in forks)
+        else:
+            changed = f"was changed: {argument} of its call 'Edit'"
+            assert forks[0] == f"{EDITED}: message 1 (assistant) of the served history {changed}"
 
 
 async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) -> None:
@@ -216,7 +354,8 @@ async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) ->
         messages += [await ask(bench, messages), USER]
         await bench.client().chat.completions.create(model="m", messages=messages, tools=[other])
         trajectories = await bench.trajectories()
-        assert [found["fork_reason"] for found in trajectories] == [None, TOOLS_CHANGED]
+        reason = f"{TOOLS_CHANGED} (added: listen; removed: look)"
+        assert [found["fork_reason"] for found in trajectories] == [None, reason]
         assert "listen" in tokenizer.decode(trajectories[1]["input_ids"])
 
 
@@ -349,7 +488,7 @@ async def test_an_edit_behind_a_cut_turn_keeps_its_tokens(tokenizer: Any, said: 
         one, two = await bench.trajectories()
         assert [turn["excluded"] for turn in one["turns"]] == [None, None]
         assert [turn["excluded"] for turn in two["turns"]] == ["context", None]
-        assert two["fork_reason"] == EDITED
+        assert two["fork_reason"].startswith(f"{EDITED}: message 3 (assistant)")
 
 
 async def test_ids_that_are_new_in_every_request_do_not_break_a_conversation(

@@ -4,6 +4,7 @@ should hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from support.results import trajectory as a_trajectory
 
 from toolroll.rollout.errors import TokenError
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import CONTEXT, Session
-from toolroll.rollout.types import Completion, WeightVersion
+from toolroll.rollout.session.trajectory_json import from_json, to_json
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.transcript import tokenize_conversation
+from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.rollout.types import Completion, Trajectory, WeightVersion
 
 pytestmark = pytest.mark.tokens
 
@@ -80,7 +86,7 @@ def test_a_path_is_the_concatenation_of_its_steps(
     [trajectory] = path.session.trajectories()
     stop = sampled[-1][0] + sampled[-1][1] if sampled else None
     mask, logprobs = (
-        np.zeros(len(whole), dtype=np.uint8),
+        np.zeros(len(whole), dtype=np.int32),
         np.full(len(whole), np.nan, dtype=np.float32),
     )
     for start, length in sampled:
@@ -360,17 +366,27 @@ def with_experts(ids: list[int], total: int) -> Completion:
     )
 
 
-def test_the_last_turns_experts_are_the_trajectorys_and_those_before_are_forgotten() -> None:
+def test_experts_are_those_of_the_turn_that_sampled_and_not_of_a_later_prefill() -> None:
+    """The prefix is evicted and prefilled again with expert 9. A turn without experts, or one that
+    was aborted in the queue, does not put a later prefill in place of what is not known.
+    """
+
+    def by(expert: int, rows: int, ids: list[int]) -> Completion:
+        return said(ids, routed_experts=np.full((rows, 1), expert, dtype=np.int32))
+
     path = SessionPath(Session("s"))
-    path.observe([1, 2, 3])
-    first = path.sample(with_experts([4, 5], 5), {})
-    path.observe([6])
-    path.sample(with_experts([7, 8], 8), {})
-    assert first.completion is not None
-    assert first.completion.routed_experts is None
+    path.observe([1, 2, 3, 4])
+    path.sample(by(7, 6, [5, 6, 7]), {})
+    path.sample(by(9, 6, []), {})
+    path.observe([8, 9])
+    path.sample(by(9, 10, [10, 11]), {})
     [trajectory] = path.session.trajectories()
     assert trajectory.routed_experts is not None
-    assert trajectory.routed_experts.shape == (len(trajectory) - 1, 4)
+    assert trajectory.routed_experts.ravel().tolist() == [7] * 6 + [9] * 4
+    path.sample(said([12]), {})
+    path.sample(by(9, 12, [13]), {})
+    [trajectory] = path.session.trajectories()
+    assert trajectory.routed_experts is None
 
 
 def test_a_forks_sequences_keep_their_own_experts() -> None:
@@ -385,6 +401,32 @@ def test_a_forks_sequences_keep_their_own_experts() -> None:
         if trajectory.routed_experts is not None
     ]
     assert shapes == [(4, 4), (3, 4)]
+
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def _from_text() -> Trajectory:
+    message = {"role": "assistant", "content": "A long answer. " * 99}
+    template = ChatTemplate(load_embedded_tokenizer())
+    return tokenize_conversation(template, [{"role": "user", "content": "Hi"}, message])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: played(("observe", [1]), ("sample", [2] * 408)).session.trajectories()[0],
+        lambda: from_json(to_json(a_trajectory(500, ((4, 412),)))),
+        _from_text,
+    ],
+)
+def test_arithmetic_with_a_loss_mask_does_not_wrap(made: Callable[[], Trajectory]) -> None:
+    mask = made().loss_mask
+    ones = mask.tolist()
+    assert sum(mask) == sum(ones) > 256 and mask.dtype == np.int32
+    assert (mask * 300).tolist() == [300 * one for one in ones]
+    assert (1 - mask).tolist() == [1 - one for one in ones]
+    assert (-mask).tolist() == [-one for one in ones]
 
 
 # --- a path beside a tree -------------------------------------------------------------------------
@@ -611,7 +653,7 @@ class SharedSession(RuleBasedStateMachine):
         assert sorted(trained) == sorted(expected)
         for each in given:
             spans = [(turn.start, turn.stop) for turn in each.turns if turn.excluded is None]
-            mask = np.zeros(len(each), dtype=np.uint8)
+            mask = np.zeros(len(each), dtype=np.int32)
             for start, stop in spans:
                 mask[start:stop] = 1
             assert each.loss_mask.tolist() == mask.tolist()

@@ -57,7 +57,7 @@ def test_qwen3s_report() -> None:
     assert "fork" in found.values()  # it takes thoughts out of history
     assert "<|im_end|>" in report.stop_tokens
     assert report.generation_prompt == "<|im_start|>assistant\n"
-    assert not report.opens_reasoning
+    assert report.opens_reasoning == {"user message": False, "tool result": False}
     assert not report.dated
     assert report.tools_change.startswith("fork")
     assert all(probe.preserved is not None for probe in report.probes if probe.outcome == "fork")

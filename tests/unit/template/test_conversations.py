@@ -135,7 +135,7 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(
             [SYSTEM, ASK] if system else [ASK],
             TOOLS,
             session_id="s",
-            parse=lambda _: parsed.pop(0),
+            parse=lambda *_: parsed.pop(0),
             verify="always",
         )
         truth: Truth | None = None

@@ -15,7 +15,7 @@ from jinja2.utils import Namespace
 from markupsafe import Markup
 from transformers.utils import chat_template_utils
 
-from toolroll.rollout.template.caches.sandbox import CachingSandbox, compile_template
+from toolroll.rollout.template.sandbox import CachingSandbox, compile_template
 
 pytestmark = pytest.mark.tokens
 
@@ -204,7 +204,7 @@ ENDLESS = {
 def test_a_template_that_takes_forever_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("toolroll.rollout.template.caches.sandbox.MOST_STEPS", 50_000)
+    monkeypatch.setattr("toolroll.rollout.template.sandbox.MOST_STEPS", 50_000)
     template = compile_template(ENDLESS[name], NOW)
     with pytest.raises(jinja2.TemplateRuntimeError, match="more than 50,000 steps for one render"):
         template.render(x="a" * 1000)
@@ -212,7 +212,7 @@ def test_a_template_that_takes_forever_is_refused(
 
 
 def test_each_render_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolroll.rollout.template.caches.sandbox.MOST_STEPS", 100)
+    monkeypatch.setattr("toolroll.rollout.template.sandbox.MOST_STEPS", 100)
     template = compile_template("{% for a in x %}{{ a.upper() }}{{ loop.last }}{% endfor %}", NOW)
     assert {template.render(x="a" * 20) for _ in range(20)} == {template.render(x="a" * 20)}
 

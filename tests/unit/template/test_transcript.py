@@ -91,7 +91,7 @@ def tokens_of(template: ChatTemplate, messages: list[Message], tools: list[Any])
     assert np.isnan(found.logprobs).all()
     assert [span.start for span in found.spans[1:]] == [span.stop for span in found.spans[:-1]]
     assert (found.spans[0].start, found.spans[-1].stop) == (0, len(found.input_ids))
-    trained = np.zeros(len(found.input_ids), dtype=np.uint8)
+    trained = np.zeros(len(found.input_ids), dtype=np.int32)
     for turn in found.turns:
         trained[turn.start : turn.stop] = turn.excluded is None
     assert (trained == found.loss_mask).all()

@@ -14,7 +14,7 @@ from support.qwen import tokenizer_for, trl_template
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from toolroll.rollout.template import ChatTemplate, verify
+from toolroll.rollout.template import ChatTemplate, record, verify
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
 
@@ -232,6 +232,7 @@ def test_text_that_no_template_can_read_is_a_mismatch(template: ChatTemplate) ->
 def test_the_documentation_lists_every_kind() -> None:
     page = Path(__file__).parents[3] / "docs" / "tokens.md"
     kinds = set(re.findall(r'_Mismatch\("(.+?)"\)', Path(verify.__file__).read_text()))
+    kinds |= set(re.findall(r'"(turns.*?)"', Path(record.__file__).read_text()))
     listed = re.findall(
         r"`(.+?)`", page.read_text().split("| kind | what is wrong |")[1].split("\n\n")[0]
     )

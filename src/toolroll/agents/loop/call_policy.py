@@ -1,7 +1,8 @@
 """`CallPolicy`: how an agent handles invalid calls, and several calls in one reply.
 
 A call is invalid if its `CallStatus` is not OK: it cannot be parsed, names an unknown tool, or has
-arguments that violate the tool's schema. A reply is invalid if it contains an invalid call.
+arguments that violate the tool's schema. A reply is invalid if it contains an invalid call. Text
+that looks like a call is not a call; `on_lookalike` says what it is.
 
 Invariants:
 
@@ -21,6 +22,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action, Environment, Message, ParallelCalls
 
 OnInvalidCall = Literal["feedback", "respond", "stop"]
+OnLookalike = Literal["text", "invalid"]
 
 ONE_CALL = "Not executed: only one tool call per turn is allowed, and another one came before it."
 NO_PARALLEL = (
@@ -36,6 +38,7 @@ class Decision:
         action: The action for the environment, if any.
         answers: The tool messages that the agent itself writes. Each key is the index of a call in
             the reply, and not a call id, because ids may repeat.
+        messages: Further messages that the agent itself writes.
         stop: True to end the episode.
         invalid: True if the reply had an invalid call.
     """
@@ -44,6 +47,7 @@ class Decision:
     answers: Mapping[int, Message] = field(default_factory=dict)
     stop: bool = False
     invalid: bool = False
+    messages: Sequence[Message] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,9 @@ class CallPolicy:
             None uses the environment's rule.
         invalid_penalty: a number that is added to the reward for each invalid reply, 0 or negative.
         mask_invalid: True excludes invalid replies from training.
+        on_lookalike: what to do with a reply that has no call, but text that looks like one
+            (`ParsedReply.lookalikes`). "text" sends it to the environment like any text. "invalid"
+            makes the reply invalid; the model gets the reason as a user message.
 
     Example: `CallPolicy(parallel_calls="first", invalid_penalty=-0.1, mask_invalid=True)`.
     """
@@ -69,6 +76,7 @@ class CallPolicy:
     parallel_calls: ParallelCalls | None = None
     invalid_penalty: float = 0.0
     mask_invalid: bool = False
+    on_lookalike: OnLookalike = "text"
 
     def __post_init__(self) -> None:
         if self.max_invalid_in_a_row < 1:
@@ -77,6 +85,10 @@ class CallPolicy:
             )
         if self.parallel_calls is not None:
             _check_rule("parallel_calls", self.parallel_calls)
+        if self.on_lookalike not in get_args(OnLookalike):
+            raise UsageError(
+                f"on_lookalike must be one of {get_args(OnLookalike)}, not {self.on_lookalike!r}"
+            )
         if self.invalid_penalty > 0:
             raise UsageError(
                 f"invalid_penalty is added to the reward: give 0 or a negative number, not "
@@ -98,7 +110,8 @@ class CallPolicy:
         """Return what to do with `reply`. `invalid_before`: the number of invalid replies directly
         before it.
         """
-        if reply.bad_calls:
+        misread = self.on_lookalike == "invalid" and reply.lookalikes and not reply.tool_calls
+        if reply.bad_calls or misread:
             return self._decide_invalid(reply, invalid_before + 1)
         return self._execute(reply, {})
 
@@ -116,6 +129,9 @@ class CallPolicy:
             at: tool_message(call, f"Error: {call.error or 'this call could not be read.'}")
             for at, call in bad
         }
+        if not reply.tool_calls:
+            text = f"Error: {reply.lookalikes[0].error}"
+            return Decision(None, invalid=True, messages=[{"role": "user", "content": text}])
         if not reply.ok_calls:
             return Decision(None, answers, invalid=True)
         done = self._execute(reply, answers)

@@ -49,6 +49,8 @@ class EpisodeTracker:
         self.counts["turns"] += 1
         self.turn_rewards.append(0.0)
         self.counts["tool_calls"] += len(turn.parsed.tool_calls)
+        if turn.parsed.lookalikes:
+            self.counts["lookalike_calls"] += len(turn.parsed.lookalikes)
         for name, count in turn.counts.items():
             self.counts[name] += count
         for call in turn.parsed.bad_calls:
@@ -64,8 +66,8 @@ class EpisodeTracker:
     def step(self, result: StepResult) -> None:
         """Add the reward and the info of one step."""
         if result.reward is not None:
-            self.rewards.append(float(result.reward))
-            self.turn_rewards[-1] += float(result.reward)
+            self.rewards.append(result.reward)
+            self.turn_rewards[-1] += result.reward
         # None is not new information: tau-bench sends every field with each step, mostly as None.
         self.info.update(
             {

@@ -5,26 +5,37 @@ A hook of slime's tau-bench example returns `env.step(action)`, or reads
 `env.reset(...).observation`, without `await`. A hook that is written for toolroll awaits
 `env.step(action)`. A plain (not `async`) hook runs in its own thread, so that the environment does
 not block the event loop.
+
+The base hooks return a `HookCall` too (`reset_hook`, `step_hook`). So an override may use `super()`
+with and without `await`, and a hook may be called directly, outside an episode.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from types import FrameType
+from typing import Any, TypeVar
 
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.hook_value import hook_value, run_hook
-from toolroll.rollout.errors import EnvironmentFailure
-from toolroll.rollout.types import Action, Message, Observation, StepResult
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+)
 
-T = TypeVar("T", Observation, StepResult)
-
+T = TypeVar("T")
 
 _MISSING = object()
 
@@ -87,13 +98,20 @@ class ResetResponse:
     observation: ObservationText
     info: HookInfo
 
+    @classmethod
+    def of(cls, observation: Observation) -> ResetResponse:
+        """Return `observation` in tau-bench's form."""
+        return cls(ObservationText.of(observation), HookInfo(observation.info))
+
 
 @dataclass(slots=True)
 class StepResponse:
-    """The result of `env.step` in tau-bench's form. A hook may change its fields."""
+    """The result of `env.step` in tau-bench's form. A hook may change its fields. `reward` is 0.0
+    if the step has no reward.
+    """
 
     observation: str
-    reward: float | None
+    reward: float
     done: bool
     info: HookInfo
     result: StepResult
@@ -101,58 +119,139 @@ class StepResponse:
     @classmethod
     def of(cls, result: StepResult) -> StepResponse:
         """Return `result` in tau-bench's form."""
-        return cls(_text(result), result.reward, result.done, HookInfo(result.info), result)
+        reward = 0.0 if result.reward is None else result.reward
+        return cls(_text(result), reward, result.done, HookInfo(result.info), result)
 
 
-class HookCall(Generic[T]):
+class HookCall(Coroutine[Any, Any, Any]):
     """A call to the environment that a hook made. The hook can await it, return it, or read its
     result.
 
-    With `await`, the result is an `Observation` or a `StepResult`. Without it, the `HookCall` has
-    the attributes of a `ResetResponse` or a `StepResponse`. Reading one of them waits for the
-    environment. The environment is called once, even if the hook does both.
+    With `await`, the result is what `start` returns. Without it, the `HookCall` has the attributes
+    and items of the response, which is `form(result)`. Reading one of them calls `read`, which
+    waits for the result. The call is executed once, even if the hook does both.
     """
 
     def __init__(
         self,
-        env: HookEnvironment,
-        start: Callable[[], Coroutine[Any, Any, T]],
-        now: Callable[[], T],
-        form: Callable[[T], Any],
+        start: Callable[[], Awaitable[Any]],
+        read: Callable[[], Any],
+        form: Callable[[Any], Any],
     ) -> None:
-        vars(self).update(_env=env, _start=start, _now=now, _form=form)
-        vars(self).update(_found=None, _read=None, _awaited=False)
+        vars(self).update(_start=start, _read=read, _form=form, _running=None)
+        vars(self).update(_result=_MISSING, _response=_MISSING, _awaited=False)
 
-    def __await__(self) -> Generator[Any, None, T]:
+    @classmethod
+    def of(cls, returned: Any, form: Callable[[Any], Any]) -> HookCall:
+        """Return a `HookCall` for what an environment's method has `returned`: another `HookCall`,
+        a result or an awaitable. Its result and its response are the response in tau-bench's form,
+        changed by `form`.
+        """
+        call = returned if isinstance(returned, HookCall) else None
+
+        async def start() -> Any:
+            result = await returned if inspect.isawaitable(returned) else returned
+            return form(_tau_form(result) if call is None else call.response())
+
+        def read() -> Any:
+            if call is not None:
+                return form(call.response())
+            if inspect.isawaitable(returned):
+                raise UsageError("the environment is async: write `await` before the hook's call")
+            return form(_tau_form(returned))
+
+        return cls(start, read, _same)
+
+    def __await__(self) -> Generator[Any, None, Any]:
         vars(self)["_awaited"] = True
-        if self._found is None:
-            vars(self)["_found"] = yield from self._start().__await__()
-        found: Any = self._found
-        return cast("T", found)
+        if self._result is _MISSING:
+            vars(self)["_result"] = yield from self._start().__await__()
+        return self._result
+
+    # With these methods, `asyncio.run` and `asyncio.create_task` accept the call as a coroutine.
+
+    def send(self, value: Any) -> Any:
+        """Run the call up to its next wait."""
+        return self._started().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise `error` where the call waits."""
+        return self._started().throw(*error)
+
+    def close(self) -> None:
+        """End the call."""
+        self._started().close()
+
+    def _started(self) -> Generator[Any, None, Any]:
+        running: Generator[Any, None, Any] = self._running or self.__await__()
+        vars(self)["_running"] = running
+        return running
 
     def response(self) -> Any:
-        """Return the response in tau-bench's form. Wait for the environment if needed."""
-        if self._found is None:
-            vars(self)["_found"] = self._env.wait(self._start, self._now)
-        if self._read is None:
-            vars(self)["_read"] = self._form(self._found)
-        return self._read
+        """Return the response. Wait for the environment if needed."""
+        if self._result is _MISSING:
+            vars(self)["_result"] = self._read()
+        if self._response is _MISSING:
+            vars(self)["_response"] = self._form(self._result)
+        return self._response
 
     def executed(self) -> bool:
         """Return True if the call was awaited or its result was read."""
-        return self._awaited or self._found is not None
+        return self._awaited or self._result is not _MISSING
 
     async def result(self) -> Any:
         """If the hook has read the response, return the response, because the hook may have changed
         it. Otherwise return the environment's result.
         """
-        return await self if self._read is None else self._read
+        return await self if self._response is _MISSING else self._response
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.response())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.response()[key]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.response(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.response(), name, value)
+
+
+def reset_hook(env: Any, task_index: int | None) -> HookCall:
+    """Reset `env`, and return the call. Its result is the observation's text and the info. `env` is
+    a `HookEnvironment`, or an environment outside an episode.
+    """
+    if isinstance(env, Environment):
+        returned: Any = env.reset(Task(str(task_index), task_index or 0), 0)
+    else:  # as in slime's example
+        returned = env.reset() if task_index is None else env.reset(task_index=task_index)
+    return HookCall.of(returned, lambda first: (first.observation, as_dict(first.info)))
+
+
+def step_hook(env: Any, action: Any) -> HookCall:
+    """Step `env` with `action`, and return the call. Its result has `observation`, `reward`, `done`
+    and `info`. `env` is as in `reset_hook`.
+    """
+    return HookCall.of(env.step(action), _same)
+
+
+def as_dict(info: Any) -> dict[str, Any]:
+    """Return an `info` (a pydantic model, a mapping or None) as a dict."""
+    dump = getattr(info, "model_dump", None)
+    data: dict[str, Any] = dict(info or {}) if dump is None else dump()
+    return data
+
+
+def _tau_form(result: Any) -> Any:
+    """Return the result of a reset or a step in tau-bench's form."""
+    if isinstance(result, Observation):
+        return ResetResponse.of(result)
+    return StepResponse.of(result) if isinstance(result, StepResult) else result
+
+
+def _same(value: T) -> T:
+    return value
 
 
 class HookEnvironment:
@@ -163,40 +262,26 @@ class HookEnvironment:
 
     def __init__(self, runner: EnvironmentRunner) -> None:
         waiting: set[Future[Any]] = set()
-        calls: list[tuple[str, HookCall[Any]]] = []
+        calls: list[tuple[str, HookCall]] = []
         loop = asyncio.get_running_loop()
         vars(self).update(_runner=runner, _loop=loop, _waiting=waiting, _calls=calls)
 
-    def reset(self, task_index: int | None = None) -> HookCall[Observation]:
+    def reset(self, task_index: int | None = None) -> HookCall:
         """Start the episode's task. `task_index` has no effect."""
-        runner = self._runner
-        return self._begun(
-            "reset",
-            HookCall(
-                self,
-                runner.reset,
-                runner.reset_now,
-                lambda found: ResetResponse(ObservationText.of(found), HookInfo(found.info)),
-            ),
-        )
+        return self._begun("reset", self._runner.reset, self._runner.reset_now)
 
-    def step(self, action: Action) -> HookCall[StepResult]:
+    def step(self, action: Action) -> HookCall:
         """Execute `action`."""
         runner = self._runner
-        return self._begun(
-            "step",
-            HookCall(
-                self,
-                lambda: runner.step(action),
-                lambda: runner.step_now(action),
-                StepResponse.of,
-            ),
-        )
+        return self._begun("step", lambda: runner.step(action), lambda: runner.step_now(action))
 
-    def _begun(self, method: str, call: HookCall[T]) -> HookCall[T]:
-        """Record `call`. In a plain hook, also execute it at once: if such a hook ignores the
-        result, nothing else would execute the call.
+    def _begun(
+        self, method: str, start: Callable[[], Coroutine[Any, Any, T]], now: Callable[[], T]
+    ) -> HookCall:
+        """Return and record the call of `method`. In a plain hook, also execute it at once: if such
+        a hook ignores the result, nothing else would execute the call.
         """
+        call = HookCall(start, lambda: self._wait(start, now), _tau_form)
         self._calls.append((method, call))
         try:
             asyncio.get_running_loop()
@@ -204,7 +289,7 @@ class HookEnvironment:
             call.response()
         return call
 
-    def wait(self, start: Callable[[], Coroutine[Any, Any, T]], now: Callable[[], T]) -> T:
+    def _wait(self, start: Callable[[], Coroutine[Any, Any, T]], now: Callable[[], T]) -> T:
         """Return the result of a call that a hook reads without `await`."""
         try:
             asyncio.get_running_loop()
@@ -220,7 +305,7 @@ class HookEnvironment:
                 "an async hook reads the environment's result without `await`, which blocks all "
                 "other episodes: write `await env.step(action)`, or make the hook a plain function",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=_hook_level(),
             )
         return now()
 
@@ -298,13 +383,11 @@ def _step_result(found: Any, action: Action) -> StepResult:
     try:
         if isinstance(found, StepResponse):
             return _of_response(found, action)
-        info: Any = getattr(found, "info", None)
-        dump = getattr(info, "model_dump", None)
         return StepResult(
             reject_action(action, str(found.observation)),
             found.reward,
             found.done,
-            info=dict(info or {}) if dump is None else dump(),
+            info=as_dict(getattr(found, "info", None)),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvironmentFailure(
@@ -314,13 +397,15 @@ def _step_result(found: Any, action: Action) -> StepResult:
 
 
 def _of_response(found: StepResponse, action: Action) -> StepResult:
-    messages = found.result.messages
+    messages, reward = found.result.messages, found.result.reward
     if found.observation != _text(found.result):
         messages = reject_action(action, str(found.observation))
+    if reward is not None or found.reward != 0.0:
+        reward = found.reward
     return replace(
         found.result,
         messages=messages,
-        reward=found.reward,
+        reward=reward,
         done=found.done,
         info=dict(found.info or {}),
     )
@@ -329,3 +414,12 @@ def _of_response(found: StepResponse, action: Action) -> StepResult:
 def _text(result: StepResult) -> str:
     messages: list[Message] = list(result.messages)
     return "\n".join(str(one.get("content") or "") for one in messages)
+
+
+def _hook_level() -> int:
+    """Return the `stacklevel` with which the caller's warning names the hook's line."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("toolroll."):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -164,7 +164,8 @@ class _Loop:
                 step = await self._act(turn, decision.action)
             if tracker.counts["invalid_replies"] == invalid_replies:  # this one was valid
                 tracker.invalid_in_a_row = 0
-            answers = order_by_call(turn.parsed.tool_calls, decision.answers, step.messages)
+            messages = (*decision.messages, *step.messages)
+            answers = order_by_call(turn.parsed.tool_calls, decision.answers, messages)
             conversation.extend(answers, step.tools)
             if step.done:
                 return StopReason.DONE

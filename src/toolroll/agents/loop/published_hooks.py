@@ -1,17 +1,28 @@
-"""Wrap overridden hooks of `TrainableAgentMixin`, so that a `Conversation` can call them."""
+"""Wrap overridden hooks of `TrainableAgentMixin`, so that a `Conversation` can call them, and an
+overridden `asolve`.
+
+While a wrapped function runs, a context variable holds what the base class's method would use
+without the override. So an override with the published signature can call `super()`.
+"""
 
 from __future__ import annotations
 
 import inspect
 import json
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import wraps
 from operator import index
 from typing import Any
 
 from toolroll.agents.loop.hook_value import hook_value, reading, run_hook
 from toolroll.agents.loop.validation import checked_reward
-from toolroll.parsers.openai import from_openai
+from toolroll.parsers.openai import (
+    OpenAICompatibleToolCallAdapter,
+    from_openai,
+    openai_result,
+)
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.errors import EnvironmentFailure
@@ -22,11 +33,64 @@ from toolroll.rollout.types import (
     IdArray,
     InteractionResult,
     Message,
+    Task,
+    Tool,
 )
 
 _PROPOSED: ContextVar[list[int] | None] = ContextVar("toolroll_proposed_ids", default=None)
+_READ: ContextVar[tuple[str, ParsedReply, Sequence[Tool]] | None] = ContextVar(
+    "toolroll_read_reply", default=None
+)
+_ASKED: ContextVar[tuple[Any, dict[str, Any]]] = ContextVar("toolroll_asked", default=(None, {}))
 
 CallHook = Callable[[str, dict[str, Any]], Any]
+
+
+def with_episode_arguments(asolve: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the overridden `asolve`, which then also takes the arguments `task`, `seed` and
+    `session_id`. The published signature lacks them, so the base class's `asolve` gets them from
+    `episode_arguments`.
+    """
+    parameters = inspect.signature(asolve).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return asolve
+    missing = {"task", "seed", "session_id"} - parameters.keys()
+    if not missing:
+        return asolve
+
+    @wraps(asolve)
+    async def played(agent: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = {name: kwargs.pop(name) for name in missing & kwargs.keys()}
+        token = _ASKED.set((agent, {**_asked_of(agent), **asked}))
+        try:
+            return await asolve(agent, *args, **kwargs)
+        finally:
+            _ASKED.reset(token)
+
+    return played
+
+
+def episode_arguments(
+    agent: Any, task_index: int | None, task: Task | None, seed: int, session_id: str | None
+) -> tuple[Task, int, str]:
+    """Return the task, the seed and the session id of an episode of `agent`, for the arguments of
+    `asolve`. Arguments that an override of `asolve` does not pass on are those of its own call.
+    """
+    asked = _asked_of(agent)
+    if task is None:
+        task = asked.get("task")
+        if task is None or task_index not in (None, task.index):  # the override changed the index
+            task = Task(str(task_index), task_index or 0)
+    name: str = session_id or asked.get("session_id") or uuid.uuid4().hex
+    return task, seed or asked.get("seed", 0), name
+
+
+def _asked_of(agent: Any) -> dict[str, Any]:
+    """Return the arguments that the running override of `asolve` did not take. They are those of
+    `agent` only: the override may play another agent.
+    """
+    asked_agent, asked = _ASKED.get()
+    return asked if asked_agent is agent else {}
 
 
 def wrap_call_llm(
@@ -82,14 +146,44 @@ def proposed_ids() -> list[int] | None:
     return _PROPOSED.get()
 
 
-def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[[str], ParsedReply]:
-    """Return a parser that calls an overridden `_parse_tool`, which returns `{parsed_result:
-    {normal_text, calls}, success, error}`.
+class ModelAdapter(OpenAICompatibleToolCallAdapter):
+    """Parses replies with the parser of `model`. While an overridden `_parse_tool` runs, it returns
+    what this parser read in the turn, and parses any other text for the episode's tools.
     """
 
-    def parse(text: str) -> ParsedReply:
-        found = hook_value("_parse_tool", parse_tool(text), depth=2)
+    def __init__(self, tools_info: Sequence[Tool], model: Model) -> None:
+        read = _READ.get()
+        super().__init__(tools_info if read is None else read[2], model.parser)
+
+    def parse_response_to_openai_format(self, response: str) -> dict[str, Any]:
+        """See the base class."""
+        read = _READ.get()
+        if read is not None and read[0] == response:
+            return openai_result(read[1])
+        return super().parse_response_to_openai_format(response)
+
+
+def wrap_parse_tool(
+    parse_tool: Callable[[str], Mapping[str, Any]],
+) -> Callable[..., ParsedReply]:
+    """Return a function that calls an overridden `_parse_tool`, which returns `{parsed_result:
+    {normal_text, calls}, success, error}`, and that can be passed to a `Conversation`.
+
+    `reply` is what the model's parser read. If the override returns the same, `reply` is the
+    result. So its reasoning, and all its calls, are kept.
+    """
+
+    def parse(
+        text: str, reply: ParsedReply | None = None, tools: Sequence[Tool] = ()
+    ) -> ParsedReply:
+        token = _READ.set(None if reply is None else (text, reply, tools))
+        try:
+            found = hook_value("_parse_tool", parse_tool(text), depth=2)
+        finally:
+            _READ.reset(token)
         with reading("_parse_tool"):
+            if reply is not None and found == openai_result(reply):
+                return reply
             if not found.get("success", True):
                 call = ToolCall(
                     "",
@@ -109,19 +203,18 @@ def wrap_parse_tool(parse_tool: Callable[[str], Mapping[str, Any]]) -> Callable[
 def finish_with(hook: Callable[..., Any], result: InteractionResult) -> InteractionResult:
     """Call an overridden `_build_final_result`, and return its result.
 
-    The hook of slime's example concatenates the ids of the prompt and of the response with `+`, and
-    joins the contents of the messages. So an override gets lists, not arrays, and messages with ""
-    in place of a content of None. Raise `EnvironmentFailure` if the hook returns anything but an
-    `InteractionResult` with a valid reward.
+    The hook of slime's example joins the contents of the messages, so an override gets messages
+    with "" in place of a content of None. Raise `EnvironmentFailure` if the hook returns anything
+    but an `InteractionResult` with a valid reward.
     """
-    ids = [int(index) for index in result.tokens]
+    ids = result.tokens
     cut = len(ids) - result.response_length
     found = hook(
         result,
         result.reward,
         result.info,
         [{**message, "content": message.get("content") or ""} for message in result.messages],
-        [int(value) for value in result.loss_mask],
+        result.loss_mask,
         ids[:cut],
         ids[cut:],
     )

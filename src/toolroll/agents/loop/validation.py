@@ -49,7 +49,7 @@ def checked_step(
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")
     step: StepResult = _checked(where, found, most_bytes)
-    checked_reward(where, step.reward)
+    object.__setattr__(step, "reward", checked_reward(where, step.reward))
     if not isinstance(step.done, bool | int | np.bool_):
         raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(step.done)}")
     answered = [

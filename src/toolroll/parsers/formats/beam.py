@@ -15,7 +15,7 @@ from toolroll.parsers.formats.blocks import Broken
 from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
-from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.schema import Offered, parameter
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.types import CallStatus, ToolCall
@@ -35,7 +35,6 @@ class BeamParser(HarmonyParser):
         self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
     ) -> Steps[int]:
         """See `HarmonyParser.call`."""
-        schemas = offered.parameters(name) if offered is not None else {}
         found: dict[str, Any] = {}
         begin, at = header
         body = at
@@ -45,7 +44,7 @@ class BeamParser(HarmonyParser):
                 marker = yield from source.starts(at, _OPEN, *_BOUNDS)
                 if marker != _OPEN:
                     break
-                at = yield from self._parameter(source, at + len(marker), name, schemas, found)
+                at = yield from self._parameter(source, at + len(marker), name, offered, found)
             if not marker and at < len(source.text):
                 raise Broken(f"expected {_OPEN} or the end of the call of {name}")
         except Broken as broken:
@@ -61,7 +60,12 @@ class BeamParser(HarmonyParser):
         return end
 
     def _parameter(
-        self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
+        self,
+        source: Source,
+        start: int,
+        name: str,
+        offered: Offered | None,
+        found: dict[str, Any],
     ) -> Steps[int]:
         """Add the parameter whose key is at `start` to `found`. Return where the parameter ends.
         Raises `Broken` if it cannot be read.
@@ -87,5 +91,6 @@ class BeamParser(HarmonyParser):
             if (yield from source.starts(behind, _OPEN, *_BOUNDS)) or behind == len(source.text):
                 break
             at = stop
-        found[key] = typed(source.text[first:at].removeprefix("\n"), schemas.get(key))
+        text = source.text[first:at].removeprefix("\n")
+        found[key] = typed(text, parameter(offered, name, key))
         return stop

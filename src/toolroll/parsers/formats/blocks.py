@@ -2,7 +2,8 @@
 most formats, a block with its own markers encloses the calls.
 
 Invariants: the calls of a block are read one by one, and an unreadable call does not hide other
-calls. Text between calls is content. If a block has no end marker, its last call is unclosed.
+calls. Text between calls is content. If a block has no end marker, its last call is unclosed. A
+block that contains only white space is not a call.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class BlockParser(MarkedParser):
             cls.openers = (*first, cls.call[0]) if cls.bare or not first else first
             if "markers" not in vars(cls):
                 cls.markers = (*(cls.block or ()), *cls.call, *cls.wrappers)
+            cls.beside = ((cls.call[0],), ())
             cls._outer = cls.block or cls.call
             cls._closes = tuple(dict.fromkeys((cls.call[1], cls._outer[1])))
             cls._stops = tuple(dict.fromkeys((cls._outer[0], cls.call[0])))
@@ -89,6 +91,7 @@ class BlockParser(MarkedParser):
         opener, closer = self._outer
         last: ToolCall | None = None  # held back, because its span includes the block's end marker
         first = True
+        opened = at
         start = at = at + len(opener)
         while True:
             at = yield from source.skip(at)
@@ -104,6 +107,9 @@ class BlockParser(MarkedParser):
                     out.call(calls[-1])
                     if source.text.startswith(closer, at - len(closer)):
                         return at
+            elif first and marker == closer and self.block is not None and begin == opened:
+                out.empty_block(source.text[begin : at + len(closer)])
+                return at + len(closer)
             elif first and (marker or at < len(source.text) or source.closed):
                 problem = f"expected {self.call[0]} after {opener}"
                 call, at = yield from broken_call(

@@ -1,12 +1,17 @@
-"""Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,n:1,list:[true,null]}<tool_call|>`."""
+"""Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,n:1,list:[true,null]}<tool_call|>`.
+
+Models also write strings and keys in the quotes of JSON or Python. Invariant: a quote is never part
+of an unquoted value, so a string whose quotes do not match makes the call unreadable.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
-from toolroll.parsers.formats.blocks import BlockParser, Broken
+from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
+from toolroll.parsers.reading.python_text import Unreadable, read_value
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed
@@ -15,6 +20,7 @@ from toolroll.parsers.types import ToolCall
 
 _QUOTE = '<|"|>'
 _KEY = re.compile(r"[^:,{}\[\]<]*")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _BARE = re.compile(r"[^,{}\[\]<]*")
 
 
@@ -51,9 +57,8 @@ def _object(source: Source, at: int, name: str, depth: int) -> Steps[tuple[dict[
     found: dict[str, Any] = {}
     at = yield from source.skip(at + 1)
     while (yield from source.char(at)) != "}":
-        if (yield from source.starts(at, _QUOTE)):
-            key, at = yield from _quoted(source, at, name)
-        else:
+        key, at = yield from _string(source, at, name)
+        if key is None:
             key, at = yield from _word(source, at, _KEY)
         at = yield from source.skip(at)
         if not key or (yield from source.char(at)) != ":":
@@ -77,8 +82,9 @@ def _value(source: Source, at: int, name: str, depth: int) -> Steps[tuple[Any, i
     at = yield from source.skip(at)
     if depth > MAX_DEPTH:
         raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
-    if (yield from source.starts(at, _QUOTE)):
-        return (yield from _quoted(source, at, name))
+    string, at = yield from _string(source, at, name)
+    if string is not None:
+        return string, at
     char = yield from source.char(at)
     if char == "{":
         return (yield from _object(source, at, name, depth))
@@ -87,15 +93,35 @@ def _value(source: Source, at: int, name: str, depth: int) -> Steps[tuple[Any, i
     word, at = yield from _word(source, at, _BARE)
     if not word:
         raise Broken(f"a value is missing in the arguments of {name}", name)
+    if '"' in word or "'" in word:
+        raise Broken(_unmatched(name), name)
     return guessed(word), at
 
 
-def _quoted(source: Source, at: int, name: str) -> Steps[tuple[str, int]]:
-    start = at + len(_QUOTE)
-    end, marker = yield from source.until(start, (_QUOTE,))
-    if not marker:
-        raise Broken(f"a string in the arguments of {name} is not closed with {_QUOTE}", name)
-    return source.text[start:end], end + len(marker)
+def _string(source: Source, at: int, name: str) -> Steps[tuple[str | None, int]]:
+    """Return the string at `at` and its end. Return None and `at` if there is no quote."""
+    if (yield from source.starts(at, _QUOTE)):
+        start = at + len(_QUOTE)
+        end, marker = yield from source.until(start, (_QUOTE,))
+        if not marker:
+            raise Broken(f"a string in the arguments of {name} is not closed with {_QUOTE}", name)
+        return source.text[start:end], end + len(marker)
+    char = yield from source.char(at)
+    if char == '"':
+        return (yield from json_arguments(source, at, name))  # type: ignore[return-value]
+    if char == "'":
+        try:
+            string, stop = yield from read_value(source, at)
+        except Unreadable as error:
+            raise Broken(f"a string in the arguments of {name} is wrong: {error}", name) from error
+        if "'" not in _ESCAPED.sub("", source.text[at + 1 : stop - 1]):
+            return string, stop
+        raise Broken(_unmatched(name), name)
+    return None, at
+
+
+def _unmatched(name: str) -> str:
+    return f"the quotes in the arguments of {name} do not match: use {_QUOTE}"
 
 
 def _word(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[tuple[str, int]]:

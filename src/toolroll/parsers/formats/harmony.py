@@ -20,6 +20,8 @@ from toolroll.parsers.types import CallStatus, ToolCall
 _HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _CHANNELS = ("analysis", "commentary", "final")
+_ROLES = ("assistant", "user", "system", "developer")
+"""Recipients that are not tools, unless a tool of that name was offered."""
 _MARKS = re.compile("|".join(map(re.escape, _HEAD)))
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -53,6 +55,7 @@ class HarmonyParser(ToolCallParser):
 
     name = "gpt-oss"
     reasoning = None
+    beside = (("to=",), ())
     markers, plain = header_forms("json")
 
     def read_calls(
@@ -79,8 +82,9 @@ class HarmonyParser(ToolCallParser):
         header = source.text[begin:stop]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         body = stop + len("<|message|>")
-        if recipient is not None:
-            name = recipient[1].removeprefix("functions.")
+        name = recipient[1].removeprefix("functions.") if recipient is not None else ""
+        offers = offered is not None and name in offered.functions
+        if recipient is not None and (offers or recipient[1] not in _ROLES):
             if marker == "<|message|>":
                 return (yield from self.call(source, out, (begin, body), name, offered))
             status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED

@@ -38,15 +38,18 @@ class Llama3Parser(ToolCallParser):
             return out.begin_verbatim(at)
         first = yield from source.skip(at)
         if (yield from source.char(first)) == "{" and (yield from self._is_call(source, first)):
-            at = yield from self._objects(source, out, first, first)
+            at = yield from self.read_marked(source, out, first, first, offered)
         while True:
             begin, marker = yield from source.until(at, (_TAG,), out.content)
             if not marker:
                 return
-            at = yield from self._objects(source, out, begin, begin + len(marker))
+            at = yield from self.read_marked(source, out, begin, begin + len(marker), offered)
 
-    def _objects(self, source: Source, out: Collector, begin: int, at: int) -> Steps[int]:
-        """Add the calls at `at`, one after another. Return the position after them."""
+    def read_marked(
+        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
+    ) -> Steps[int]:
+        """Add the calls at `start`, one after another. Return the position after them."""
+        at = start
         while True:
             at = yield from open_json_calls(source, out, begin, at, (_TAG,))
             behind = yield from source.skip(at)

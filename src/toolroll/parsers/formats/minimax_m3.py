@@ -11,16 +11,16 @@ SGLang 0.5.23 (minimax_m3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolroll.parsers.formats.blocks import BlockParser, Broken
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
+from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reading.values import kinds_of, typed
+from toolroll.parsers.reading.values import typed
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
 
@@ -79,8 +79,8 @@ class MiniMaxM3Parser(BlockParser):
         name = source.text[start:at]
         if marker != '">':
             raise Broken("the tool's name is not closed with '\">'")
-        schema = offered.functions.get(name, {}).get("parameters") if offered is not None else None
-        root = _Holder(schema)
+        parameters = offered.parameters(name) if offered is not None else None
+        root = _Holder(parameters.schema if parameters is not None else None)
         body = at = at + len(marker)
         while True:
             at = yield from source.skip(at)
@@ -99,25 +99,19 @@ class _Holder:
     `repeated` contains the names that occurred more than once.
     """
 
-    schema: Any
+    schema: Schema | None
     members: dict[str, Any] = field(default_factory=dict)
     items: list[Any] = field(default_factory=list)
     repeated: set[str] = field(default_factory=set)
 
-    def schema_of(self, key: str) -> Any:
+    def schema_of(self, key: str) -> Schema | None:
         """Return the schema of the next element, which is named `key`. Return None if it is
         unknown.
         """
-        schema = self.schema
-        if not isinstance(schema, Mapping):
+        if self.schema is None:
             return None
-        properties = schema.get("properties")
-        if isinstance(properties, Mapping) and key in properties:
-            return properties[key]
-        first = schema.get("prefixItems")
-        if key == _ITEM and isinstance(first, list) and len(self.items) < len(first):
-            return first[len(self.items)]
-        return schema.get("items" if key == _ITEM and "items" in schema else "additionalProperties")
+        item = self.schema.item(len(self.items)) if key == _ITEM else None
+        return item or self.schema.member(key)
 
     def add(self, key: str, value: Any) -> None:
         """Add the value of the element `key`. Values of elements with the same name become a
@@ -136,7 +130,7 @@ class _Holder:
         """Return `members` or `items`, as the schema requires. If the schema does not decide,
         elements that are all named `item` are an array.
         """
-        kinds = (kinds_of(self.schema) or frozenset()) & {"array", "object"}
+        kinds = _kinds(self.schema) & {"array", "object"}
         if len(kinds) == 1:
             return self.items if "array" in kinds else self.members
         return self.items if self.members.keys() == {_ITEM} else self.members
@@ -177,11 +171,15 @@ def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) ->
         first = at = yield from _element(source, tag, name, inner, depth + 1)
 
 
-def _leaf(text: str, schema: Any) -> Any:
+def _kinds(schema: Schema | None) -> frozenset[str]:
+    return (schema.allowed.kinds if schema is not None else None) or frozenset()
+
+
+def _leaf(text: str, schema: Schema | None) -> Any:
     """Return the value of an element's `text`. If the schema allows an array or an object but no
     string, empty text becomes an empty array or object.
     """
-    kinds = kinds_of(schema) or frozenset()
+    kinds = _kinds(schema)
     if not text.strip() and "string" not in kinds and kinds & {"array", "object"}:
         return [] if "array" in kinds else {}
     return typed(text, schema)

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
-from toolroll.parsers.reading.json_text import made_call
-from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.reading.json_text import decode, made_call
+from toolroll.parsers.reading.resolve import Schema
+from toolroll.parsers.reading.schema import Offered, parameter
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reading.values import kinds_of, typed
+from toolroll.parsers.reading.values import guessed, typed
 from toolroll.parsers.types import ToolCall
 
 _NO_NAME = re.compile(r"""[{}"'<>\n]""")
@@ -43,7 +44,8 @@ class Shape:
         typed_by: The start of the attribute that follows a key and says whether the value is a
             string, and the attribute's value for a string.
         json_body: True if a JSON object may replace the parameters.
-        trim_newline: True if one line break before a value and one after it belong to the markers.
+        trim_newline: True if a value may be on lines of its own. If a line break precedes the
+            value, this line break and one after the value belong to the markers.
         self_closing: The marker that ends both the name and the call if there are no parameters.
         attribute_end: The text that ends the name if attributes follow it.
         unescape: A function that decodes the escapes in a value.
@@ -84,6 +86,7 @@ class TagParser(BlockParser):
         if shape.block is not None:
             cls._ways_out = tuple(f"{shape.call[1]}{gap}{shape.block[1]}" for gap in ("", "\n"))
         super().__init_subclass__()
+        cls.beside = ((shape.call[0],), (shape.key[0],))
 
     def elements(
         self, source: Source, begin: int, start: int, offered: Offered | None
@@ -116,7 +119,6 @@ class TagParser(BlockParser):
         the call's end marker, and the position after this marker.
         """
         shape = self.shape
-        schemas = offered.parameters(name) if offered is not None else {}
         found: dict[str, Any] = {}
         while True:
             at = yield from source.skip(at)
@@ -124,7 +126,7 @@ class TagParser(BlockParser):
             if marker in self._call_ends:
                 return found, at, at + len(marker)
             if marker == shape.key[0]:
-                at = yield from self._parameter(source, at + len(marker), name, schemas, found)
+                at = yield from self._parameter(source, at + len(marker), name, offered, found)
             elif shape.json_body and not found and (yield from source.char(at)) == "{":
                 body, at = yield from json_arguments(source, at, name)
                 found = body if isinstance(body, dict) else {}
@@ -134,7 +136,12 @@ class TagParser(BlockParser):
                 )
 
     def _parameter(
-        self, source: Source, start: int, name: str, schemas: Any, found: dict[str, Any]
+        self,
+        source: Source,
+        start: int,
+        name: str,
+        offered: Offered | None,
+        found: dict[str, Any],
     ) -> Steps[int]:
         shape = self.shape
         at, marker = yield from source.until(
@@ -148,8 +155,8 @@ class TagParser(BlockParser):
         at += len(marker)
         if shape.typed_by is not None:
             key, attribute, kind = key.partition(shape.typed_by[0])
-            is_string = kind == shape.typed_by[1] if attribute else None
-        schema = schemas.get(key)
+            is_string = kind.lower() == shape.typed_by[1] if attribute else None
+        schema = parameter(offered, name, key)
         if shape.kind is not None:
             at, schema = yield from self._kind(source, at, shape.kind, key, name, schema)
         if shape.value[0]:
@@ -163,12 +170,22 @@ class TagParser(BlockParser):
         )
         if end < 0:
             raise Broken(f"the parameter {key} of {name} is not closed with {shape.value[1]}", name)
-        found[key] = self.value(source.text[at:end], schema, is_string=is_string)
+        try:
+            found[key] = self.value(source.text[at:end], schema, is_string=is_string)
+        except ValueError as error:
+            problem = f"the parameter {key} of {name} is not marked as a string, and is not JSON"
+            raise Broken(problem, name) from error
         return end + len(shape.value[1])
 
     def _kind(
-        self, source: Source, at: int, marks: tuple[str, str], key: str, name: str, schema: Any
-    ) -> Steps[tuple[int, Any]]:
+        self,
+        source: Source,
+        at: int,
+        marks: tuple[str, str],
+        key: str,
+        name: str,
+        schema: Schema | None,
+    ) -> Steps[tuple[int, Schema | None]]:
         """Return the position after the optional type at `at`, and the schema for the value.
 
         The schema for the value is `schema` if no type was written, or if `schema` allows only one
@@ -185,20 +202,24 @@ class TagParser(BlockParser):
             raise Broken(
                 f"the type of the parameter {key} of {name} is not closed with {marks[1]}", name
             )
-        known = kinds_of(schema)
-        told = known is not None and len(known - {"null"}) <= 1
-        return stop + len(marker), schema if told else {"type": source.text[start:stop].strip()}
+        kinds = schema.allowed.kinds if schema is not None else None
+        if kinds is None or len(kinds - {"null", "number" if "integer" in kinds else ""}) > 1:
+            schema = Schema({"type": source.text[start:stop].strip()})
+        return stop + len(marker), schema
 
-    def value(self, text: str, schema: Any, *, is_string: bool | None) -> Any:
+    def value(self, text: str, schema: Schema | None, *, is_string: bool | None) -> Any:
         """Return the value that a parameter's bare `text` represents.
 
         `is_string`: whether the parameter's attribute marks a string, or None if there is no
-        attribute.
+        attribute. Raises `ValueError` for quotes that are not JSON if it marks another type.
         """
-        if self.shape.trim_newline:
-            text = text.removeprefix("\n").removesuffix("\n")
+        if self.shape.trim_newline and text.startswith("\n"):
+            text = text[1:].removesuffix("\n")
         if self.shape.unescape is not None:
             text = self.shape.unescape(text)
         if is_string is None:
             return typed(text, schema)
-        return text if is_string else typed(text.strip(), None)
+        if is_string:
+            return text
+        bare = text.strip()
+        return decode(bare) if bare[:1] in ("'", '"') else guessed(bare)

@@ -16,9 +16,8 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, UnknownType, ValidationError, best_match
 from jsonschema.validators import extend
 from referencing import Registry
-from referencing.exceptions import Unresolvable
 
-from toolroll.parsers.reading.values import TYPES
+from toolroll.parsers.reading.resolve import NOT_A_SCHEMA, TYPES
 
 MOST_STEPS = 50_000
 """The maximum number of steps of one check. A step is one keyword for one value, 16 items of a
@@ -98,7 +97,7 @@ def _bounded() -> Iterator[None]:
     token = _LEFT.set([MOST_STEPS])
     try:
         yield
-    except (SchemaError, UnknownType, RecursionError, OverflowError, Unresolvable) as error:
+    except (SchemaError, UnknownType, OverflowError, *NOT_A_SCHEMA) as error:
         raise NotChecked(f"the schema cannot be applied: {error}") from error
     finally:
         _LEFT.reset(token)

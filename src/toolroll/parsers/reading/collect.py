@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from toolroll.parsers.reading.lookalike import Beside, lookalike, lookalikes
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.reading.source import Source
 from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
@@ -49,6 +50,8 @@ class Collector:
         source: The text of the reply and the positions of its tokens.
         offered: The tools that were offered, or None if calls are not checked.
         calls_as_text: If True, all text from the first call on is content.
+        beside: The markers beside the name of a tool, which help to find text that looks like a
+            call.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Collector:
         offered: Offered | None,
         *,
         calls_as_text: bool = False,
+        beside: Beside = ((), ()),
     ) -> None:
         self._source = source
         self._offered = offered
@@ -66,6 +70,8 @@ class Collector:
         self._content = _Trimmed(None)
         self._reasoning = _Trimmed("\n")
         self._calls: list[ToolCall] = []
+        self._beside = beside
+        self._lookalikes: list[ToolCall] = []
         self._deltas: list[Delta] = []
         self.reasoning_closed = True
 
@@ -100,6 +106,10 @@ class Collector:
         self._calls.append(done)
         self._deltas.append(Delta("tool_call", call=done))
 
+    def empty_block(self, text: str) -> None:
+        """Record a block of calls, `text`, that contains no call."""
+        self._lookalikes.append(lookalike(text))
+
     def begin_verbatim(self, at: int) -> None:
         """Treat all text from `at` on as content and ignore calls there."""
         if self._verbatim_at is None:
@@ -125,4 +135,6 @@ class Collector:
     def reply(self) -> ParsedReply:
         """Return the collected reply."""
         reasoning = str(self._reasoning) or (None if self.reasoning_closed else "")
-        return ParsedReply(str(self._content), reasoning, tuple(self._calls), self.reasoning_closed)
+        content, names = str(self._content), self._offered.functions if self._offered else ()
+        looks = (*self._lookalikes, *lookalikes(content, self._beside, names))
+        return ParsedReply(content, reasoning, tuple(self._calls), self.reasoning_closed, looks)

@@ -258,10 +258,12 @@ def json_calls(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -
 
 
 def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
-    """Return a call of `name` with decoded `arguments` (an object, or its JSON text)."""
+    """Return a call of `name` with decoded `arguments` (an object, or its JSON text; blank text is
+    an empty object).
+    """
     if isinstance(arguments, str):
         try:
-            arguments = decode(arguments)
+            arguments = decode(arguments) if arguments.strip() else {}
         except ValueError:
             problem = "arguments must be a JSON object"
             return ToolCall(name, None, raw, CallStatus.INVALID_JSON, problem, span=span)

@@ -1,4 +1,4 @@
-"""Check a call against the tools that were offered."""
+"""The tools that were offered: the schemas of their parameters, and the check of a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,31 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.reading.bounded_validator import BoundedValidator, NotChecked
+from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.types import CallStatus, ToolCall
+
+
+class ToolSchema:
+    """The JSON schema of a tool's parameters. `validator` is None if arguments cannot be
+    checked.
+    """
+
+    def __init__(self, schema: Schema, validator: BoundedValidator | None) -> None:
+        self.schema = schema
+        self.validator = validator
+        self._members: dict[str, Schema | None] = {}
+
+    def member(self, key: str) -> Schema | None:
+        """Return the schema of the parameter `key`, or None if it is unknown."""
+        if key in self._members:
+            return self._members[key]
+        schema = self.schema.member(key)
+        if len(self._members) < _MOST_MEMBERS:  # a model may write any number of keys
+            self._members[key] = schema
+        return schema
+
+
+_MOST_MEMBERS = 1000
 
 
 class Offered:
@@ -20,14 +44,19 @@ class Offered:
         self.functions: dict[str, Mapping[str, Any]] = {
             tool["function"]["name"]: tool["function"] for tool in tools
         }
+        self._schemas: dict[str, ToolSchema | None] = {}
 
-    def parameters(self, name: str) -> Mapping[str, Any]:
-        """Return the JSON schemas of the parameters of the tool `name`, by parameter name. Return
-        an empty mapping if they are unknown.
-        """
-        schema = self.functions.get(name, {}).get("parameters")
-        found = schema.get("properties") if isinstance(schema, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+    def parameters(self, name: str) -> ToolSchema | None:
+        """Return the schema of the parameters of the tool `name`, or None if it is unknown."""
+        if name not in self._schemas and name in self.functions:
+            self._schemas[name] = _tool_schema(self.functions[name].get("parameters"))
+        return self._schemas.get(name)
+
+
+def parameter(offered: Offered | None, name: str, key: str) -> Schema | None:
+    """Return the schema of the parameter `key` of the tool `name`, or None if it is unknown."""
+    parameters = offered.parameters(name) if offered is not None else None
+    return parameters.member(key) if parameters is not None else None
 
 
 def check_call(call: ToolCall, offered: Offered) -> ToolCall:
@@ -36,15 +65,15 @@ def check_call(call: ToolCall, offered: Offered) -> ToolCall:
     """
     if not call.ok:
         return call
-    function = offered.functions.get(call.name)
-    if function is None:
+    if call.name not in offered.functions:
         known = ", ".join(sorted(offered.functions)) or "none"
         return replace(
             call,
             status=CallStatus.UNKNOWN_TOOL,
             error=f"there is no tool named {call.name!r}; the tools are: {known}",
         )
-    validator = _validator_of(function.get("parameters"))
+    parameters = offered.parameters(call.name)
+    validator = parameters.validator if parameters is not None else None
     problem = None if validator is None else _first_problem(validator, call.arguments)
     if problem is None:
         return call
@@ -55,22 +84,26 @@ def check_call(call: ToolCall, offered: Offered) -> ToolCall:
     )
 
 
-def _validator_of(schema: Any) -> BoundedValidator | None:
-    """Return the validator of `schema`, or None if arguments cannot be checked."""
-    if not isinstance(schema, Mapping):
+def _tool_schema(document: Any) -> ToolSchema | None:
+    """Return the schema `document`, or None if it is not a mapping."""
+    if not isinstance(document, Mapping):
         return None
     try:
-        return _compiled(orjson.dumps(schema))
-    except orjson.JSONEncodeError:
-        return None  # nested too deep, or not JSON
+        return _compiled(orjson.dumps(document))
+    except orjson.JSONEncodeError:  # nested too deep, or not JSON
+        return ToolSchema(Schema(document), None)
 
 
 @lru_cache(maxsize=4096)
-def _compiled(schema: bytes) -> BoundedValidator | None:
+def _compiled(schema: bytes) -> ToolSchema:
+    """Return the schema with this JSON text. The key is the whole text, so a schema that was
+    changed in place is read again.
+    """
+    document = orjson.loads(schema)
     try:
-        return BoundedValidator(orjson.loads(schema))
+        return ToolSchema(Schema.of(document, valid=True), BoundedValidator(document))
     except NotChecked:
-        return None
+        return ToolSchema(Schema.of(document, valid=False), None)
 
 
 def _first_problem(validator: BoundedValidator, arguments: Any) -> str | None:

@@ -19,7 +19,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
-from toolroll.rollout.runs.runner import episode_seed
+from toolroll.rollout.runs.runner import checked_result, episode_seed
 from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.types import (
@@ -164,7 +164,7 @@ class EpisodePlayer:
         retries = self.settings.retries
         while True:
             agent: Agent = self._make_agent(self.model, agent_settings(self.settings))
-            result = await agent.asolve(
+            solved = await agent.asolve(
                 factory.make(options),
                 None,
                 sampling_params,
@@ -174,6 +174,7 @@ class EpisodePlayer:
                 seed=episode_seed(self._seed, task.id, number),
                 session_id=session,
             )
+            result = checked_result(solved)
             failed = (
                 result.status is Status.ABORTED
                 and result.stop_reason is not StopReason.ENGINE_ABORT
@@ -188,12 +189,15 @@ class EpisodePlayer:
         await self.model.aclose()
 
     async def _open(self) -> EnvironmentOptions:
-        """Check the engine's model and the chat template, and open the user simulators. Only the
-        first call does this. Return the options of all episodes.
+        """Wait for the engine if an `engine_timeout` is set. Check its model and the chat template,
+        and open the user simulators. Only the first call does this. Return the options of all
+        episodes.
         """
         async with self._opening:
             if self._options is not None:
                 return self._options
+            if self.model.args is not None and self.model.args.engine_timeout:
+                await self.model.engine.wait_until_healthy()
             for line in await self.model.check_identity(
                 allow_mismatch=self.settings.allow_model_mismatch
             ):

@@ -48,7 +48,7 @@ FRAMEWORKS = (
         "0.9.1",
         "toolroll.rollout.adapters.verl.ToolrollAgentLoop",
         f"{_ONE} within verl's limits",
-        "reward 0.0, zero mask, toolroll_aborted",
+        "an error, so that verl normalizes the group without it",
     ),
     Framework(
         "SkyRL",
@@ -62,7 +62,7 @@ FRAMEWORKS = (
         "1.0.4",
         "toolroll.rollout.adapters.areal.ToolrollWorkflow",
         _ONE,
-        "rejected (None)",
+        "an error, for which AReaL rejects the whole group",
     ),
     Framework(
         "verifiers, prime-rl",

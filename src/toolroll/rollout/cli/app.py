@@ -22,7 +22,7 @@ from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, ne
 from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
-from toolroll.rollout.runs.config import OLD_NAMES, PANELS, RunConfig, json_object, load_config
+from toolroll.rollout.runs.config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.threads import end_within
 
@@ -89,9 +89,7 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    settings = load_config(
-        config, {"env": env, **given_values(RunConfig, options, old_names=OLD_NAMES)}
-    )
+    settings = load_config(config, {"env": env, **given_values(RunConfig, options)})
     from toolroll.rollout.cli.run_command import run as run_environment
 
     outcome = _run(run_environment(settings, console))
@@ -105,7 +103,7 @@ app.command(name="run")(
         _play,
         [
             Parameter("env", Parameter.KEYWORD_ONLY, annotation=Annotated[str, _ENV]),
-            *option_parameters(RunConfig.model_fields, PANELS, old_names=OLD_NAMES),
+            *option_parameters(RunConfig.model_fields, PANELS),
             Parameter(
                 "config",
                 Parameter.KEYWORD_ONLY,

@@ -49,7 +49,10 @@ def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
     facts = {
         "stop tokens": stops,
         "generation prompt": repr(found.generation_prompt),
-        "opens reasoning": "yes" if found.opens_reasoning else "no",
+        "opens reasoning": " and ".join(
+            f"after a {last}" for last, opens in found.opens_reasoning.items() if opens
+        )
+        or "no",
         "arguments": {"dict": "as an object", "text": "as JSON text"}.get(
             found.arguments, found.arguments
         ),

@@ -220,6 +220,8 @@ def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
     )
     if kinds:
         lines.append(f"{name}: invalid calls: {kinds}")
+    if found["lookalike_calls"]:
+        lines.append(f"{name}: text that looks like a tool call: {found['lookalike_calls']}")
     return lines + [f"{name}: WARNING: {warning}" for warning in found["warnings"]]
 
 

@@ -25,7 +25,6 @@ def option_parameters(
     fields: Mapping[str, FieldInfo],
     panels: Mapping[str, str],
     *,
-    old_names: Mapping[str, str] = {},
     flags: Mapping[str, str] = {},
     defaults: bool = False,
 ) -> list[inspect.Parameter]:
@@ -33,39 +32,31 @@ def option_parameters(
 
     `panels` maps the title of each panel of `--help` to the names of its fields, separated by
     spaces.
-    `old_names` maps old names to new ones. The old names are accepted too, but are not listed in
-    the help. `flags` maps fields to their flags if the names differ.
+    `flags` maps fields to their flags if the names differ.
     The help of an option names its default, and every parameter has the default None, which means
     "not given". If `defaults` is True, the parameters have the defaults of the fields instead, and
     typer shows them. Pass the values that the command received to `given_values`.
     """
-    shown = [
+    return [
         _parameter(name, flag_of(name, flags), fields[name], title, defaults=defaults)
         for title, names in panels.items()
         for name in names.split()
     ]
-    hidden = [_parameter(old, flag_of(old), fields[name]) for old, name in old_names.items()]
-    return [*shown, *hidden]
 
 
 def given_values(
     model: type[BaseModel],
     values: Mapping[str, Any],
     *,
-    old_names: Mapping[str, str] = {},
     flags: Mapping[str, str] = {},
 ) -> dict[str, Any]:
-    """Return the options in `values` that were given, by field name of `model`. JSON is decoded. A
-    value under an old name is returned under its new name.
+    """Return the options in `values` that were given, by field name of `model`. JSON is decoded.
 
     Raise `UsageError` if an option that takes JSON is not a JSON object.
     """
-    new = {name: old for old, name in old_names.items()}
     given = {}
     for name, field in model.model_fields.items():
         value = values.get(name)
-        if value is None:
-            value = values.get(new.get(name, name))
         if value is None or value == []:
             continue
         if _kind(field) is dict:
@@ -99,9 +90,9 @@ def with_parameters(
 
 
 def _parameter(
-    name: str, flag: str, field: FieldInfo, panel: str | None = None, *, defaults: bool = False
+    name: str, flag: str, field: FieldInfo, panel: str, *, defaults: bool = False
 ) -> inspect.Parameter:
-    """Return the parameter of an option. An option without a `panel` is not listed in the help."""
+    """Return the parameter of an option."""
     choices = _choices(field.annotation)
     kind = _kind(field)
     if kind is bool and field.default is True:
@@ -111,7 +102,6 @@ def _parameter(
         help=field.description if defaults else _help(field),
         metavar=f"[{'|'.join(choices)}]" if choices else "JSON" if kind is dict else None,
         show_default=defaults,
-        hidden=panel is None,
         rich_help_panel=panel,
         autocompletion=(lambda: list(choices)) if choices else None,
     )

@@ -17,6 +17,7 @@ from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.signals import StoppedError, until_stopped
 from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.health import check_endpoint
+from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.config import RunConfig
@@ -231,24 +232,27 @@ async def _open_worker(
 
 
 async def _check_addresses(config: RunConfig) -> None:
-    """Raise `UsageError` if the server of the baseline or of the user simulator does not
-    respond.
+    """Wait up to `config.engine_timeout` seconds for the servers of the baseline and of the user
+    simulator. Raise an error if one of them does not respond.
     """
     user_url = config.user_url if config.user_model is not None else None
     for option, url in (("--baseline-url", config.baseline_url), ("--user-url", user_url)):
         if url is None:
             continue
-        health = await check_endpoint(*split_credentials(url.rstrip("/")))
+        address, authorization = split_credentials(url.rstrip("/"))
+        probe = partial(check_endpoint, address, authorization)
+        server = f"{option}: the server at {address}"
+        health = await Outage(server, probe, timeout=config.engine_timeout).wait_until_healthy()
         if not health.ok:
             raise UsageError(f"{option}: {health.why}: is the server running there?")
 
 
 async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool) -> None:
-    """Raise `UsageError` if the engine does not respond, or if it serves a model with another
-    tokenizer than `served`. If `allow_mismatch` is True, only warn about the tokenizer. Print the
-    warnings.
+    """Wait until the engine responds. Raise `UsageError` if it does not, or if it serves a model
+    with another tokenizer than `served`. If `allow_mismatch` is True, only warn about the
+    tokenizer. Print the warnings.
     """
-    health = await served.engine.health()
+    health = await served.engine.wait_until_healthy()
     if not health.ok:
         raise UsageError(health.why)
     await served.engine.model_info()  # raises an error if this is not an engine's address

@@ -93,7 +93,7 @@ _PANELS = {
     "apply_chat_template_kwargs history context_length verify out engine_timeout no_gc "
     "allow_model_mismatch",
     "Requests": "sampling_params default_max_tokens max_resumes seed server_tools model_names",
-    "Sessions and limits": "grace idle max_sessions max_body max_text",
+    "Sessions and limits": "grace idle max_sessions max_body max_text max_items",
 }
 """The settings in each panel of `toolroll serve --help`, separated by spaces."""
 _FLAGS = {

@@ -47,10 +47,10 @@ from toolroll.rollout.engine.transport import (
 )
 from toolroll.rollout.errors import (
     CompletionError,
-    ContextOverflowError,
     EngineError,
     TokenError,
     UsageError,
+    prompt_too_long,
 )
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.runtime.time_limit import not_counted
@@ -160,7 +160,9 @@ class Engine(EngineClient):
                 self._take(completion, info)
                 return completion
             over = events is not None and events.started
-            if (outcome.lost or outcome.down) and not over and self._closings == closings:
+            starting = outcome.status == 503 and not self._outage.started
+            away = outcome.lost or outcome.down or starting
+            if away and not over and self._closings == closings:
                 waited_from = perf_counter()
                 if await self._outage.over(ended, outcome.message, down=outcome.down):
                     deadline += perf_counter() - waited_from
@@ -225,10 +227,7 @@ class Engine(EngineClient):
                 )
         limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
-            raise ContextOverflowError(
-                f"the prompt of {len(ids)} tokens is too long: the engine accepts at most "
-                f"{limit - 1}"
-            )
+            raise prompt_too_long(len(ids), limit - 1)
         if _NO_HEADER.search(request.session_id):
             raise UsageError(
                 f"the session id {request.session_id!r} cannot be sent as a header: it must be a "
@@ -370,6 +369,13 @@ class Engine(EngineClient):
         """
         return await self._control_plane.model_info()
 
+    async def wait_until_healthy(self) -> Health:
+        """Wait up to `engine_timeout` seconds until the engine can answer. Return the last health
+        check. Raise `EngineUnreachableError` if the engine is still down after that time, and
+        `UsageError` if it no longer serves the same model.
+        """
+        return await self._outage.wait_until_healthy()
+
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
         return await self._control_plane.health()
@@ -390,11 +396,9 @@ def _decoded(body: bytes) -> Mapping[str, Any]:
 
 
 def _raised(failure: Failure, attempts: int, url: str) -> EngineError:
-    kind = ContextOverflowError if failure.overflow else EngineError
+    fields: Any = {"status": failure.status, "body": failure.body, "attempts": attempts}
     tries = f" after {attempts} attempts" if attempts > 1 else ""
-    return kind(
-        f"{url}: {failure.message}{tries}",
-        status=failure.status,
-        body=failure.body,
-        attempts=attempts,
-    )
+    message = f"{url}: {failure.message}{tries}"
+    if failure.overflow is not None:
+        return prompt_too_long(*failure.overflow, message, **fields)
+    return EngineError(message, **fields)

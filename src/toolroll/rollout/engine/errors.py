@@ -34,9 +34,14 @@ different worker.
 """
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
-    r"longer than the model's context length|exceeds the model's maximum context length|exceeds "
-    r"the maximum allowed length"
+    r"\((\d+) tokens\) is longer than the model's context length \((\d+) tokens|"
+    r"exceeds the model's maximum context length of (\d+) tokens.*?a total of (\d+) tokens|"
+    r"\((\d+) tokens\) exceeds the maximum allowed length \((\d+) tokens",
+    re.DOTALL,
 )
+"""SGLang's messages for a prompt that is too long, or whose answer does not fit. Each has the number
+of tokens and the limit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +50,11 @@ class Failure:
 
     `status`: the HTTP status, or None if no answer came. `retry`: another attempt may succeed.
     `server_fault`: the engine answered 500. This is retried only once, because it recurs if the
-    request itself is the cause. `overflow`: the prompt is too long. `retry_after`: how many seconds
-    the server asks to wait. `lost`: there was no connection, or it broke, so the engine may be
-    down. `down`: a router reports that its workers are down. `running`: the engine may still be
-    working on the request, so the request must be aborted.
+    request itself is the cause. `overflow`: if the prompt is too long, the number of its tokens and
+    the largest number that the engine accepts. `retry_after`: how many seconds the server asks to
+    wait. `lost`: there was no connection, or it broke, so the engine may be down. `down`: a router
+    reports that its workers are down. `running`: the engine may still be working on the request, so
+    the request must be aborted.
     """
 
     message: str
@@ -56,7 +62,7 @@ class Failure:
     body: str = ""
     retry: bool = False
     server_fault: bool = False
-    overflow: bool = False
+    overflow: tuple[int, int] | None = None
     retry_after: float | None = None
     lost: bool = False
     down: bool = False
@@ -74,12 +80,20 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
         body=capped(text),
         retry=status in _RETRYABLE or upstream,
         server_fault=status == 500 and not upstream,
-        overflow=status == 400 and bool(_OVERFLOW.search(message)),
+        overflow=_overflow(message) if status == 400 else None,
         retry_after=_seconds(retry_after),
         lost=status == 502 or upstream,
         down=status == 503 and _NO_WORKERS in text,
         running=status == 502 or upstream,
     )
+
+
+def _overflow(message: str) -> tuple[int, int] | None:
+    found = _OVERFLOW.search(message)
+    if found is None:
+        return None
+    limit, tokens = sorted(int(number) for number in found.groups() if number is not None)
+    return tokens, min(limit, tokens - 1)  # SGLang refuses a prompt of the limit's length too
 
 
 def from_exception(error: Exception) -> Failure:

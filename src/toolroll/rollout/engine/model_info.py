@@ -57,8 +57,9 @@ def read_model_info(
     are None.
 
     `/server_info` has `context_length` only if it was set on the command line. `/v1/models` always
-    has `max_model_len`.
+    has `max_model_len`. SGLang refuses a prompt whose length is `max_req_input_len`.
     """
+    refused = _integer(server_info.get("max_req_input_len"))
     cards = models.get("data")
     card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], Mapping) else {}
     return ModelInfo(
@@ -66,7 +67,7 @@ def read_model_info(
         or _integer(server_info.get("context_length")),
         weight_version=_text(model_info.get("weight_version") or server_info.get("weight_version")),
         model_path=_text(model_info.get("model_path") or server_info.get("model_path")),
-        max_input_length=_integer(server_info.get("max_req_input_len")),
+        max_input_length=None if refused is None else refused - 1,
         deterministic=server_info.get("enable_deterministic_inference") is True,
         sglang_version=_text(server_info.get("version")),
     )

@@ -1,4 +1,4 @@
-"""`Outage`: waits until a server answers again, once for all requests that failed.
+"""`Outage`: waits until a server answers, at the start or after requests failed.
 
 Invariants:
 
@@ -52,6 +52,8 @@ class Outage:
         timeout: float,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
+        self.started = False
+        """True if the server has ever answered."""
         self.ended = 0
         """The number of outages that have ended, with an answer or a timeout. If this number has
         changed since a failed request was sent, the outage that made the request fail is over.
@@ -66,6 +68,7 @@ class Outage:
 
     def answered(self) -> None:
         """Record that a request was answered, which ends an outage."""
+        self.started = True
         if self._waited:
             logger.warning("%s answers again", self._server)
             self._waited = 0.0
@@ -101,6 +104,18 @@ class Outage:
                 f"{why.removeprefix(NO_ANSWER)}"
             )
         return state is _State.BACK
+
+    async def wait_until_healthy(self) -> Health:
+        """Wait until the server is healthy. Return the last health check, which is not ok if the
+        server answers wrongly, or if `timeout` is 0. Raise `EngineUnreachableError` if the server
+        does not answer in time.
+        """
+        health = await self._probe()
+        while health.down and await self.over(self.ended, health.why, down=True):
+            health = await self._probe()
+        if health.ok:
+            self.answered()
+        return health
 
     async def aclose(self) -> None:
         """Stop waiting. `over` returns False to all waiting requests."""

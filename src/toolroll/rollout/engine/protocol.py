@@ -52,6 +52,10 @@ class EngineClient(Protocol):
         """Return True if requests go through a router. Routers silently drop some parameters."""
         return False
 
+    async def wait_until_healthy(self) -> Health:
+        """Wait until the engine can answer. Return the last health check."""
+        return await self.health()
+
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
         return Health(True)

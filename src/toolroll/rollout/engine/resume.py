@@ -103,7 +103,20 @@ def join(first: Completion, second: Completion) -> Completion:
         top_logprobs=[*first.top_logprobs, *second.top_logprobs]
         if first.top_logprobs and second.top_logprobs
         else None,
+        routed_experts=_joined_experts(first, second),
     )
+
+
+def _joined_experts(first: Completion, second: Completion) -> IdArray | None:
+    """Return the experts of both parts. The rows that both have are those of the first part,
+    because it sampled its tokens with these experts.
+    """
+    before, after = first.routed_experts, second.routed_experts
+    if not len(first.output_ids) or not len(second.output_ids):
+        return before if len(first.output_ids) else after
+    if before is None or after is None:
+        return None
+    return np.concatenate([before, after[len(before) :]])
 
 
 def _merged(spans: list[WeightVersion]) -> tuple[WeightVersion, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolroll.rollout.engine.model_info import ModelInfo
-from toolroll.rollout.errors import ContextOverflowError, UsageError
+from toolroll.rollout.errors import UsageError, prompt_too_long
 from toolroll.rollout.runtime.complaints import did_you_mean
 
 # The list that SGLang 0.5.23 prints in its error message for an unknown name.
@@ -67,10 +67,7 @@ def effective_params(
     """
     limit = info.prompt_limit
     if limit is not None and prompt_length >= limit:
-        raise ContextOverflowError(
-            f"the prompt of {prompt_length} tokens leaves no room to answer: the model's context "
-            f"length is {info.context_length}, the engine accepts prompts of at most {limit - 1}"
-        )
+        raise prompt_too_long(prompt_length, limit - 1)
     wanted = sampling_params.get("max_new_tokens")
     room = None if info.context_length is None else info.context_length - prompt_length
     tokens = DEFAULT_MAX_NEW_TOKENS if wanted is None else int(wanted)

@@ -1,11 +1,18 @@
-"""Read the event stream of `/generate` with `stream: true`: report progress, and return the last
-event as the answer.
+"""Read the event stream of `/generate` with `stream: true`: report progress, and return the whole
+answer.
+
+Events have one of two forms (SGLang 0.5.23). A cumulative event has all ids and logprobs so far. An
+incremental event has only the new ones (`--incremental-streaming-output`). In both forms, the
+event's `completion_tokens` counts all ids so far. So it shows the form: it is the number of the
+event's ids, or larger by the number of ids that were sent before.
 
 Invariants:
 
-- Events are cumulative (SGLang 0.5.23). So the last event is the whole answer, and is checked like
-  any other answer. Only the ids of earlier events are read, because reading their logprobs too
-  would take quadratic time.
+- The answer is the last event. If the events are incremental, it gets the ids, logprobs and texts
+  of all events. It is checked like any other answer.
+- Of a cumulative event that is not the last, only the ids are read, because reading the logprobs
+  too would take quadratic time.
+- If an event has neither form, or a different form from the others, the answer is refused.
 - Ids are reported only after a check: they belong to this request, the model can sample them, and
   ids that were reported before have not changed.
 - An event with an error is a failure. If a stream ends before its last event, this counts as a
@@ -30,7 +37,10 @@ Progress = Callable[[Sequence[int]], None]
 _DONE = b"[DONE]"
 # Neither pattern matches inside a JSON string, because quotes are escaped there.
 _IDS = re.compile(rb'"output_ids"\s*:\s*(\[[\d,\s]*\])')
+_COUNT = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _UNFINISHED = re.compile(rb'"finish_reason"\s*:\s*null')
+_LISTS = ("output_token_logprobs", "output_top_logprobs")
+"""The fields of `meta_info` of which an incremental event has only the new entries."""
 
 
 class EventReader:
@@ -45,6 +55,8 @@ class EventReader:
         self._own = orjson.dumps(rid)
         self._check = check
         self._reported: list[int] = []
+        self._cumulative: bool | None = None  # None: the first ids have the same form in both
+        self._parts: list[bytes] = []  # the events that are not known to be cumulative
 
     @property
     def started(self) -> bool:
@@ -52,8 +64,7 @@ class EventReader:
         return bool(self._reported)
 
     async def read(self, chunks: AsyncIterator[bytes]) -> Mapping[str, Any] | Failure:
-        """Return the last event, or a `Failure` if an event reports an error or the stream breaks
-        off.
+        """Return the answer, or a `Failure` if an event reports an error or the stream breaks off.
 
         Raise `CompletionError` for an event that is not part of an answer.
         """
@@ -67,9 +78,10 @@ class EventReader:
                 if event.lstrip().startswith(b"data:")
             ]
             fresh = [item for item in data if item != _DONE]
-            if fresh:
-                # events are cumulative: the last one contains all ids of the earlier ones
-                found = self._take(fresh[-1])
+            for item in fresh:
+                if self._cumulative and item is not fresh[-1]:
+                    continue  # the last one contains all ids of the earlier ones
+                found = self._take(item)
                 if isinstance(found, Failure):
                     return found
                 last = found
@@ -77,7 +89,7 @@ class EventReader:
                 break
         if last is None or _finish(last) is None:
             return broken_stream()
-        return last
+        return last if self._cumulative is not False else _joined(last, self._reported, self._parts)
 
     def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:
         """Report the ids of one event. Return the event if it is the last one, a `Failure` if it
@@ -86,25 +98,72 @@ class EventReader:
         own = self._own in data or b'"id"' not in data
         unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
         if unfinished is not None:
-            self._report(_decoded(unfinished[1]))
+            count = _COUNT.search(data)
+            self._add(_decoded(unfinished[1]), int(count[1]) if count else None, data)
             return None
         event = _event(data)
         failure = _failure(event) or foreign(event, self._rid)
         if failure is None:
-            self._report(event.get("output_ids") or [])
+            count = (event.get("meta_info") or {}).get("completion_tokens")
+            self._add(event.get("output_ids") or [], count, data)
         return failure or event
 
-    def _report(self, ids: list[int]) -> None:
+    def _add(self, ids: list[int], count: Any, event: bytes) -> None:
+        """Report the ids of one event, whose `completion_tokens` is `count`."""
+        sent = self._reported
+        if count == len(sent) and ids == sent[-1:] != sent and self._cumulative is not True:
+            # An abort in the queue repeats the last id of a retracted request.
+            self._cumulative = False
+            return
+        if sent:
+            # SGLang may write the list of a cumulative event after it has grown further.
+            cumulative = type(count) is int and count <= len(ids)
+            if not cumulative and count != len(sent) + len(ids):
+                raise CompletionError(
+                    f"an event of the engine's stream has {len(ids)} output_ids and counts "
+                    f"{count!r} completion_tokens, after {len(sent)} output_ids: it is neither "
+                    "cumulative nor incremental"
+                )
+            if self._cumulative is not None and cumulative is not self._cumulative:
+                raise CompletionError(
+                    "the engine's stream has both cumulative and incremental events: "
+                    f"{len(ids)} output_ids with {count} completion_tokens after {len(sent)}"
+                )
+            self._cumulative = cumulative
+        if self._cumulative:
+            self._parts = []
+        else:
+            self._parts.append(event)
+            ids = [*sent, *ids]
         self._check(ids)
-        if ids[: len(self._reported)] != self._reported:
-            at = common_prefix(self._reported, ids)
+        if ids[: len(sent)] != sent:
+            at = common_prefix(sent, ids)
             raise CompletionError(
                 f"the engine's stream changed ids that it had already sent: output_ids[{at}] was "
-                f"{self._reported[at]}, now it is {ids[at] if at < len(ids) else 'missing'} "
-                f"({len(self._reported)} ids before, {len(ids)} now)"
+                f"{sent[at]}, now it is {ids[at] if at < len(ids) else 'missing'} "
+                f"({len(sent)} ids before, {len(ids)} now)"
             )
         self._reported = ids
         self._progress(ids)
+
+
+def _joined(last: Mapping[str, Any], ids: list[int], parts: Sequence[bytes]) -> Mapping[str, Any]:
+    """Return the answer of incremental events. `last`: the last event. `ids`: all ids. `parts`: all
+    events.
+    """
+    events = [_event(part) for part in parts]
+    metas = [event.get("meta_info") or {} for event in events]
+    lists = {
+        name: [item for meta in metas for item in meta.get(name) or ()]
+        for name in _LISTS
+        if any(name in meta for meta in metas)
+    }
+    return {
+        **last,
+        "text": "".join(event.get("text") or "" for event in events),
+        "output_ids": ids,
+        "meta_info": {**last["meta_info"], **lists},
+    }
 
 
 def _event(data: bytes) -> Mapping[str, Any]:

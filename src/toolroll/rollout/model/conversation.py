@@ -34,6 +34,7 @@ from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
+from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
@@ -101,10 +102,12 @@ class Conversation:
         self._new_tools: list[Tool] | None = None
         self._cursor: Cursor | None = None
         self._last: SampledText | None = None  # the last turn, sampled after the cursor's prompt
+        self._in_reasoning = False  # the prompt that was served ends inside reasoning
         self._observed = False  # the session has the next prompt (also after a failed request)
         self._turns: list[TurnSpan] = []  # of the current sequence
         self._forked = self._preserved = False
         self._finished: list[ServedSequence] = []  # the sequences before each fork
+        self._record = AnswerRecord()
         self._checks: set[asyncio.Task[None]] = set()
 
     # --- the environment's side -------------------------------------------------------------------
@@ -148,6 +151,7 @@ class Conversation:
         )
         completion = await self._generate(request)
         node = self._path.sample(completion, params)
+        self._record.add(request.input_ids, completion)
         is_long = len(completion.output_ids) > LONG_REPLY
         reply = await call_of_size(self._take, completion, node, params, large=is_long)
         if self._verify == "always" and self._is_checked:
@@ -162,6 +166,7 @@ class Conversation:
             params,
             tools=self.tools,
             seed=f"{self.session.session_id}/{node.start}",
+            in_reasoning=self._in_reasoning,
             parse=self._parse,
         )
         stopped = reading.sampled.stop is not None
@@ -223,16 +228,25 @@ class Conversation:
         self.tools = self.tools if tools is None else tools
         self._cursor = self.template.start(self.messages, self.tools)
         self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
+        self._in_reasoning = self._cursor.opens_reasoning(self.served.parser.reasoning)
         self._pending = []
         self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
 
     def _hooked(self, hook: DeltaHook | None, ids: IdArray, kind: str) -> IdArray:
+        """Return `ids`, or the ids that `hook` returns in their place."""
+        assert self._cursor is not None
+        reasoning = self.served.parser.reasoning
+        self._in_reasoning = self._cursor.opens_reasoning(reasoning)
         if hook is None:
             return ids
         given = np.asarray(hook(self.messages, ids), dtype=np.int32)
         if not np.array_equal(given, ids):
             self._mismatch(kind)
+            text = self.template.encoder.decode(given)
+            if reasoning is not None and text != self.template.encoder.decode(ids):
+                unclosed = reasoning.unclosed(text)
+                self._in_reasoning = unclosed is not None and not text[unclosed[1] :].strip()
         return given
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
@@ -253,6 +267,7 @@ class Conversation:
             self.tools,
             forked=self._forked,
             preserved=self._preserved,
+            record=self._record,
         )
 
     @property
@@ -270,14 +285,19 @@ class Conversation:
         self.session.exclude(f"verification: {kind}")
 
     async def settle(self) -> None:
-        """Check the episode's sequences, and exclude the episode from training if a check fails.
-        Call this once, at the end.
+        """Check the episode's sequences, loss masks and logprobs, and exclude the episode from
+        training if a check fails. Call this once, at the end.
         """
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:
             for sequence in [*self._finished, *([self._sequence()] if self._turns else ())]:
                 await self._check(sequence)
+        if self._is_checked:
+            trajectories = self.session.trajectories()
+            kind = await asyncio.to_thread(self._record.check, trajectories)
+            if kind is not None:
+                self._mismatch(kind)
         for kind in self.mismatches:
             if kind != "preserved":
                 self.session.exclude(f"verification: {kind}")

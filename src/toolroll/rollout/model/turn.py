@@ -19,7 +19,7 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.types import Completion, Message, Tool
 
-ParseHook = Callable[[str], ParsedReply]
+ParseHook = Callable[[str, ParsedReply, Sequence[Tool]], ParsedReply]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def parse_turn(
     *,
     tools: Sequence[Tool] | None,
     seed: str,
+    in_reasoning: bool,
     parse: ParseHook | None = None,
     stop_strings: Sequence[str] = (),
     streamed: bool = False,
@@ -80,7 +81,10 @@ def parse_turn(
         sampling_params: The sampling parameters that were sent.
         tools: The tools that were offered. If None, text that looks like a call stays text.
         seed: A text that identifies the turn. The ids of the calls are derived from it.
-        parse: A function that parses the text in place of the model's parser.
+        in_reasoning: True if the prompt that was served ends inside reasoning
+            (`Cursor.opens_reasoning`). It does not include `prefill`.
+        parse: Returns the reply in place of the model's parser. Its arguments are the text, the
+            reply that the model's parser read, and `tools`.
         stop_strings: The stop strings that were requested. If one of them ended the turn, the text
             ends before it.
         streamed: If True, parse the text like a stream (see `parse_options`).
@@ -98,17 +102,16 @@ def parse_turn(
         last = sampled.last_id if sampled.last_id is not None else prefill_ids[-1]
         sampled = replace(sampled, text=prefill + sampled.text, last_id=last)
         text = prefill + text
+    plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
+    offsets = template.encoder.offsets(plain, sampled.body)
+    parsed = served.parser.parse(
+        text,
+        ids=plain,
+        offsets=offsets,
+        **parse_options(tools, in_reasoning=in_reasoning, streamed=streamed),
+    )
     if parse is not None:
-        parsed = parse(text)
-    else:
-        plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
-        offsets = template.encoder.offsets(plain, sampled.body)
-        parsed = served.parser.parse(
-            text,
-            ids=plain,
-            offsets=offsets,
-            **parse_options(served, template, tools, streamed=streamed),
-        )
+        parsed = parse(text, parsed, tools or ())
     parsed = with_call_ids(parsed, seed)
     return ParsedTurn(sampled, text, parsed, to_openai(parsed))
 
@@ -130,19 +133,19 @@ def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list
 
 
 def parse_options(
-    served: Model, template: ChatTemplate, tools: Sequence[Tool] | None, *, streamed: bool
+    tools: Sequence[Tool] | None, *, in_reasoning: bool, streamed: bool
 ) -> dict[str, Any]:
     """Return the keyword arguments for the parser's `parse` and `stream`.
+
+    `in_reasoning`: True if the prompt that was served ends inside reasoning.
 
     A reply may contain a closing reasoning tag without an opening tag. If `streamed` is False, all
     text before such a tag is reasoning. A stream cannot wait for the tag. So if `streamed` is True,
     reasoning starts only at an opening tag, in the prompt or in the reply. Then parsing the whole
     reply gives the same result as parsing it as a stream.
     """
-    reasoning = served.parser.reasoning
-    opened = reasoning is not None and template.opens_reasoning(reasoning)
     return {
         "tools": tools or (),
-        "in_reasoning": opened if streamed else opened or None,
+        "in_reasoning": in_reasoning if streamed else in_reasoning or None,
         "calls_as_text": tools is None,
     }

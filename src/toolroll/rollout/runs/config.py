@@ -287,11 +287,6 @@ PANELS: Mapping[str, str] = {
 }
 """The settings in each panel of `toolroll run --help`, separated by spaces."""
 
-OLD_NAMES = {"floor": "do_nothing", "endpoint": "baseline_url"}
-"""The new name of each setting that an earlier version named differently. Options and YAML files
-may still use the old names.
-"""
-
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
     "episode_timeout step_timeout reruns "
@@ -332,10 +327,10 @@ def _settings_in(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise UsageError(f"--config {path} must hold a mapping from setting names to values")
     for name in loaded:
-        if name not in RunConfig.model_fields and name not in OLD_NAMES:
+        if name not in RunConfig.model_fields:
             hint = did_you_mean(str(name), RunConfig.model_fields)
             raise UsageError(f"--config {path}: there is no setting {name!r}{hint}")
-    return {OLD_NAMES.get(str(name), str(name)): value for name, value in loaded.items()}
+    return loaded
 
 
 def json_object(text: str | None, option: str) -> dict[str, Any] | None:

@@ -117,6 +117,7 @@ def usage(summary: Summary) -> dict[str, Any]:
                 for kind, n in sorted(summary.named("invalid_calls").items())
             },
         },
+        "lookalike_calls": int(totals["lookalike_calls"]),
         "latency": {
             "engine_turn": _spread(summary.turn_seconds),
             "env_step_mean": _share(

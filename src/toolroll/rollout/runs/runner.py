@@ -320,7 +320,7 @@ class Runner:
                     seed=seed,
                     session_id=session_id(name, task.id, sample),
                 )
-                return _checked(result)
+                return checked_result(result)
         except EngineUnreachableError as error:  # not a failure of this episode
             raise RunStoppedError(
                 f"{error}. Finished episodes are kept; once that server is back, the same command "
@@ -373,8 +373,8 @@ def check_ids(tasks: Sequence[Task]) -> None:
         known.add(task.id)
 
 
-def _checked(result: InteractionResult) -> InteractionResult:
-    """Return an agent's result in a form that the episode file can store.
+def checked_result(result: Any) -> InteractionResult:
+    """Return an agent's result in a form that the episode file can store. Its reward is a float.
 
     Raise `TypeError` or `ValueError` if the result is not valid.
     """

@@ -34,7 +34,7 @@ from toolroll.rollout.server.endpoint import (
     model_card,
 )
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.paths import instead_of
+from toolroll.rollout.server.paths import hint_for, instead_of
 from toolroll.rollout.server.pending import PendingRequest, retry_number
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.received import LONG, receive
@@ -436,10 +436,12 @@ class EndpointServer:
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
-    codes = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+    codes = {405: "method_not_allowed", 413: "body_too_large"}
     words = error.text or error.reason
-    if error.status == 404:
-        words = instead_of(request.rel_url.raw_path)
+    path = request.rel_url.raw_path
+    # a wrong path may match the route of another method, such as /v1/responses/ID
+    if error.status == 404 or (error.status == 405 and hint_for(path) is not None):
+        return ApiError(404, "not_found", instead_of(path))
     if isinstance(error, web.HTTPMethodNotAllowed):
         words = (
             f"{request.path!r} is not served for {request.method!r}: use "

@@ -41,6 +41,7 @@ def commit_chat(
     source, nodes, kept = ref(pending), [], dialect.kept(asked, result)
     for choice in result.choices:
         node = live.session.sample(choice.completion, result.sampling_params, after=observed)
+        live.record.add(result.prompt_ids, choice.completion)
         assert choice.reading is not None
         turn = live.tree.commit(prompt, node, choice.reading)
         turn.source = source
@@ -72,6 +73,7 @@ def commit_text(
     nodes = []
     for choice in result.choices:
         node = live.session.sample(choice.completion, result.sampling_params, after=observed)
+        live.record.add(result.prompt_ids, choice.completion)
         live.texts.append(node)
         live.trace.append((node, "text_completion"))
         nodes.append(node)

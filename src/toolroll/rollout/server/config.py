@@ -100,6 +100,12 @@ class EndpointSettings(BaseModel):
         ge=1024,
         description="limit of one text in a request, in bytes: a message, a tool result, a prompt",
     )
+    max_items: int = Field(
+        default=2**18,
+        ge=1024,
+        description="limit of the names and values in one request's JSON (a prompt of token ids "
+        "has one for each id)",
+    )
     receive: float = Field(
         default=60.0,
         gt=0,

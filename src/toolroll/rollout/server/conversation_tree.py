@@ -8,9 +8,10 @@ Invariants:
 - If the chat template would rewrite tokens of this conversation, or if the request sets other
   switches of the template, a new path starts, with a reason. Both paths share the nodes whose
   tokens all match.
-- A request that continues no turn starts a new root. If the session has turns, the root's reason
-  says whether the client changed what was served. This is so if the request repeats a turn's reply,
-  or if it repeats all messages before a turn's reply and then has another assistant message.
+- A request that continues no turn starts a new root.
+- If the client changed what was served, the reason of the new path names the first message that
+  differs (`edits`). A request changes a served conversation if it repeats a reply of it, or all
+  messages before a reply, but not all messages up to this reply.
 - Only `Session` writes tokens.
 - Planning changes nothing: a turn does not exist until it is committed.
 """
@@ -24,15 +25,25 @@ from typing import Any
 import numpy as np
 import orjson
 
+from toolroll.parsers.reasoning import Tags
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import ParsedTurn
-from toolroll.rollout.server.messages import Digest, Echo, check_arguments, with_served_ids
+from toolroll.rollout.server.edits import change_at, common_length
+from toolroll.rollout.server.messages import (
+    Digest,
+    Echo,
+    Schemas,
+    check_arguments,
+    schemas_of,
+    with_served_ids,
+)
 from toolroll.rollout.server.result import joined_ids
 from toolroll.rollout.server.template_cache import same_switches
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.types import IdArray, Message, Tool
 
 EDITED = "the client changed what was served"
@@ -51,7 +62,8 @@ class Prompt:
     assistant message, `prefill` is that message's text, and `prefill_ids` are its ids, which are at
     the end of the prompt. `continues` is True if the prompt keeps all tokens of `turn`. `preserved`
     is True if it keeps tokens that the template would have rewritten. `fork_reason` is None if the
-    prompt simply continues a turn, or if the session had no turn when the prompt was planned.
+    prompt simply continues a turn or repeats an earlier prompt, or if the session had no turn when
+    the prompt was planned.
     """
 
     template: ChatTemplate
@@ -69,6 +81,8 @@ class Prompt:
     """The ids that were truncated from the start of a first prompt, before `input_ids`."""
     prefill: str = ""
     prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    in_reasoning: bool = False
+    """True if the prompt without `prefill` ends inside reasoning. False in a restored turn."""
 
     def cut(self, room: int) -> Prompt:
         """If the prompt is the first of a conversation, return it truncated to its last `room`
@@ -93,20 +107,30 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The parts of a `Prompt` that do not depend on its place in the tree, and the list `tools`."""
+    """The parts of a `Prompt` that do not depend on its place in the tree, the list `tools`, and
+    the parser's tags for reasoning.
+    """
 
     template: ChatTemplate
     added: list[Message]
     tools_key: bytes
     digest: Digest
     tools: list[Tool]
+    reasoning: Tags | None
 
     def at(
-        self, parent: Node | None, turn: TurnNode | None, ids: IdArray, delta: IdArray, **more: Any
+        self,
+        parent: Node | None,
+        turn: TurnNode | None,
+        ids: IdArray,
+        delta: IdArray,
+        cursor: Cursor,
+        **more: Any,
     ) -> Prompt:
-        """Return the prompt `ids`, which continues or forks from `turn`."""
+        """Return the prompt `ids` of `cursor`, which continues or forks from `turn`."""
         own = self.template, tuple(self.added), self.tools_key, self.digest
-        return Prompt(*own, ids, parent, delta, turn, **more)
+        in_reasoning = cursor.opens_reasoning(self.reasoning)
+        return Prompt(*own, ids, parent, delta, turn, in_reasoning=in_reasoning, **more)
 
 
 class ConversationTree:
@@ -114,29 +138,45 @@ class ConversationTree:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._turns: dict[Digest, list[TurnNode]] = {}
-        self._replies: set[Digest] = set()
-        self._prompts: set[Digest] = set()
         self.forks: list[str] = []
-        self._tools_keys: dict[bytes, bytes] = {}
+        self._turns: dict[Digest, list[TurnNode]] = {}
+        # the last turn with this reply, with this conversation before its reply, and after the
+        # turn with this node
+        self._by_reply: dict[Digest, TurnNode] = {}
+        self._by_prompt: dict[Digest, TurnNode] = {}
+        self._next: dict[int, TurnNode] = {}
+        # `Prompt.tools_key`, and the schemas of its tools
+        self._tools: dict[bytes, tuple[bytes, Schemas]] = {}
+        self._schemas: Schemas = {}
 
     # --- planning ---------------------------------------------------------------------------------
 
-    def plan(self, messages: list[Message], tools: list[Tool], template: ChatTemplate) -> Prompt:
+    def plan(
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        template: ChatTemplate,
+        reasoning: Tags | None = None,
+    ) -> Prompt:
         """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the template
-        cannot render the conversation.
+        cannot render the conversation. `reasoning`: the parser's tags for reasoning.
         """
-        echo = Echo()
+        tools_key = orjson.dumps(tools)
+        # a request without tools, such as one for a summary, still repeats calls
+        schemas = {**self._schemas, **schemas_of(tools)}
+        echo = Echo(schemas=schemas)
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
-        tools_key = orjson.dumps(tools)
         check_arguments(messages[length:])
         served = turn.messages() if turn is not None else []
         new = with_served_ids(messages[length:], messages[:length], served)
-        request = _Request(template, new, tools_key, echo.digest, tools)
+        request = _Request(template, new, tools_key, echo.digest, tools, reasoning)
+        edited = self._edited(turn, length, messages, digests, schemas)
         if turn is None:
-            return self._root(request, digests)
-        edited = EDITED if any(message["role"] == "assistant" for message in new) else None
+            cursor = template.start(new, tools)
+            ids = cursor.prompt()
+            reason = edited or (NEW_ROOT if self._turns else None)
+            return request.at(None, None, ids, ids, cursor, fork_reason=reason)
         reason = SWITCHES_CHANGED
         if same_switches(template, turn.template):
             try:
@@ -173,34 +213,44 @@ class ConversationTree:
         same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
         return next(exact, None) or next(same_ids, None) or kept[0]
 
-    def _root(self, request: _Request, digests: Sequence[Digest]) -> Prompt:
-        ids = request.template.start(request.added, request.tools).prompt()
-        reason = None
-        if self._turns:
-            messages = request.added
-            edited = self._repeats_a_reply(messages) or self._replaces_a_reply(messages, digests)
-            reason = EDITED if edited else NEW_ROOT
-        return request.at(None, None, ids, ids, fork_reason=reason)
-
-    def _repeats_a_reply(self, messages: Sequence[Message]) -> bool:
-        replies = (Echo().add(m) for m in messages if m["role"] == "assistant")
-        return any(reply in self._replies for reply in replies)
-
-    def _replaces_a_reply(self, messages: Sequence[Message], digests: Sequence[Digest]) -> bool:
-        """Return True if an assistant message follows messages to which a turn replied. `digests`:
-        see `_longest`.
+    def _edited(
+        self,
+        turn: TurnNode | None,
+        length: int,
+        messages: Sequence[Message],
+        digests: Sequence[Digest],
+        schemas: Schemas,
+    ) -> str | None:
+        """Return how the request changes what was served after its first `length` messages, the
+        conversation of `turn`. Return None if it changes nothing. `digests`: see `_longest`.
         """
-        return any(
-            message["role"] == "assistant" and before in self._prompts
-            for before, message in zip(digests, messages[1:], strict=False)
+        later = range(len(messages) - 1, length - 1, -1)
+        replies = (
+            Echo(schemas=schemas).add(messages[at]) for at in later if _is_reply(messages[at])
         )
+        candidates = [
+            next((self._by_reply[reply] for reply in replies if reply in self._by_reply), None),
+            next(
+                (
+                    self._by_prompt[digests[at - 1]]
+                    for at in later
+                    if at and digests[at - 1] in self._by_prompt
+                ),
+                None,
+            ),
+            self._next.get(turn.node.index) if turn is not None else None,
+        ]
+        histories = [candidate.messages() for candidate in candidates if candidate is not None]
+        common = [common_length(history, messages, schemas) for history in histories]
+        if not common or (index := max(common)) >= len(messages):
+            return None
+        history = histories[common.index(index)]
+        return f"{EDITED}: {change_at(index, history, messages, schemas)}"
 
     def _continued(
         self, request: _Request, turn: TurnNode, served: list[Message], edited: str | None
     ) -> Prompt:
-        """Return the prompt that follows `turn` and keeps its tokens. `edited`: the fork reason if
-        the client changed messages after `turn`, else None.
-        """
+        """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
         tools = request.tools
         changed = request.tools_key != turn.tools_key
         before = orjson.loads(turn.tools_key) if changed else tools
@@ -211,17 +261,25 @@ class ConversationTree:
         ids = turn.ids_with(delta, self.session)
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
         return request.at(
-            turn.node, turn, ids, delta, fork_reason=reason, continues=True, preserved=preserved
+            turn.node,
+            turn,
+            ids,
+            delta,
+            after,
+            fork_reason=reason,
+            continues=True,
+            preserved=preserved,
         )
 
     def _forked(
         self, request: _Request, turn: TurnNode, served: list[Message], reason: str
     ) -> Prompt:
         kept = self.session.path_ids(turn.node)
-        ids = request.template.start([*served, *request.added], request.tools).prompt(keep=kept)
+        cursor = request.template.start([*served, *request.added], request.tools)
+        ids = cursor.prompt(keep=kept)
         shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
-        return request.at(shared, turn, ids, delta, fork_reason=reason)
+        return request.at(shared, turn, ids, delta, cursor, fork_reason=reason)
 
     # --- verifying --------------------------------------------------------------------------------
 
@@ -251,9 +309,14 @@ class ConversationTree:
     def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
         """Add the turn whose reply was sampled as `node`."""
         # Tool lists are long, so all turns with identical tools share one key.
-        tools_key = self._tools_keys.setdefault(prompt.tools_key, prompt.tools_key)
-        echo = Echo(prompt.digest)
-        digest = echo.add(reading.message)
+        if prompt.tools_key not in self._tools:
+            schemas = schemas_of(orjson.loads(prompt.tools_key))
+            self._tools[prompt.tools_key] = prompt.tools_key, schemas
+            # a new dict, because a request may be planned in another thread
+            self._schemas = {**self._schemas, **schemas}
+        tools_key, schemas = self._tools[prompt.tools_key]
+        schemas = {**self._schemas, **schemas}
+        digest = Echo(prompt.digest, schemas).add(reading.message)
         turn = TurnNode(
             prompt.turn,
             prompt.added,
@@ -270,9 +333,15 @@ class ConversationTree:
             prefill_size=len(prompt.prefill_ids),
         )
         self._turns.setdefault(digest, []).append(turn)
-        self._replies.add(Echo().add(reading.message))
-        self._prompts.add(prompt.digest)
+        self._by_reply[Echo(schemas=schemas).add(reading.message)] = turn
+        self._by_prompt[prompt.digest] = turn
+        if prompt.turn is not None:
+            self._next[prompt.turn.node.index] = turn
         return turn
+
+
+def _is_reply(message: Message) -> bool:
+    return bool(message["role"] == "assistant")
 
 
 def _call_ids(message: Message) -> list[str]:

@@ -190,7 +190,7 @@ class Endpoint:
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
                 template, params, use.tools if use.offered else None, seeds,
-                *_name(dialect.prefix, pending), len(prompt.input_ids), stops,
+                *_name(dialect.prefix, pending), len(prompt.input_ids), stops, prompt.in_reasoning,
             )  # fmt: skip
             pending.stream_context = context
             completions, sent = await self._sample(
@@ -254,7 +254,7 @@ class Endpoint:
     ) -> Prompt:
         continued = bool(asked.request.continue_final_message)
         before, prefill = split_prefill(asked.messages) if continued else (asked.messages, "")
-        prompt = live.tree.plan(before, tools, template)
+        prompt = live.tree.plan(before, tools, template, self.served.parser.reasoning)
         if prefill:
             return with_prefill(prompt, prefill)
         room = self.capabilities.context_length
@@ -430,6 +430,7 @@ class Endpoint:
             params,
             tools=use.tools if use.offered else None,
             seed=seed,
+            in_reasoning=prompt.in_reasoning,
             stop_strings=context.stop_strings,
             streamed=True,
             prefill=prompt.prefill,

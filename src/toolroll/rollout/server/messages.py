@@ -2,8 +2,8 @@
 replies in the same session.
 
 Invariants: differences that client libraries introduce on their own are ignored (the order of JSON
-keys in arguments, the ids of tool calls, `null` for an empty content, dropped reasoning, text in
-parts). All other differences count. A field that chat templates ignore is refused by name.
+keys in arguments, arguments that equal their default in the tool's schema, the ids of tool calls,
+`null` for an empty content, dropped reasoning, text in parts). All other differences count. A field that chat templates ignore is refused by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.server.errors import ApiError, invalid, not_rendered, refused
 from toolroll.rollout.server.nesting import too_deep, too_deep_text
 from toolroll.rollout.template.render import plain_content
-from toolroll.rollout.types import Message
+from toolroll.rollout.types import Message, Tool
 
 _ROLES = {
     "system": frozenset({"role", "content", "name"}),
@@ -36,8 +36,14 @@ _FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
 _INERT = frozenset({"provider_specific_fields", "annotations"})
 """Fields that client libraries add to messages and that models never see."""
 
+_MOST_REFERENCES = 8
+"""The number of `$ref` in a row that are followed."""
+
 Digest = bytes
 START: Digest = b""
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schemas of the parameters of tools, by the tool's name."""
 
 
 def read_messages(
@@ -161,16 +167,19 @@ class Echo:
     """A digest of each prefix of a conversation.
 
     Two digests are the same if the messages differ only in what a client library may change.
+    `schemas` give the defaults of arguments: a call without an argument is the same call as one
+    with the argument's default.
     """
 
-    def __init__(self, digest: Digest = START) -> None:
+    def __init__(self, digest: Digest = START, schemas: Schemas | None = None) -> None:
         self.digest = digest
+        self._schemas = schemas or {}
         self._ids: dict[str, str] = {}
         self._calls = 0
 
     def add(self, message: Message) -> Digest:
         """Add the next message. Return the digest of all messages so far."""
-        form = orjson.dumps(self._form(message), option=orjson.OPT_SORT_KEYS)
+        form = json_form(self._form(message))
         self.digest = blake2b(self.digest + form, digest_size=16).digest()
         return self.digest
 
@@ -190,8 +199,67 @@ class Echo:
     def _call(self, call: Mapping[str, Any]) -> list[Any]:
         self._ids[str(call.get("id") or "")] = str(self._calls)
         self._calls += 1
-        # `_call` reads a call without arguments as "{}".
-        return [call["function"]["name"], canonical(call["function"].get("arguments") or "{}")]
+        return call_form(call, self._schemas)
+
+
+def call_form(call: Mapping[str, Any], schemas: Schemas) -> list[Any]:
+    """Return the name and the arguments of `call` in the form in which calls are compared."""
+    name = call["function"]["name"]
+    # `_call` reads a call without arguments as "{}".
+    arguments = canonical(call["function"].get("arguments") or "{}")
+    schema = schemas.get(name)
+    return [name, arguments if schema is None else _without_defaults(arguments, schema, schema)]
+
+
+def schemas_of(tools: Sequence[Tool]) -> Schemas:
+    """Return the schemas of those `tools` whose arguments may have defaults."""
+    functions = (tool["function"] for tool in tools)
+    return {
+        function["name"]: function["parameters"]
+        for function in functions
+        if b'"default":' in orjson.dumps(function.get("parameters"))
+    }
+
+
+def _without_defaults(value: Any, schema: Any, root: Any) -> Any:
+    """Return `value` without the fields that equal their default in `schema`, at any depth. `root`
+    is the schema to which a `$ref` refers.
+    """
+    schema = _referenced(schema, root)
+    if isinstance(value, list):
+        return [_without_defaults(item, schema.get("items"), root) for item in value]
+    fields = schema.get("properties")
+    if not isinstance(value, dict) or not isinstance(fields, dict):
+        return value
+    kept = {}
+    for name, item in value.items():
+        field = fields.get(name)
+        rest = _without_defaults(item, field, root)
+        if isinstance(field, dict) and "default" in field:
+            default = _without_defaults(_same_numbers(field["default"]), field, root)
+            if json_form(rest) == json_form(default):
+                continue
+        kept[name] = rest
+    return kept
+
+
+def _referenced(schema: Any, root: Any) -> Mapping[str, Any]:
+    """Return the schema to which `schema` refers, or an empty schema if it cannot be found."""
+    for _ in range(_MOST_REFERENCES):
+        if not isinstance(schema, dict):
+            return {}
+        path = schema.get("$ref")
+        if not isinstance(path, str):
+            return schema
+        schema = root if path.startswith("#") else None
+        for step in path[1:].split("/")[1:]:
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return {}
+
+
+def json_form(value: Any) -> bytes:
+    """Return `value` as JSON text that does not depend on the order of keys."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
 def canonical(arguments: Any) -> Any:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 
 _APIS = frozenset({"chat", "completions", "messages", "models", "responses"})
-_SESSION = re.compile(r"/sessions/[^/]*")
+_SESSION = re.compile(r"(?:/v1)?/sessions?/([^/]*)")
+_ROUTE = re.compile(
+    r"/(chat/completions|completions|messages(?:/count_tokens)?|models|responses)(?=/|$)"
+)
 
 
 def api_of(path: str) -> str | None:
@@ -24,20 +27,35 @@ def instead_of(path: str) -> str:
     """Return the error message for `path`, which does not exist. The message says what to use
     instead.
     """
-    session, rest = _split_session(path)
-    for name in ("/chat/completions", "/completions", "/responses", "/models"):
-        base, found, _ = rest.partition(name)
-        if found and not base.endswith("/v1"):
-            base = f"{session}{base}/v1"
-            return f"there is no {path!r}: the client's base_url must end with /v1, as in {base}"
-    base, found, _ = rest.partition("/v1/v1/messages")
-    if found:
-        base = f"{session}{base}" or "/"
-        return f"there is no {path!r}: the client adds /v1 itself, so set base_url to {base!r}"
-    hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{rest}/"), None)
+    hint = hint_for(path)
+    if hint is not None:
+        return f"there is no {path!r}: {hint}"
     routes = "; ".join(f"{method} {names}" for method, names in _SERVED.items())
-    words = f"there is no {path!r}" + (f": {hint}" if hint else "")
-    return f"{words}. The routes are {routes}; /v1/... and /tokenize also work under /sessions/NAME"
+    return (
+        f"there is no {path!r}. The routes are {routes}; /v1/... and /tokenize also work under "
+        "/sessions/NAME"
+    )
+
+
+def hint_for(path: str) -> str | None:
+    """Return what to use instead of `path`. Return None if this is not known, or if `path` has the
+    form of a route.
+    """
+    session, rest = _split_session(path)
+    hint = next((hint for name, hint in _INSTEAD.items() if f"{name}/" in f"{rest}/"), None)
+    route = _ROUTE.search(rest)
+    if hint is not None or route is None:
+        return hint
+    name, base, after = route[1], f"{session}/v1", rest[route.end() :]
+    served = f"{base}/{name}"
+    if path == served or (path.startswith(f"{served}/") and after not in ("/", route[0])):
+        return None  # the second: something below a route, such as a model's name
+    if name.startswith("messages"):
+        return (
+            f"use {base}/{name}. The base_url of Anthropic's SDK, which adds /v1/messages, must end "
+            f"with {session or 'the port'}; for a client that adds only /messages, with {base}"
+        )
+    return f"the client's base_url must end with {base}, to which the client adds /{name}"
 
 
 _SERVED = {
@@ -50,6 +68,10 @@ _INSTEAD = {
     "/assistants": _CHAT_INSTEAD,
     "/threads": _CHAT_INSTEAD,
     "/embeddings": "this endpoint only generates text",
+    "/responses/compact": "compaction is not served, so the client must shorten the conversation "
+    "itself",
+    "/responses/input_tokens": "the tokens of a response are not counted; /tokenize counts those of "
+    "messages",
     "/generate": "only the engine has SGLang's own routes: use /v1/completions, which takes token "
     "ids as prompt",
     "/detokenize": "only the engine has SGLang's own routes; here, each reply has its token ids "
@@ -59,7 +81,8 @@ _INSTEAD = {
 
 
 def _split_session(path: str) -> tuple[str, str]:
-    """Split `path` into the part that names a session, which may be empty, and the rest."""
-    found = _SESSION.match(path)
-    end = found.end() if found is not None else 0
-    return path[:end], path[end:]
+    """Return the prefix of the routes of the session that `path` names, or "" if it names none, and
+    the rest of `path`.
+    """
+    match = _SESSION.match(path)
+    return ("", path) if match is None else (f"/sessions/{match[1]}", path[match.end() :])

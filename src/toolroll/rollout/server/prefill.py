@@ -112,7 +112,7 @@ def sampled_part(
     content, reasoning = message.get("content") or "", message.get("reasoning_content")
     if content.startswith(prefill):
         return {**message, "content": content.removeprefix(prefill)}
-    options = parse_options(served, prompt.template, tools, streamed=True)
+    options = parse_options(tools, in_reasoning=prompt.in_reasoning, streamed=True)
     given = served.parser.parse(prefill, **options)
     rest = {**message, "content": content.removeprefix(given.content) or None}
     if reasoning:

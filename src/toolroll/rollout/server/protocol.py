@@ -225,7 +225,7 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
     """Return the `ApiError` (400) for `error`, pydantic's error for a request's body. `within`: the
     path to the validated object, if it is only a part of the body.
     """
-    errors = error.errors()
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
     first = next((one for one in errors if _is_unknown(one, errors[0])), errors[0])
     place = [*within, *(part for part in first["loc"] if not _is_branch(part))]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(

@@ -1,17 +1,20 @@
 """`Received`: the JSON body of a request, within the size limits.
 
 Invariants: at most `max_body` bytes of a body are kept, both before and after decompression.
-Decompression stops at that size. Bodies larger than `LARGE` and all compressed bodies are decoded
-in a thread, so that they do not block other requests.
+Decompression stops at that size. No object is built from a body with more than `max_items` values,
+because a few bytes of text can become hundreds of bytes of objects. Bodies larger than `LARGE` and
+all compressed bodies are decoded in a thread, so that they do not block other requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -28,6 +31,8 @@ LONG = LARGE // 4
 """The maximum number of tokens that are parsed, or written as JSON, on the event loop."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_ITEM = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
+"""A value of a JSON text (of an array or an object: its bracket), or a name in an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,13 @@ async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = 
 
 
 def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Received:
-    """Decode the body `raw`. Raise `ApiError` if it is too large, is nested too deep, or is not a
-    JSON object.
+    """Decode the body `raw`. Raise `ApiError` if it is too large, has too many values, is nested
+    too deep, or is not a JSON object.
     """
     text = _decompressed(raw, settings.max_body) if compressed else raw
+    if has_more_items(text, settings.max_items):
+        words = f"the body has more than {settings.max_items} names and values (--max-items)"
+        raise ApiError(413, "too_many_items", words)
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -113,6 +121,15 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
             400, "invalid_body", "the compressed body is incomplete, or has data after its end"
         )
     return text
+
+
+def has_more_items(text: bytes, limit: int) -> bool:
+    """Return True if the JSON `text` has more than `limit` names and values."""
+    # Each of them but the first follows one of these characters. Counting them takes no memory, and
+    # nearly always is enough.
+    if sum(map(text.count, (b",", b":", b"[", b"{"))) < limit:
+        return False
+    return next(islice(_ITEM.finditer(text), limit, None), None) is not None
 
 
 def _too_large(limit: int) -> ApiError:

@@ -109,7 +109,7 @@ class _Builder:
             instructions, echo, answer = data["kept"]
             kept = KeptResponse(data["id"], instructions, self._text_of(echo), answer.encode())
         for choice in data["choices"]:
-            node = live.session.sample(completion_of(choice), self._params(data), after=observed)
+            node = self._sample(choice, data, observed)
             text, stop, stops, last_id = choice["sampled"]
             sampled = SampledText(text, stop, tuple(stops), last_id)
             reading = ParsedTurn(sampled, "", _NO_REPLY, choice["message"])
@@ -164,7 +164,7 @@ class _Builder:
         observed = live.session.observe(delta, after=self._parent(data), reason=data["fork_reason"])
         nodes = []
         for choice in data["choices"]:
-            node = live.session.sample(completion_of(choice), self._params(data), after=observed)
+            node = self._sample(choice, data, observed)
             live.texts.append(node)
             live.trace.append((node, "text_completion"))
             nodes.append(node)
@@ -172,6 +172,12 @@ class _Builder:
         if parent is not None:
             self._forget(parent)
         return nodes
+
+    def _sample(self, choice: dict[str, Any], data: dict[str, Any], prompt: Node) -> Node:
+        completion, session = completion_of(choice), self.live.session
+        node = session.sample(completion, self._params(data), after=prompt)
+        self.live.record.add(session.path_ids(prompt), completion)
+        return node
 
     def _answered(self, data: dict[str, Any], nodes: list[Node]) -> None:
         """Raise `ValueError` unless `nodes` are the nodes of the line `data`. Keep the answer for a

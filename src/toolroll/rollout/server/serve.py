@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
@@ -34,9 +35,15 @@ async def serve(
     for one in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(one, _stop, stop, one)
     async with Model.from_args(args) as served:
-        health = await served.engine.health()
+        # wait now: the start asks the engine for its capabilities and context length
+        waiting = asyncio.create_task(served.engine.wait_until_healthy())
+        both: list[asyncio.Future[Any]] = [waiting, stop]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            return
+        health = waiting.result()
         if not health.ok:
-            # refuse now: the start asks the engine for its capabilities and context length
             raise UsageError(health.why)
         for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)

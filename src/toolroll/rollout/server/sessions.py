@@ -29,6 +29,7 @@ from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.types import IdArray
 
 Run = Callable[[PendingRequest[CompletionResult]], Awaitable[CompletionResult]]
@@ -72,6 +73,7 @@ class LiveSession:
     mismatches: Counter[str] = field(default_factory=Counter)
     checks: dict[TurnNode, asyncio.Task[None]] = field(default_factory=dict)
     """The verifications that are running."""
+    record: AnswerRecord = field(default_factory=AnswerRecord)
     responses: ResponseStore = field(default_factory=ResponseStore)
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
@@ -141,6 +143,12 @@ class LiveSession:
         if not turn.checked and kind is not None:
             self.mismatches[kind] += 1
         turn.checked = True
+
+    def check_trajectories(self) -> None:
+        """Compare the session's trajectories with the engine's answers."""
+        kind = self.record.check(self.session.trajectories())
+        if kind is not None:
+            self.mismatches[kind] = 1
 
     def exclude_wrong(self) -> None:
         """Exclude the whole session from training if a verification found a mismatch."""

@@ -147,7 +147,7 @@ class ChoiceStream:
 
 def choice_stream(served: Model, context: StreamContext, seed: str) -> ChoiceStream:
     """Return a new stream for one choice. `seed` determines the ids of its calls."""
-    options = parse_options(served, context.template, context.tools, streamed=True)
+    options = parse_options(context.tools, in_reasoning=context.in_reasoning, streamed=True)
     text = TextStream(served.template.encoder, context.stop_token_ids, context.stop_strings)
     return ChoiceStream(text, served.parser.stream(**options), seed)
 

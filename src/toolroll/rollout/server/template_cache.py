@@ -15,8 +15,8 @@ from jinja2 import meta
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.server.errors import refused
-from toolroll.rollout.template.caches.sandbox import compile_template
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.sandbox import compile_template
 from toolroll.rollout.types import Message
 
 _KEPT = 16

@@ -21,6 +21,7 @@ from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
+from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import IdArray, Message
 
@@ -99,7 +100,7 @@ class TurnNode:
         return True
 
 
-def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
+def sequence_of(last: TurnNode, session: Session, record: AnswerRecord) -> ServedSequence:
     """Return the token sequence that ends with `last`, in the form that `Verifier.check` needs."""
     chain = [last]
     while chain[-1].continues and chain[-1].parent is not None:
@@ -124,4 +125,6 @@ def sequence_of(last: TurnNode, session: Session) -> ServedSequence:
         orjson.loads(last.tools_key) or [],
         forked=chain[-1].parent is not None,
         preserved=any(turn.preserved for turn in chain),
+        record=record,
+        dropped=shift,
     )

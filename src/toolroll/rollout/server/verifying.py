@@ -30,6 +30,7 @@ async def check_all(live: LiveSession) -> None:
     while live.tree.unchecked():
         start_checks(live)
         await live.checked()
+    live.check_trajectories()
 
 
 def check_all_now(live: LiveSession) -> None:
@@ -37,9 +38,11 @@ def check_all_now(live: LiveSession) -> None:
     event loop.
     """
     for turn in live.tree.unchecked():
-        live.check_done(turn, turn.template.verifier.check(sequence_of(turn, live.session)))
+        sequence = sequence_of(turn, live.session, live.record)
+        live.check_done(turn, turn.template.verifier.check(sequence))
+    live.check_trajectories()
 
 
 async def _check(live: LiveSession, turn: TurnNode) -> None:
-    sequence = sequence_of(turn, live.session)
+    sequence = sequence_of(turn, live.session, live.record)
     live.check_done(turn, await asyncio.to_thread(turn.template.verifier.check, sequence))

@@ -60,7 +60,9 @@ class Node:
 
     @property
     def completion(self) -> Completion | None:
-        """The node's completion without its `text`, or None if the tokens were observed."""
+        """The node's completion without its `text` and `routed_experts`, or None if the tokens were
+        observed.
+        """
         return self.tree.completion(self.index)
 
     def path(self) -> list[Node]:

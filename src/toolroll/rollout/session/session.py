@@ -223,7 +223,7 @@ def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajecto
     other sampled node of the path is added to `trained`.
     """
     length = tree.stop(path[-1])
-    loss_mask: MaskArray = np.zeros(length, dtype=np.uint8)
+    loss_mask: MaskArray = np.zeros(length, dtype=np.int32)
     logprobs: LogprobArray = np.full(length, np.nan, dtype=np.float32)
     turns: list[Turn] = []
     for index in path:
@@ -252,6 +252,6 @@ def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajecto
             (tree.fork_reasons[index] for index in reversed(path) if index in tree.fork_reasons),
             None,
         ),
-        routed_experts=tree.routed_experts.get(path[-1]),
+        routed_experts=tree.experts_along(path),
         lineage=tree.lineages.get(path[-1], {}),
     )

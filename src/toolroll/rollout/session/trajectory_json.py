@@ -92,7 +92,7 @@ def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
     experts = record.routed_experts
     return Trajectory(
         np.array(record.input_ids, dtype=np.int32),
-        np.array(record.loss_mask, dtype=np.uint8),
+        np.array(record.loss_mask, dtype=np.int32),
         np.array([np.nan if x is None else x for x in record.logprobs], dtype=np.float32),
         tuple(_turn_from_json(turn) for turn in record.turns),
         record.prompt_length,

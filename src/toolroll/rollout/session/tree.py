@@ -50,7 +50,7 @@ class TokenTree:
         self.excluded: dict[int, str] = {}
         self.fork_reasons: dict[int, str] = {}
         self.lineages: dict[int, Mapping[str, str]] = {}
-        self.routed_experts: dict[int, Any] = {}
+        self.routed_experts: dict[int, IdArray] = {}
         # _WIDTH numbers per node: parent, position in the path, number of tokens, the indices of
         # its ids, answer and logprobs, number of children
         self._rows = array("i")
@@ -72,8 +72,9 @@ class TokenTree:
     ) -> int:
         """Add the tokens of `completion` after `parent`. Return the node.
 
-        The completion's `text` is not stored. `sampling_params` are not copied, so the caller must
-        not change them.
+        The completion's `text` is not stored, and its `routed_experts` are stored only for tokens
+        that no earlier turn of the path has processed. `sampling_params` are not copied, so the
+        caller must not change them.
         """
         answer, logprobs = len(self._answers), NONE
         if completion.logprobs is not None:
@@ -82,11 +83,12 @@ class TokenTree:
         self._answers.append(_packed(completion))
         self._params.append(sampling_params)
         node = self._add(parent, ids, answer, logprobs)
-        if completion.routed_experts is not None:
-            # the experts of a later turn include the earlier turns' experts
-            for before in self.upwards(parent):
-                self.routed_experts.pop(before, None)
-            self.routed_experts[node] = completion.routed_experts
+        if completion.routed_experts is not None and len(ids):
+            # Rows before `first` are of earlier turns. This request may have computed them again,
+            # with other experts than those that sampled these turns.
+            earlier = next(filter(self.sampled, self.upwards(parent)), NONE)
+            first = 0 if earlier == NONE else self.stop(earlier) - 1
+            self.routed_experts[node] = completion.routed_experts[first:].copy()
         return node
 
     def _add(self, parent: int, ids: IdArray, answer: int, logprobs: int) -> int:
@@ -160,7 +162,9 @@ class TokenTree:
         return {} if at == NONE else self._params[at]
 
     def completion(self, node: int) -> Completion | None:
-        """Return the node's completion without `text`, or None if its tokens were observed."""
+        """Return the node's completion without `text` and `routed_experts`, or None if its tokens
+        were observed.
+        """
         at = self._rows[node * _WIDTH + _ANSWER]
         if at == NONE:
             return None
@@ -178,7 +182,6 @@ class TokenTree:
             latency=latency,
             attempts=attempts,
             rid=rid,
-            routed_experts=self.routed_experts.get(node),
         )
 
     def turn(self, node: int, *, excluded: str | None) -> Turn:
@@ -226,6 +229,14 @@ class TokenTree:
                 first = begin
             stop = begin + self._rows[at + _LENGTH]
         return np.concatenate([*pieces, self.ids.view(first, stop)])
+
+    def experts_along(self, path: list[int]) -> IdArray | None:
+        """Return the experts of the path's tokens except the last, each row from the turn that
+        processed the token first. Return None if a turn has no experts.
+        """
+        rows = [self.routed_experts.get(node) for node in path if self.sampled(node)]
+        known = [part for part in rows if part is not None]
+        return np.concatenate(known) if known and len(known) == len(rows) else None
 
 
 def _packed(completion: Completion) -> tuple[Any, ...]:

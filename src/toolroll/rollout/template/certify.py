@@ -20,11 +20,13 @@ from typing import Any, Literal
 
 import orjson
 
+from toolroll.parsers.reasoning import ANY_TAGS
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.probes import (
+    AFTER_A_CALL,
     BASE,
     BODIES,
     HALF,
@@ -80,6 +82,8 @@ class TemplateReport:
 
     - `fingerprint`: a hash of the template, its switches and the tokenizer.
     - `stop_tokens`: maps the text of each token that ends a turn to its id.
+    - `opens_reasoning`: whether the prompt ends inside reasoning, after a "user message" and after
+      a "tool result".
     - `arguments`: the form in which the template takes a call's arguments ("dict" or "text"), or
       "not shown" if it does not render them.
     - `dated`: True if the prompt depends on the date.
@@ -89,7 +93,7 @@ class TemplateReport:
     fingerprint: str
     stop_tokens: Mapping[str, int]
     generation_prompt: str
-    opens_reasoning: bool
+    opens_reasoning: Mapping[str, bool]
     arguments: str
     dated: bool
     tools_change: str
@@ -162,7 +166,8 @@ class _Subject:
 @lru_cache(maxsize=16)
 def _certified(subject: _Subject) -> TemplateReport:
     template = subject.template.variant(history="fork")  # so that forks are reported as forks
-    thinks = _opens_reasoning(template)
+    opens = _opens_reasoning(template)
+    thinks = opens["user message"]
     tried = (
         *(_tried(template, probe) for probe in probes(opens_reasoning=thinks)),
         _tried_loop(template, thinks=thinks),
@@ -171,7 +176,7 @@ def _certified(subject: _Subject) -> TemplateReport:
         fingerprint=subject.fingerprint,
         stop_tokens=dict(zip(template.stop_texts, template.stop_token_ids, strict=True)),
         generation_prompt=_generation_prompt(template),
-        opens_reasoning=thinks,
+        opens_reasoning=opens,
         arguments=template.renderer.argument_form or "not shown",
         dated=_dated(template),
         tools_change=_tools_change(template),
@@ -348,11 +353,14 @@ def _generation_prompt(template: ChatTemplate) -> str:
     return prompted[len(alone) :] if prompted.startswith(alone) else prompted
 
 
-def _opens_reasoning(template: ChatTemplate) -> bool:
-    try:
-        return template.opens_reasoning()
-    except TemplateError:
-        return False
+def _opens_reasoning(template: ChatTemplate) -> dict[str, bool]:
+    found = {}
+    for last, messages in (("user message", USER), ("tool result", AFTER_A_CALL)):
+        try:
+            found[last] = template.start(messages, TOOLS).opens_reasoning(ANY_TAGS)
+        except TemplateError:
+            found[last] = False
+    return found
 
 
 def _dated(template: ChatTemplate) -> bool:

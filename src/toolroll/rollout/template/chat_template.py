@@ -18,7 +18,6 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
-from toolroll.parsers.reasoning import THINK, Tags
 from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.cursor import Cursor, TemplateParts
 from toolroll.rollout.template.delta import DeltaRenderer, SampledText
@@ -131,19 +130,6 @@ class ChatTemplate:
     def stop_texts(self) -> tuple[str, ...]:
         """The texts of `stop_token_ids`."""
         return tuple(self._stop_texts.values())
-
-    def opens_reasoning(self, reasoning: Tags = THINK) -> bool:
-        """Return True if the generation prompt ends inside a reasoning block, so that the model's
-        output starts with reasoning.
-        """
-        prompt = self._generation_prompt
-        pairs = ((reasoning.open, reasoning.close), *reasoning.others)
-        return any(prompt.rfind(start) > prompt.rfind(end) for start, end in pairs)
-
-    @cached_property
-    def _generation_prompt(self) -> str:
-        base: list[Message] = [{"role": "user", "content": "x"}]
-        return self.renderer.render(base, None, generate=True)
 
     @cached_property
     def verifier(self) -> Verifier:

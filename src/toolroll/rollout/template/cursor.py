@@ -13,8 +13,9 @@ from operator import is_
 
 import numpy as np
 
-from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template.bodies import BodyMasker
+from toolroll.parsers.reasoning import Tags
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
+from toolroll.rollout.template.bodies import BodyMasker, texts_of
 from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
 from toolroll.rollout.template.encode import Encoder, Span, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
@@ -90,11 +91,13 @@ class Cursor:
         *,
         preserved: str | None = None,
         text: str | None = None,
+        start: int = 0,
     ) -> None:
         self._parts = parts
         self._messages = messages
         self._head = head
         self.preserved = preserved
+        self._start = start  # where the text after the last sampled turn starts
         if text is not None:
             self.text = text
 
@@ -105,6 +108,24 @@ class Cursor:
         Raises `TemplateError` if the template refuses the conversation.
         """
         return self._parts.renderer.render_prepared(self._messages, self._head, generate=True)
+
+    def opens_reasoning(self, reasoning: Tags | None) -> bool:
+        """Return True if the prompt ends inside reasoning, so that the reply begins with reasoning.
+
+        Only a tag that the template wrote after the last message counts. A tag that a message
+        contains does not. `reasoning`: the tags, or None if the parser's format has no tags.
+        """
+        unclosed = reasoning.unclosed(self.text, self._start) if reasoning is not None else None
+        if unclosed is None:
+            return False
+        begin, end = unclosed
+        tag, last = self.text[begin:end], texts_of(self._messages[-1:])
+        if not self.text[end:].strip() and not any(text.rstrip().endswith(tag) for text in last):
+            return True
+        # The tag may be part of a message, or text of the template may follow it.
+        renderer = self._parts.renderer
+        alone = renderer.render_prepared(self._messages, self._head, generate=False)
+        return not alone.startswith(self.text[:end])
 
     def prompt(self, *, keep: IdArray | None = None) -> IdArray:
         """Return the ids of the whole prompt.
@@ -162,7 +183,10 @@ class Cursor:
         if previous is None:  # nothing was sampled: the delta follows the prompt
             previous = parts.encoder.ending_id(self.text)
         ids = as_ids(parts.encoder.encode(found.text, bodies, previous=previous))
-        return ids, Cursor(parts, whole, head, preserved=found.rewritten, text=found.whole)
+        after = Cursor(
+            parts, whole, head, preserved=found.rewritten, text=found.whole, start=found.cut
+        )
+        return ids, after
 
     def derive(self, sampled: SampledText, messages: Sequence[Message]) -> RenderedDelta:
         """Return the delta that `after` appends if history is preserved. Its field `rewritten`
@@ -196,5 +220,25 @@ class Cursor:
         if repr(head) == repr(self._head):
             return self._head
         if renderer.render_prepared(self._messages, head, generate=True) != self.text:
-            raise HistoryRewrittenError(TOOLS_CHANGED)
+            raise HistoryRewrittenError(f"{TOOLS_CHANGED} ({_tools_change(own, tools)})")
         return head
+
+
+def _tools_change(before: Sequence[Tool], after: Sequence[Tool]) -> str:
+    """Name the tools that differ, at most three of each kind."""
+    old, new = ({_tool_name(tool): tool for tool in tools} for tools in (before, after))
+    kinds = {
+        "added": [name for name in new if name not in old],
+        "removed": [name for name in old if name not in new],
+        "changed": [name for name in new if name in old and repr(new[name]) != repr(old[name])],
+    }
+    named = (
+        f"{kind}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
+        for kind, names in kinds.items()
+        if names
+    )
+    return "; ".join(named) or "their order changed"
+
+
+def _tool_name(tool: Tool) -> str:
+    return capped(str(tool.get("function", tool).get("name")), 80)

@@ -77,6 +77,7 @@ def _result(text: str, index: int = 0, name: str = "look") -> Message:
     return {"role": "tool", "tool_call_id": f"callid{index:03d}", "name": name, "content": text}
 
 
+AFTER_A_CALL: list[Message] = [*USER, _calling("x"), _result("1")]
 _CALL = (*BASE, _calling("x"))
 _CYCLES = tuple(message for at in (0, 1) for message in (_calling("x", first=at), _result("1", at)))
 _BATTERY = (

@@ -4,7 +4,7 @@ Invariants:
 
 - The text is the same as from `tokenizer.apply_chat_template(tokenize=False)` in the installed
     `transformers`. The code of `transformers` prepares the messages, the tools and the variables;
-    only the compilation of the template is replaced (`caches/sandbox.py`).
+    only the compilation of the template is replaced (`sandbox.py`).
 - Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
   the whole session.
 - The input forms that the template accepts (tool arguments as a dict or as JSON text, text parts or
@@ -27,7 +27,7 @@ import jinja2
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.runtime.unicode import replace_surrogates
-from toolroll.rollout.template.caches.sandbox import compile_template
+from toolroll.rollout.template.sandbox import compile_template
 from toolroll.rollout.types import Message, Tool
 
 HeadHook = Callable[[str], str]

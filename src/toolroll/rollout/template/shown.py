@@ -54,20 +54,20 @@ class ShownConversation:
         self._control = control
         self._messages = [reference.prepared(message) for message in messages]
         self._tools = [readable(tool) for tool in tools]
-        self._prompts: dict[tuple[int, bool], Shown] = {}
+        self._prompts: dict[tuple[int, frozenset[str]], Shown] = {}
         self._generation_prompt: str | None = None
         self._forms: dict[_Other, tuple[list[Message], list[Tool]]] = {}
 
-    def prompt(self, stop: int, *, assistant: bool = False) -> Shown:
+    def prompt(self, stop: int, *, assistant: frozenset[str] = frozenset()) -> Shown:
         """Return the prompt after the first `stop` messages.
 
-        `assistant`: replace control-token text in assistant messages too. Raises one of
-        `RENDER_ERRORS` if the template refuses the messages, or `NeutralTextError` if the prompt
+        `assistant`: the control tokens whose text is replaced in assistant messages too. Raises one
+        of `RENDER_ERRORS` if the template refuses the messages, or `NeutralTextError` if the prompt
         has no neutral form.
         """
         key = (stop, assistant)
         if key not in self._prompts:
-            self._prompts[key] = self._prompt(stop, assistant=assistant)
+            self._prompts[key] = self._shown(stop, assistant, generate=True)
         return self._prompts[key]
 
     def without_prompt(self, stop: int) -> str:
@@ -83,34 +83,47 @@ class ShownConversation:
             self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
         return self._generation_prompt
 
-    def head(self) -> str:
+    def head(self) -> Shown:
         """Return the render of the leading system messages, without a generation prompt."""
         lead = takewhile(lambda message: message["role"] in ("system", "developer"), self._messages)
-        return self._reference.render(list(lead), self._tools or None, generate=False)
+        return self._shown(len(list(lead)), frozenset(), generate=False)
 
-    def _prompt(self, stop: int, *, assistant: bool) -> Shown:
-        text = self._reference.render(self._messages[:stop], self._tools or None)
+    def _shown(self, stop: int, assistant: frozenset[str], *, generate: bool) -> Shown:
+        render = self._reference.render
+        text = render(self._messages[:stop], self._tools or None, generate=generate)
         for other in (_other_letters, _other_marks):
-            all_messages, tools = self._neutral(other)
-            messages = [
-                message if message.get("role") == "assistant" and not assistant else changed
-                for message, changed in zip(self._messages[:stop], all_messages, strict=False)
-            ]
+            messages, tools = self._neutral(other)
+            messages = messages[:stop]
+            if assistant:
+                messages = [self._with_assistant(m, other, assistant) for m in messages]
             if messages == self._messages[:stop] and tools == self._tools:
                 return Shown(text, text)
-            shown = self._reference.render(messages, tools or None)
-            if _differ_only(text, shown, other):
-                return Shown(text, shown)
+            neutral = render(messages, tools or None, generate=generate)
+            if _differ_only(text, neutral, other):
+                return Shown(text, neutral)
         raise NeutralTextError("control-token text changes the render")
 
     def _neutral(self, other: _Other) -> tuple[list[Message], list[Tool]]:
-        """Return the messages and the tools, with control-token text replaced by `other`."""
+        """Return the messages and the tools, with control-token text replaced by `other`, but not
+        in assistant messages.
+        """
         if other not in self._forms:
             self._forms[other] = (
-                self._changed(self._messages, other),
+                [m if _is_assistant(m) else self._changed(m, other) for m in self._messages],
                 self._changed(self._tools, other),
             )
         return self._forms[other]
+
+    def _with_assistant(self, message: Message, other: _Other, texts: frozenset[str]) -> Message:
+        """Return `message` with the control tokens `texts` replaced by `other` if it is an
+        assistant message.
+        """
+        if not _is_assistant(message):
+            return message
+        changed: Message = self._changed(
+            message, lambda text: other(text) if text in texts else text
+        )
+        return changed
 
     def _changed(self, value: Any, other: _Other) -> Any:
         """Return JSON data with control-token text replaced by `other`."""
@@ -124,6 +137,10 @@ class ShownConversation:
         return [self._changed(item, other) for item in value] if isinstance(value, list) else value
 
 
+def _is_assistant(message: Message) -> bool:
+    return message.get("role") == "assistant"
+
+
 _Other = Callable[[str], str]
 """Returns a text of the same length that does not spell a control token."""
 
@@ -133,16 +150,19 @@ def _other_letters(text: str) -> str:
     alike.
     """
     turned = codecs.encode(text, "rot13")
-    return turned if turned != text else _UNKNOWN * len(text)
+    return turned if turned != text else _other_marks(text)
 
 
 def _other_marks(text: str) -> str:
-    """Replace the punctuation and keep the letters and digits."""
-    turned = "".join(char if char.isalnum() else _MARK for char in text)
+    """Replace the punctuation and keep the letters and digits. Quotes are kept, because JSON
+    escapes them.
+    """
+    turned = text.translate(_MARKS)
     return turned if turned != text else _UNKNOWN * len(text)
 
 
-_UNKNOWN, _MARK = "\u3007", "\u00b7"
+_UNKNOWN = "\u3007"
+_MARKS = str.maketrans("<>[]{}|/", "()()()!!")
 
 
 def _differ_only(text: str, shown: str, other: _Other) -> bool:
@@ -150,4 +170,4 @@ def _differ_only(text: str, shown: str, other: _Other) -> bool:
     if len(text) != len(shown):
         return False
     pairs = {(a, b) for a, b in zip(text, shown, strict=True) if a != b}
-    return all(b in (other(a), _UNKNOWN) for a, b in pairs)
+    return all(b in (other(a), a.translate(_MARKS), _UNKNOWN) for a, b in pairs)

@@ -72,7 +72,7 @@ def tokenize_conversation(
     first = next((turn.start for turn in turns if turn.excluded is None), len(ids))
     return Trajectory(
         as_ids(ids),
-        np.array(mask, dtype=np.uint8),
+        np.array(mask, dtype=np.int32),
         np.full(len(ids), np.nan, dtype=np.float32),
         tuple(turns),
         first,

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.template.record import AnswerRecord, in_order
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
 from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConversation
 from toolroll.rollout.types import IdArray, Message, Tool
@@ -65,7 +66,8 @@ class ServedSequence:
     `turns` are the sampled turns, oldest first. The tokens before the first turn are the prompt.
     `messages` and `tools` are the conversation's. `forked`: the prompt contains tokens that were
     sampled in earlier turns. `preserved`: the template rewrites part of the sequence, and
-    history="preserve" kept this part.
+    history="preserve" kept this part. `record`: the engine's answers of the session. `dropped`: the
+    number of ids that were removed from the start of the prompt before the engine got it.
     """
 
     input_ids: IdArray
@@ -74,6 +76,8 @@ class ServedSequence:
     tools: Sequence[Tool]
     forked: bool = False
     preserved: bool = False
+    record: AnswerRecord | None = None
+    dropped: int = 0
 
 
 class Verifier:
@@ -106,18 +110,19 @@ class Verifier:
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
         texts = {index: text for text, index in added.items() if text.strip()}
-        pattern = "|".join(map(re.escape, sorted(texts.values(), key=len, reverse=True)))
         flags = tokenizer.added_tokens_decoder.values()
         self._eats_space = any(token.lstrip or token.rstrip for token in flags)
-        self._exact = re.compile(pattern or r"(?!)")
-        # a template may change a text's case
-        self._pattern = re.compile(pattern or r"(?!)", re.IGNORECASE)
         # In some vocabularies, unknown characters and single bytes have the ids of special tokens.
         text_too = {
             *self._encode("\U0010fffd"),
             *(index for index in texts if re.fullmatch("<0x..>", texts[index])),
         }
         self._control = {index: text for index, text in texts.items() if index not in text_too}
+        ordered = sorted(self._control.values(), key=len, reverse=True)
+        pattern = "|".join(map(re.escape, ordered)) or r"(?!)"
+        self._exact = re.compile(pattern)
+        # a template may change a text's case
+        self._pattern = re.compile(pattern, re.IGNORECASE)
 
     def check(self, served: ServedSequence) -> str | None:
         """Return None if the sequence is correct. Otherwise return the kind of the first
@@ -126,6 +131,7 @@ class Verifier:
         if not served.turns:
             return None
         try:
+            self._check_turns(served)
             messages = served.messages[: served.turns[-1].message]
             talk = ShownConversation(self._reference, self._pattern, messages, served.tools)
             for turn in served.turns:
@@ -139,6 +145,26 @@ class Verifier:
         except RENDER_ERRORS as error:
             return f"render: {error}"
         return None
+
+    # --- the turns --------------------------------------------------------------------------------
+
+    def _check_turns(self, served: ServedSequence) -> None:
+        """Check that each turn is one answer of the engine, and ended as the engine says."""
+        cut, ids = served.dropped, served.input_ids
+        starts = [max(turn.start, turn.sampled_from) for turn in served.turns]
+        spans = [
+            (start - cut, turn.stop - cut) for start, turn in zip(starts, served.turns, strict=True)
+        ]
+        messages = [turn.message for turn in served.turns]
+        if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
+            raise _Mismatch("turns: order")
+        if any(served.messages[index]["role"] != "assistant" for index in messages):
+            raise _Mismatch("turns: message")
+        if served.record is not None:
+            stopped = [turn.stopped for turn in served.turns]
+            kind = served.record.check_turns(ids[cut:], spans, stopped, self._control)
+            if kind is not None:
+                raise _Mismatch(kind)
 
     # --- a sequence that the template only appends to ---------------------------------------------
 
@@ -162,26 +188,49 @@ class Verifier:
         if self._reference.shows_date and self._now.date() != datetime.now().date():
             return
         first = served.turns[0].message
-        shown = talk.prompt(first)
-        shown = Shown(self._hooked(shown.text, talk), self._hooked(shown.neutral, talk))
+        shown = self._hooked(talk.prompt(first), talk)
         prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(shown.text)
+        if np.array_equal(prompt, expected) and shown.neutral == shown.text:
+            return
         ids = prompt.tolist()
-        if shown.neutral == shown.text:
-            if np.array_equal(prompt, expected):
-                return
-            if not served.forked:
-                raise _Mismatch("prompt")
         if self._decode(ids) != self._decode(expected.tolist()):
             raise _Mismatch("prompt")
-        neutral = self._encode(shown.neutral)
-        if self._controls(ids) == self._controls(neutral):
-            if served.forked or self._same(ids, neutral, shown):
-                return
-            raise _Mismatch("prompt: tokens")
-        # In the prompt of a fork, control-token text from the assistant is ordinary text too.
-        others = talk.prompt(first, assistant=True).neutral
-        if self._controls(ids) != self._controls(self._encode(self._hooked(others, talk))):
+        as_text = self._as_text(ids, shown)
+        if as_text is None:
             raise _Mismatch("prompt: control tokens")
+        kept = [match.group() for match in as_text if shown.neutral.startswith(*_at(match))]
+        if kept:
+            # Control-token text of the assistant: it is ordinary text here, or the model sampled
+            # the token.
+            others = self._hooked(talk.prompt(first, assistant=frozenset(kept)), talk).neutral
+            if any(others.startswith(*_at(match)) for match in as_text):
+                raise _Mismatch("prompt: control tokens")
+        if not served.forked:
+            neutral = _blanked(shown.text, as_text)
+            if not self._same(ids, self._encode(neutral), Shown(shown.text, neutral)):
+                raise _Mismatch("prompt: tokens")
+
+    def _as_text(self, ids: list[int], shown: Shown) -> list[re.Match[str]] | None:
+        """Return the matches of control tokens in `shown.text` that are ordinary text in `ids`.
+
+        Return None if `ids` have another text, or if a control token is at the position of text
+        that comes from a message or a tool.
+        """
+        spelled: list[tuple[str, bool]] = []
+        for piece, control in zip(self._pieces(ids), [*self._controls(ids), None], strict=True):
+            spelled += [(text, False) for text in self._exact.findall(self._decode(piece))]
+            if control is not None:
+                spelled.append((self._control[control], True))
+        matches = list(self._exact.finditer(shown.text))
+        if [match.group() for match in matches] != [text for text, _ in spelled]:
+            return None
+        as_text = []
+        for match, (_, is_control) in zip(matches, spelled, strict=True):
+            if not is_control:
+                as_text.append(match)
+            elif not shown.neutral.startswith(*_at(match)):
+                return None
+        return as_text
 
     def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
         """Check the tokens that the model continued. They must decode to `turn.prefill`, and have
@@ -431,15 +480,33 @@ class Verifier:
     def _controls(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index in self._control]
 
-    def _hooked(self, text: str, talk: ShownConversation) -> str:
-        """Return the rendered prompt `text`, with its head rewritten by `head_hook`."""
+    def _hooked(self, shown: Shown, talk: ShownConversation) -> Shown:
+        """Return the rendered prompt `shown`, with its head rewritten by `head_hook`."""
         if self._head_hook is None:
-            return text
+            return shown
         try:
             head = talk.head()
         except RENDER_ERRORS:  # the template requires a user message
-            head = ""
+            head = Shown("", "")
+        return Shown(*map(self._rewritten, (shown.text, shown.neutral), (head.text, head.neutral)))
+
+    def _rewritten(self, text: str, head: str) -> str:
+        assert self._head_hook is not None
         return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
+
+
+def _at(match: re.Match[str]) -> tuple[str, int]:
+    """Return the text of `match` and its position, as `str.startswith` takes them."""
+    return match.group(), match.start()
+
+
+def _blanked(text: str, matches: Sequence[re.Match[str]]) -> str:
+    """Return `text` with other text of the same length in place of `matches`."""
+    parts, stop = [], 0
+    for match in matches:
+        parts += [text[stop : match.start()], "\u3007" * len(match.group())]
+        stop = match.end()
+    return "".join([*parts, text[stop:]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ class _Control:
                 "max_total_num_tokens": engine.limits.pool,
                 "max_req_input_len": engine.limits.prompt,
                 "weight_version": engine.weight_version,
+                "incremental_streaming_output": engine.incremental_streaming_output,
             }
         )
 

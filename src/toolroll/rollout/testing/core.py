@@ -26,7 +26,7 @@ from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.model_source import ModelSource
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, echo
-from toolroll.rollout.testing.response import answer_body, queue_abort_body
+from toolroll.rollout.testing.response import answer_body, queue_abort_body, without_beginning
 from toolroll.rollout.testing.sampler import Sampler
 from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource
 from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, TokenSource, Turn
@@ -55,6 +55,7 @@ class EngineCore:
         max_running: int | None = None,
         max_queued: int | None = None,
         keep_log: bool = True,
+        incremental_streaming_output: bool = False,
         seed: int = 0,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -70,6 +71,7 @@ class EngineCore:
         self.held = 0
         self.log: list[LoggedRequest] = []
         self.model_path = self.model_name
+        self.incremental_streaming_output = incremental_streaming_output
         self.url = ""
         self.address = (host, port)
         self._max_running = inf if max_running is None else max_running
@@ -285,21 +287,29 @@ class EngineCore:
             generation.wake()
 
     async def _sample(self, turn: Turn, send: Send | None) -> dict[str, Any]:
+        incremental = self.incremental_streaming_output and send is not None
+        sent_ids, sent_text = 0, 0
+
+        def body_of(answer: Answer) -> dict[str, Any]:
+            nonlocal sent_ids, sent_text
+            body = answer_body(
+                turn.request, turn.entry, turn.generation, answer, version=self.weight_version
+            )
+            if incremental:
+                body = without_beginning(body, sent_ids, sent_text)
+                sent_ids, sent_text = len(answer.ids), max(sent_text, len(answer.text))
+            return body
+
         async def report(part: Answer) -> None:
             if send is not None:
-                await send(orjson.dumps(self._body(turn, part)))
+                await send(orjson.dumps(body_of(part)))
 
         began = time.perf_counter()
         answer = await self._source.sample(turn, None if send is None else report)
         turn.entry.aborted = answer.finish == ABORTED
-        body = self._body(turn, answer)
+        body = body_of(answer)
         body["meta_info"]["e2e_latency"] = time.perf_counter() - began
         return body
-
-    def _body(self, turn: Turn, answer: Answer) -> dict[str, Any]:
-        return answer_body(
-            turn.request, turn.entry, turn.generation, answer, version=self.weight_version
-        )
 
     def stop(self) -> None:
         """Abort all requests."""

@@ -64,6 +64,8 @@ class EmbeddedEngine(EngineCore):
         vocab_size: Default: the tokenizer's.
         max_total_tokens, max_running, max_queued: The same as SGLang's --max-total-tokens,
             --max-running-requests and --max-queued-requests. None means no limit.
+        incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
+            and text, as with SGLang's --incremental-streaming-output.
         keep_log: If False, `log` stays empty, for long benchmarks.
         seed: Determines the random splits, and the samples of a language model.
         host, port: The address of the server. Port 0 means any free port.
@@ -138,7 +140,7 @@ class EmbeddedEngine(EngineCore):
     async def _stream(
         self, request: web.Request, engine_request: EngineRequest
     ) -> web.StreamResponse:
-        """Send the answer as server-sent events, each with the whole text so far, then `[DONE]`. A
+        """Send the answer as server-sent events, then `[DONE]`. A
         refusal is sent as an event too.
         """
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

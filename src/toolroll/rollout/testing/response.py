@@ -55,6 +55,21 @@ def answer_body(
     return {"text": answer.text, "output_ids": ids, "meta_info": meta}
 
 
+def without_beginning(body: dict[str, Any], ids: int, characters: int) -> dict[str, Any]:
+    """Return `body` as an event of SGLang's --incremental-streaming-output: without the first `ids`
+    ids with their logprobs, and without the first `characters` of the text.
+    """
+    meta = {
+        name: value[ids:] if name in ("output_token_logprobs", "output_top_logprobs") else value
+        for name, value in body["meta_info"].items()
+    }
+    return {
+        "text": body["text"][characters:],
+        "output_ids": body["output_ids"][ids:],
+        "meta_info": meta,
+    }
+
+
 def _logprobs(request: EngineRequest, entry: LoggedRequest, answer: Answer) -> dict[str, Any]:
     """Return the logprob fields of a body. The entry of each position is `[logprob, id, null]`. The
     first requested position of the prompt has null instead of a logprob.

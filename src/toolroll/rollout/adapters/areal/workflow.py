@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolroll.rollout.adapters.areal.engine import NAMES, ArealEngine
-from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index
+from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index, why_aborted
 from toolroll.rollout.adapters.framework_engine import LoopPlayers
 from toolroll.rollout.adapters.sequences import TrainingSequence
 from toolroll.rollout.adapters.single import single_sequence
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.types import Status
 
 
@@ -50,13 +50,14 @@ class ToolrollWorkflow:
             chat_template_kwargs=chat_template_kwargs,
         )
 
-    async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any] | None:
+    async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any]:
         """Play the task `data["index"]` on `engine`.
 
         Return a dict of tensors with these types and shapes: `input_ids`, `loss_mask` and
         `versions`: int32 [1, n]; `logprobs`: float32 [1, n]; `attention_mask`: bool [1, n];
-        `rewards`: float32 [1]. Return None if the episode was aborted, or has no reward or no
-        trained token. Raise `UsageError` if the settings or the task are not valid.
+        `rewards`: float32 [1]. Raise `RolloutError` if the episode was aborted, or has no reward or
+        no trained token: AReaL then rejects the whole group. Raise `UsageError` if the settings or
+        the task are not valid.
         """
         if "index" not in data:
             raise UsageError(
@@ -70,17 +71,21 @@ class ToolrollWorkflow:
         result = await player.play(
             index, self._params, metadata=metadata, number=self._played[task] - 1
         )
-        if result.status is Status.ABORTED or result.reward is None:
-            return None
         single = single_sequence(result)
-        if not single.sequence.trained_tokens:
-            return None
+        reward = None if result.status is Status.ABORTED else result.reward
+        if reward is None or not single.sequence.trained_tokens:
+            # With None, AReaL would keep the rest of the group. Its normalization finds groups by
+            # counting rows, so this and all later groups would get each other's rewards.
+            raise RolloutError(
+                f"the episode of task {index} cannot be trained on, so AReaL rejects its group: "
+                f"{why_aborted(result) if reward is None else 'it has no trained token'}"
+            )
         _record(
-            reward=result.reward,
+            reward=reward,
             num_turns=result.metrics.get("turns", 0.0),
             left_out_tokens=single.left_out_tokens,
         )
-        return _tensors(single.sequence, result.reward)
+        return _tensors(single.sequence, reward)
 
     async def aclose(self) -> None:
         """Close the models and user simulators that were opened in the running event loop."""

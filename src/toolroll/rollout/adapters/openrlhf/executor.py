@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -66,6 +66,14 @@ class AgentExecutor:
 
     parser = "hermes"
     several = False
+    log_defaults: ClassVar[Mapping[str, float]] = {}
+    """The names that `run_agent` may return in `extra_logs`, and the value of each for a sample
+    that does not return it. OpenRLHF needs the same names for all samples.
+    """
+    overflow_reward: ClassVar[float | None] = 0.0
+    """The reward of a sample whose context overflowed. Set None if a reward model gives the
+    rewards, because OpenRLHF needs a reward for all samples or for none.
+    """
 
     def __init__(self) -> None:
         self._templates: WeakKeyDictionary[Any, ChatTemplate] = WeakKeyDictionary()
@@ -73,8 +81,9 @@ class AgentExecutor:
     async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
         """Play one sample with `self.client` and return its reward.
 
-        Return a number, None if there is no reward, or a dict. The dict may have `reward`, `scores`
-        (by which OpenRLHF filters samples; default: the reward) and `extra_logs`. All requests of
+        Return a number, None if a reward model gives the rewards, or a dict. The dict may have
+        `reward`, `scores` (by which OpenRLHF filters samples; default: the reward) and `extra_logs`
+        (numbers, whose names are in `log_defaults`). OpenRLHF gets floats. All requests of
         `self.client` belong to the session `session_id`. The default implementation plays a single
         turn without a reward: `prompt` is the user's message, or the list of messages.
         """
@@ -196,12 +205,12 @@ class AgentExecutor:
         self, prompt: Any, label: Any, session_id: str
     ) -> tuple[Mapping[str, Any], bool]:
         try:
-            found = await self.run_agent(prompt, label, session_id)
+            returned = await self.run_agent(prompt, label, session_id)
         except BadRequestError as error:
             if error.code != "context_length_exceeded":
                 raise
-            return {"reward": 0.0}, True
-        return _outcome(found), False
+            return _outcome(self.overflow_reward, self.log_defaults), True
+        return _outcome(returned, self.log_defaults), False
 
     def _template(self, tokenizer: Any) -> ChatTemplate:
         """Return the chat template of `tokenizer`. All samples get the same object, and so share
@@ -215,34 +224,52 @@ class AgentExecutor:
 _OUTCOME = ("reward", "scores", "extra_logs")
 
 
-def _outcome(found: Any) -> Mapping[str, Any]:
-    """Return the result of `run_agent` as a dict. Raise `UsageError` if it is not valid."""
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
-        if finite(found) is None:
+def _outcome(returned: Any, log_defaults: Mapping[str, float]) -> dict[str, Any]:
+    """Return the result of `run_agent` as a dict with all keys of `_OUTCOME`, and all numbers as
+    floats. Raise `UsageError` if the result is not valid.
+    """
+    if not isinstance(returned, Mapping):
+        if returned is not None and finite(returned) is None:
             raise UsageError(
-                f"run_agent returned {type(found).__name__}: return a finite number, None, or a "
+                f"run_agent returned {type(returned).__name__}: return a finite number, None, or a "
                 f"dict with the keys {', '.join(_OUTCOME)}"
             )
-        return {"reward": float(found)}
-    unknown = sorted(set(found) - set(_OUTCOME))
+        returned = {"reward": returned}
+    unknown = sorted(set(returned) - set(_OUTCOME))
     if unknown:
         raise UsageError(
             f"run_agent returned a dict with {', '.join(unknown)}; its keys are "
             f"{', '.join(_OUTCOME)}"
         )
-    for name in ("reward", "scores"):
-        if found.get(name) is not None and finite(found[name]) is None:
-            raise UsageError(
-                f"run_agent returned the {name} {shown(found[name])}: it must be a finite number "
-                "or None"
-            )
-    if not isinstance(found.get("extra_logs", {}), Mapping):
+    reward, scores = (_number(name, returned.get(name)) for name in ("reward", "scores"))
+    logs = returned.get("extra_logs", {})
+    if not isinstance(logs, Mapping):
+        raise UsageError(f"run_agent returned the extra_logs {shown(logs)}: they must be a dict")
+    undeclared = sorted(set(logs) - set(log_defaults))
+    if undeclared:
         raise UsageError(
-            f"run_agent returned the extra_logs {shown(found['extra_logs'])}: they must be a dict"
+            f"run_agent returned extra_logs with {', '.join(undeclared)}: OpenRLHF needs the same "
+            "names for all samples, so add them to the class attribute log_defaults, such as "
+            f"log_defaults = {{{undeclared[0]!r}: 0.0}}"
         )
-    return found
+    numbers = {name: _number(f"extra_logs[{name!r}]", value) for name, value in logs.items()}
+    return {
+        "reward": reward,
+        "scores": reward if scores is None else scores,
+        "extra_logs": {
+            **{name: float(value) for name, value in log_defaults.items()},
+            **{name: value for name, value in numbers.items() if value is not None},
+        },
+    }
+
+
+def _number(name: str, value: Any) -> float | None:
+    number = finite(value)
+    if number is None and value is not None:
+        raise UsageError(
+            f"run_agent returned the {name} {shown(value)}: it must be a finite number or None"
+        )
+    return number
 
 
 def _result(
@@ -257,16 +284,14 @@ def _result(
     mask = chosen.loss_mask.astype(bool)
     if logprobs:
         check_trained_logprobs(chosen.logprobs, mask)
-    reward, scores = outcome.get("reward"), outcome.get("scores")
-    extra = {"turns": len(trained), "left_out_tokens": left_out, **outcome.get("extra_logs", {})}
+    counts = {"turns": float(len(trained)), "left_out_tokens": float(left_out)}
     return {
-        "reward": reward,
-        "scores": reward if scores is None else scores,
+        **outcome,
         "observation_tokens": chosen.input_ids.tolist(),
         "action_ranges": [(turn.start, turn.stop) for turn in trained],
         "rollout_log_probs": np.where(mask, chosen.logprobs, 0.0).tolist() if logprobs else None,
         "truncated": overflow or any(turn.finish_reason == "length" for turn in trained),
-        "extra_logs": extra,
+        "extra_logs": {**counts, **outcome["extra_logs"]},
     }
 
 

@@ -15,6 +15,7 @@ from toolroll.rollout.adapters.slime.samples import KEY
 _PER_EPISODE = (
     "turns",
     "invalid_calls",
+    "lookalike_calls",
     "tool_calls",
     "tool_errors",
     "forks",

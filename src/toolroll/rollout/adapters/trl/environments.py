@@ -24,9 +24,10 @@ from toolroll.parsers.types import ToolCall
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.episodes import task_index
 from toolroll.rollout.adapters.trl.tools import tool_method
-from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.runner import episode_seed
+from toolroll.rollout.runtime.jsonable import finite, shown
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -112,9 +113,10 @@ class _Episode:
         if self._environment is None or self._over or self._failed:
             return
         if reply is None:
-            self._over, given = True, self._environment.truncated_reward()
-            if given is not None or self._environment.reward_mode == "final":
-                self._rewards = [0.0 if given is None else given]
+            self._over = True
+            reward = _checked_reward(self._environment.truncated_reward())
+            if reward is not None or self._environment.reward_mode == "final":
+                self._rewards = [0.0 if reward is None else reward]
             return
         try:
             self._step(Action(reply))
@@ -126,6 +128,7 @@ class _Episode:
         done = False
         try:
             result: StepResult = self._await(self._environment.step(action))
+            reward = _checked_reward(result.reward)
             done = result.done
         except ActionError:
             raise
@@ -133,8 +136,8 @@ class _Episode:
             self._failed = True
             raise
         self._over = done
-        if result.reward is not None:
-            self._rewards.append(float(result.reward))
+        if reward is not None:
+            self._rewards.append(reward)
         return result
 
     def _close(self) -> None:
@@ -144,6 +147,15 @@ class _Episode:
 
     def _await(self, value: Any) -> Any:
         return self._background.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+def _checked_reward(reward: Any) -> float | None:
+    value = finite(reward)
+    if value is None and reward is not None:
+        raise EnvironmentFailure(
+            f"the environment gave the reward {shown(reward)}: it must be a finite number or None"
+        )
+    return value
 
 
 def _close_environment(environment: Environment, background: Background) -> None:

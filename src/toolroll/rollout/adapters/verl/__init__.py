@@ -15,10 +15,10 @@ Rules:
   counts the trained tokens that are left out.
 - If the first prompt is longer than `prompt_length`, verl gets the last `prompt_length` tokens of
   the prompt, and a zero mask.
-- An aborted episode has a zero mask, so that none of its tokens is trained. Its reward is 0.0,
-  because verl drops all rewards of a batch if one sample has none. The group's mean includes this
-  0.0. `toolroll_aborted` marks such an episode. With `on_aborted: raise`, an aborted episode ends
-  verl's step with an error.
+- An aborted episode raises an error. verl's trainer (`trainer.use_v1`, the default) logs it and
+  normalizes the rewards of the group without this episode. verl's legacy trainer ends its step.
+  With `on_aborted: zero`, an aborted episode has a zero mask, the reward 0.0 and `toolroll_aborted`
+  1. The mean reward of its group includes this 0.0, which shifts the advantages of the group.
 - `min_global_steps` and `max_global_steps` are the first and the last training step whose weights
   sampled the sequence, if verl reports steps.
 

@@ -13,7 +13,8 @@ class VerlSettings(EpisodeSettings):
     """The settings of the episodes. Set sampling parameters and lengths in verl's own keys."""
 
     on_aborted: Literal["zero", "raise"] = Field(
-        default="zero",
-        description="what to do with an aborted episode: return a sample with the reward 0.0 and a "
-        "zero mask (zero), or end verl's step with an error (raise)",
+        default="raise",
+        description="what to do with an aborted episode: raise an error, so that verl's trainer "
+        "normalizes its group without it (raise), or return a sample with a zero mask and the "
+        "reward 0.0, which shifts the advantages of its group (zero)",
     )

@@ -85,7 +85,7 @@ def _arrow() -> tuple[Any, Any, Any]:
             ("status", text),
             ("stop_reason", text),
             ("input_ids", pyarrow.list_(small)),
-            ("loss_mask", pyarrow.list_(pyarrow.int8())),
+            ("loss_mask", pyarrow.list_(small)),
             ("logprobs", pyarrow.list_(pyarrow.float32())),
             ("prompt_length", small),
             ("fork_reason", text),

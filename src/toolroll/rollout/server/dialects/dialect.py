@@ -51,8 +51,9 @@ class StreamContext:
     `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
     completion. It determines the ids of the choice's tool calls. `answer_id` and `created`: the
     values that the finished answer will have. `prompt_tokens`: the length of the prompt.
-    `stop_strings`: the stop strings that are cut from the text. For a text completion, `tools`,
-    `seeds` and `prompt_tokens` are not set.
+    `stop_strings`: the stop strings that are cut from the text. `in_reasoning`: True if the prompt
+    ends inside reasoning. For a text completion, `tools`, `seeds`, `prompt_tokens` and
+    `in_reasoning` are not set.
     """
 
     template: ChatTemplate
@@ -63,6 +64,7 @@ class StreamContext:
     created: int = 0
     prompt_tokens: int = 0
     stop_strings: Sequence[str] = ()
+    in_reasoning: bool = False
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

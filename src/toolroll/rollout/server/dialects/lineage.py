@@ -7,6 +7,7 @@ dropped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,22 @@ _KNOWN = frozenset(
         "window_number",
     }
 )
+
+_ATTRIBUTION = "x-anthropic-billing-header"
+_ATTRIBUTION_LINE = re.compile(rf"{_ATTRIBUTION}:([^\n]*)\n*")
+
+
+def split_attribution(system: str) -> tuple[dict[str, str], str]:
+    """Return the label in the first line of a system prompt, if there is one, and the rest of the
+    prompt.
+
+    Claude Code begins its system prompt with a line for Anthropic's servers, which contains a hash
+    of the request. It is a label of the request, not a part of the conversation.
+    """
+    line = _ATTRIBUTION_LINE.match(system)
+    if line is None:
+        return {}, system
+    return {_ATTRIBUTION: line[1].strip()}, system[line.end() :]
 
 
 def lineage_of(given: Any) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Anthropic's Messages: `POST /v1/messages`.
 
-Invariants: content blocks are converted to chat messages and back. `cache_control`, signatures and
-the whitespace in a call's input never reach the prompt. So a request that changes only these still
-continues an earlier turn.
+Invariants: content blocks are converted to chat messages and back. `cache_control`, signatures, the
+whitespace in a call's input and Claude Code's attribution line never reach the prompt. So a request
+that changes only these still continues an earlier turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import system_places, text_parts
 from toolroll.rollout.server.dialects.dialect import Asked, Dialect, StreamContext
-from toolroll.rollout.server.dialects.lineage import lineage_of
+from toolroll.rollout.server.dialects.lineage import lineage_of, split_attribution
 from toolroll.rollout.server.dialects.messages_blocks import (
     PARAGRAPH,
     read_blocks,
@@ -61,9 +61,10 @@ class AnthropicMessages(Dialect):
             raise invalid("max_tokens", "max_tokens is missing")
         given, request.messages = request.messages, []
         messages = read_blocks(given)
-        if request.system:
-            said = text_parts(request.system, "system", ("text",), PARAGRAPH)
-            messages.insert(0, {"role": "system", "content": said})
+        system = text_parts(request.system or "", "system", ("text",), PARAGRAPH)
+        attribution, system = split_attribution(system)
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
         messages = system_places(messages, anywhere=self.templates.system_anywhere)
         continued = messages[-1]["role"] == "assistant"
         if continued:  # checked here, because only here are the indexes those of the client
@@ -86,7 +87,8 @@ class AnthropicMessages(Dialect):
             **response_format(request),
         )
         chat.messages = []
-        return Asked(chat, messages, tools, request, lineage_of(data.get("metadata")))
+        lineage = {**lineage_of(data.get("metadata")), **attribution}
+        return Asked(chat, messages, tools, request, lineage)
 
     def _switches(self, request: MessagesRequest) -> dict[str, Any]:
         switches: dict[str, Any] = {}

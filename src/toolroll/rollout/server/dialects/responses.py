@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 
@@ -63,6 +63,7 @@ class OpenAIResponses(Dialect):
 
     kind = "response"
     prefix = "resp_"
+    writer_type: ClassVar[type[ResponsesWriter]] = ResponsesWriter
 
     encoder: Encoder
     templates: TemplateCache
@@ -103,7 +104,7 @@ class OpenAIResponses(Dialect):
 
     def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
         instructions = request.instructions or ""
-        new = read_items(request.input, reasons=self.reasons)
+        new = read_items(request.input, reasons=self.reasons, find=live.responses.item)
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )
@@ -197,7 +198,7 @@ class OpenAIResponses(Dialect):
         }
         own: Own = asked.own
         encrypted = bool(own.request.include)
-        return ResponsesWriter(response, self.encoder, own.names, encrypted=encrypted)
+        return self.writer_type(response, self.encoder, own.names, encrypted=encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""

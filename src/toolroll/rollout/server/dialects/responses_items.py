@@ -1,14 +1,18 @@
 """Convert the items and tools of OpenAI's Responses to the messages and tools of chat completions.
 
 Invariants: the items of one reply (reasoning, text, tool calls) become one assistant message. Ids
-and statuses of items are ignored.
+and statuses of items are ignored. A custom tool, whose input is a text, is offered to the model as a
+function with the argument `input`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import orjson
 
 from toolroll.rollout.server.dialects.blocks import (
     call_of,
@@ -21,7 +25,7 @@ from toolroll.rollout.server.dialects.blocks import (
     unknown_type,
 )
 from toolroll.rollout.server.dialects.tools import function_tool, is_function
-from toolroll.rollout.server.errors import invalid
+from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.types import Message, Tool
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -30,24 +34,47 @@ _FIELDS = {
     "message": _ITEM | {"role", "content", "phase"},
     "function_call": _ITEM | {"call_id", "name", "namespace", "arguments", "caller"},
     "function_call_output": _ITEM | {"call_id", "output"},
+    "custom_tool_call": _ITEM | {"call_id", "name", "namespace", "input", "caller"},
+    "custom_tool_call_output": _ITEM | {"call_id", "output"},
     "reasoning": _ITEM | {"summary", "content", "encrypted_content"},
 }
 _ROLES = ("user", "system", "developer", "assistant")
 _FUNCTION = frozenset({"type", "name", "description", "parameters", "strict"})
+_CUSTOM = frozenset({"type", "name", "description", "format"})
 _NAMESPACE = frozenset({"type", "name", "description", "tools"})
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
+_FREE_TEXT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+"""The schema with which a custom tool is offered."""
+
 _TAGGED = re.compile(r"<think>\n(.*)\n</think>", re.DOTALL)
 """The form in which pydantic-ai sends reasoning back: as a separate message."""
 
-Names = dict[str, tuple[str, str]]
-"""Maps the flattened name of a tool to its namespace and its name in the namespace."""
+FindItem = Callable[[str], Mapping[str, Any] | None]
 
 
-def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A tool as the client knows it."""
+
+    name: str
+    namespace: str = ""
+    custom: bool = False
+
+
+Names = dict[str, ClientTool]
+"""Maps the name that the model sees to the tool, if the tool is custom or in a namespace."""
+
+
+def read_items(given: str | Sequence[Any], *, reasons: bool, find: FindItem) -> list[Message]:
     """Return the input as chat messages. Raise `ApiError`, with the location, if an item cannot be
-    converted.
+    converted. `find` returns the item with an id, for references.
 
     `reasons`: True if the model's parser supports reasoning. Then, at the start of a reply, an
     assistant message `<think>...</think>` is read as reasoning. Otherwise such a message stays
@@ -58,11 +85,15 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
     found: list[Message] = []
     before = None
     for item, place in entries(given, "input"):
-        kind = item.get("type") or ("message" if "role" in item else None)
+        untyped = "message" if "role" in item else "item_reference" if "id" in item else None
+        kind = item.get("type") or untyped
+        if kind == "item_reference":
+            item = _referenced(item, place, find)
+            kind = item["type"]
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise unknown_type(kind, place)
         only(item, _FIELDS[kind], place)
-        if kind == "function_call_output":
+        if kind in ("function_call_output", "custom_tool_call_output"):
             found.append(_output(item, place))
         elif kind == "message" and item.get("role") != "assistant":
             found.append(_message(item, place))
@@ -75,6 +106,20 @@ def read_items(given: str | Sequence[Any], *, reasons: bool) -> list[Message]:
             _add(_assistant(found, both=kind == before == "assistant message"), item, place)
         before = kind
     return found
+
+
+def _referenced(item: Mapping[str, Any], place: str, find: FindItem) -> Mapping[str, Any]:
+    only(item, ("type", "id"), place)
+    item_id = text(item, "id", place)
+    referenced = find(item_id)
+    if referenced is None:
+        words = (
+            f"{place}: there is no item {item_id!r} in this session. Only items of stored responses "
+            "of the same session can be referred to. With store: false, clients send the items "
+            "themselves"
+        )
+        raise ApiError(404, "item_not_found", words, param=f"{place}.id")
+    return referenced
 
 
 def _message(item: Mapping[str, Any], place: str) -> Message:
@@ -114,7 +159,10 @@ def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
         name = text(item, "name", place)
         if item.get("namespace"):
             name = flat_name(text(item, "namespace", place), name)
-        arguments = text(item, "arguments", place)
+        if kind == "custom_tool_call":
+            arguments = orjson.dumps({"input": text(item, "input", place)}).decode()
+        else:
+            arguments = text(item, "arguments", place)
         call = call_of(text(item, "call_id", place), name, arguments)
         message.setdefault("tool_calls", []).append(call)
 
@@ -140,26 +188,46 @@ def _thought(item: Mapping[str, Any], place: str) -> str:
 
 
 def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
-    """Return the tools in the form of chat completions, and the names of the tools that were in
-    namespaces. `drop`: True leaves out tools that run on the provider's servers, and False refuses
-    them.
+    """Return the tools in the form of chat completions, and those that the client knows
+    differently. `drop`: True leaves out tools that cannot be offered, such as those that run on the
+    provider's servers, and False refuses them.
     """
     found: list[Tool] = []
     names: Names = {}
     for tool, place, namespace, about in _flattened(given):
-        if not is_function(tool, ("function",), _FUNCTION, place, drop=drop):
+        custom = tool.get("type") == "custom"
+        fields = _CUSTOM if custom else _FUNCTION
+        if not is_function(tool, ("function", "custom"), fields, place, drop=drop):
+            continue
+        if custom and not _is_free_text(tool, place, drop=drop):
             continue
         own = optional_text(tool, "description", place)
         described = {**tool, "description": "\n\n".join(filter(None, (about, own))) or None}
-        schema = tool.get("parameters")
+        schema = _FREE_TEXT if custom else tool.get("parameters")
         schema = _NO_PARAMETERS if schema is None else mapping(schema, f"{place}.parameters")
         chat = function_tool(described, place, schema)
-        if namespace:
+        if namespace or custom:
             name = chat["function"]["name"]
-            chat["function"]["name"] = flat = flat_name(namespace, name)
-            names[flat] = (namespace, name)
+            flat = flat_name(namespace, name) if namespace else name
+            chat["function"]["name"] = flat
+            names[flat] = ClientTool(name, namespace, custom)
         found.append(chat)
     return found, names
+
+
+def _is_free_text(tool: Mapping[str, Any], place: str, *, drop: bool) -> bool:
+    """Return True if the input of the custom tool `tool` may be any text. If a grammar restricts
+    it, return False if `drop` is True, and raise `ApiError` if not.
+    """
+    form = mapping(tool.get("format") or {"type": "text"}, f"{place}.format")
+    if form.get("type") == "text" or drop:
+        return form.get("type") == "text"
+    words = (
+        f"{place}.format is {form.get('type')!r}, which cannot be honored: the engine cannot enforce "
+        "a grammar within an argument of a call"
+    )
+    words = f"{words}. Leave the tool out, or serve with --server-tools drop"
+    raise refused(f"{place}.format", words)
 
 
 def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:

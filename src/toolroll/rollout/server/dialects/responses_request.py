@@ -41,9 +41,9 @@ class TextConfig(Body):
 
 
 class FunctionChoice(Body):
-    """The function that must be called."""
+    """The function or the custom tool that must be called."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
     namespace: str | None = None
 

@@ -10,16 +10,24 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from toolroll.parsers.openai import openai_function
-from toolroll.parsers.types import Delta
+from toolroll.parsers.types import Delta, ToolCall
 from toolroll.rollout.server.dialects.dialect import Event
 from toolroll.rollout.server.dialects.messages_writer import signature
-from toolroll.rollout.server.dialects.responses_items import Names
+from toolroll.rollout.server.dialects.responses_items import ClientTool, Names
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pieces import pieces_of
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.template.encode import Encoder
 
 Item = dict[str, Any]
+
+_PAYLOADS = {
+    "function_call": ("arguments", "function_call_arguments"),
+    "custom_tool_call": ("input", "custom_tool_call_input"),
+}
+"""For each type of a call's item: the field with what the model wrote, and the name of the events
+for it.
+"""
 
 
 def output_of(
@@ -103,9 +111,8 @@ class ResponsesWriter:
         new item is opened.
         """
         if step.call is not None:
-            function = openai_function(step.call)
             yield from self._close()
-            yield from self._call(step.call.id, function["name"], function["arguments"])
+            yield from self._call(step.call)
             return
         if self._kind != step.kind:
             yield from self._close()
@@ -170,6 +177,9 @@ class ResponsesWriter:
     def _close(self, status: str = "completed") -> Iterable[Event]:
         if self._kind is None:
             return
+        if self._kind == "tool_call":
+            yield from self._close_call(status)
+            return
         thinks, whole = self._kind == "reasoning", "".join(self._texts)
         item = self._reasoning(whole) if thinks else self._message(whole)
         item["status"] = status
@@ -181,21 +191,36 @@ class ResponsesWriter:
             [part] = item["content"]
             yield self._part("response.output_text.done", text=whole, logprobs=[])
             yield self._part("response.content_part.done", part=part)
+        yield self._done(item)
+
+    def _done(self, item: Item) -> Event:
         at = len(self.items)
-        yield self._event("response.output_item.done", output_index=at, item=item)
         self.items.append(item)
         self._kind, self._texts = None, []
+        return self._event("response.output_item.done", output_index=at, item=item)
 
-    def _call(self, call_id: str, name: str, arguments: str) -> Iterable[Event]:
-        item, at = self._function_call(call_id, name, arguments), len(self.items)
-        empty = {**item, "status": "in_progress", "arguments": ""}
+    def _call(self, call: ToolCall) -> Iterable[Event]:
+        """Return the events of a call. A call that cannot be read stays open, because the reply may
+        have been cut within it.
+        """
+        item = self._call_item(call)
+        field, kind = _PAYLOADS[item["type"]]
+        empty = {**item, "status": "in_progress", field: ""}
+        at = len(self.items)
         yield self._event("response.output_item.added", output_index=at, item=empty)
         where = {"item_id": item["id"], "output_index": at}
-        kind = "response.function_call_arguments"
-        yield self._event(f"{kind}.delta", **where, delta=arguments)
-        yield self._event(f"{kind}.done", **where, name=item["name"], arguments=arguments)
-        yield self._event("response.output_item.done", output_index=at, item=item)
-        self.items.append(item)
+        yield self._event(f"response.{kind}.delta", **where, delta=item[field])
+        self._kind, self._opened = "tool_call", item
+        if call.arguments is not None:
+            yield from self._close()
+
+    def _close_call(self, status: str) -> Iterable[Event]:
+        item = {**self._opened, "status": status}
+        field, kind = _PAYLOADS[item["type"]]
+        where = {"item_id": item["id"], "output_index": len(self.items)}
+        name = {"name": item["name"]} if field == "arguments" else {}
+        yield self._event(f"response.{kind}.done", **where, **name, **{field: item[field]})
+        yield self._done(item)
 
     def _head(self, prefix: str, kind: str) -> Item:
         stem = self._response["id"].removeprefix("resp_")
@@ -218,11 +243,17 @@ class ResponsesWriter:
         content = [{"type": "output_text", "text": said, "annotations": [], "logprobs": []}]
         return {**self._head("msg", "message"), "role": "assistant", "content": content}
 
-    def _function_call(self, call_id: str, name: str, arguments: str) -> Item:
-        """Return an item that contains a tool call. If the tool was in a namespace, the item has
-        this namespace and the tool's name in it.
+    def _call_item(self, call: ToolCall) -> Item:
+        """Return an item that contains a tool call, with the name and the namespace that the client
+        gave to the tool. A call of a custom tool that is not a single text is an ordinary call.
         """
-        item = {**self._head("fc", "function_call"), "call_id": call_id, "arguments": arguments}
-        if name in self._names:
-            item["namespace"], name = self._names[name]
-        return {**item, "name": name}
+        function = openai_function(call)
+        name, arguments = function["name"], function["arguments"]
+        tool = self._names.get(name, ClientTool(name))
+        named = {"call_id": call.id, "name": tool.name}
+        if tool.namespace:
+            named["namespace"] = tool.namespace
+        given = call.arguments or {}
+        if tool.custom and given.keys() == {"input"} and isinstance(given["input"], str):
+            return {**self._head("ctc", "custom_tool_call"), **named, "input": given["input"]}
+        return {**self._head("fc", "function_call"), **named, "arguments": arguments}

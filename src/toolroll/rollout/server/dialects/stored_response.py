@@ -8,6 +8,9 @@ stored once if they are equal in several responses.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
 
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.types import Message
@@ -62,6 +65,13 @@ class ResponseStore:
     def get(self, response_id: str) -> StoredResponse | None:
         """Return the response with this id. Return None if it is not stored."""
         return self._responses.get(response_id)
+
+    def item(self, item_id: str) -> dict[str, Any] | None:
+        """Return the output item with this id. Return None if it is not stored."""
+        # `ResponsesWriter` makes the id of an item from the response's id
+        stored = self.get(f"resp_{item_id.partition('_')[2].rpartition('_')[0]}")
+        output = [] if stored is None else orjson.loads(stored.kept.answer)["output"]
+        return next((item for item in output if item["id"] == item_id), None)
 
     def add(self, turn: TurnNode, kept: KeptResponse) -> None:
         """Store the response `kept`, whose reply is that of `turn`."""

@@ -28,7 +28,7 @@ def is_function(
     if kind not in kinds:
         if drop:
             return False
-        words = f"{place} is {kind!r}: this endpoint has function tools only"
+        words = f"{place} is {kind!r}: this endpoint has only tools that the client runs"
         raise refused(f"{place}.type", f"{words}. Leave it out, or serve with --server-tools drop")
     callers = tool.get("allowed_callers")
     only({**tool, "allowed_callers": None if callers == ["direct"] else callers}, known, place)

@@ -1,6 +1,7 @@
 """The endpoint without a network: `ToolrollClient`, an `AsyncOpenAI` that runs in process, and
-`ManagedSession`, the calls and the state of one rollout. `ManagedServer` and `DummyManagedServer`
-replace Atropos' classes of the same names.
+`ManagedSession`, the calls and the state of one rollout. `ManagedServer`, `DummyManagedServer`,
+`ManagedServerAdapter` and `AtroposManagedClient` (with the types of its replies) replace Atropos'
+classes of the same names.
 
 This package needs `openai` (2.8 or newer): pip install "openai>=2.8". Apart from this package, only
 the OpenRLHF adapter imports `openai`.
@@ -11,10 +12,24 @@ from toolroll.rollout.server.in_process.dummy import DummyManagedServer
 from toolroll.rollout.server.in_process.managed import ManagedSession, managed_session
 from toolroll.rollout.server.in_process.managed_server import ManagedServer
 from toolroll.rollout.server.in_process.nodes import SequenceNode
+from toolroll.rollout.server.in_process.published import (
+    AtroposManagedClient,
+    ChoiceLogprobs,
+    EnhancedChatCompletion,
+    EnhancedChoice,
+    LogprobContent,
+    ManagedServerAdapter,
+)
 
 __all__ = [
+    "AtroposManagedClient",
+    "ChoiceLogprobs",
     "DummyManagedServer",
+    "EnhancedChatCompletion",
+    "EnhancedChoice",
+    "LogprobContent",
     "ManagedServer",
+    "ManagedServerAdapter",
     "ManagedSession",
     "SequenceNode",
     "ToolrollClient",

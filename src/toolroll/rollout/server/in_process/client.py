@@ -29,7 +29,8 @@ class ToolrollClient(AsyncOpenAI):
 
     Replies have logprobs unless you set `logprobs=False`. They have the extra fields
     `prompt_token_ids`, `choices[i].token_ids` and `choices[i].logprobs.content[j].token_id`. In
-    text completions, each choice also has `prompt_token_ids`. `model` is optional.
+    text completions, each choice also has `prompt_token_ids`. A response of `responses.create` has
+    `prompt_token_ids`, `token_ids` and `logprobs["content"]` itself. `model` is optional.
     `post("/tokenize")` works too. `options` are the arguments of `AsyncOpenAI`. Put sampling
     parameters that the SDK does not know into `extra_body`.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
+from toolroll.rollout.errors import EngineError, UsageError, prompt_too_long
 from toolroll.rollout.server.endpoint import Endpoint
 
 
@@ -31,8 +31,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     if not all(0 <= index < (limits.vocab_size or 2**31) for index in sent):
         raise UsageError(f"the prompt has an id outside the vocabulary of {limits.vocab_size}")
     if limits.context_length is not None and len(sent) >= limits.context_length:
-        words = f"the prompt has {len(sent)} tokens; the context is {limits.context_length} long"
-        raise ContextOverflowError(words)
+        raise prompt_too_long(len(sent), limits.context_length - 1)
     payload = {
         "input_ids": sent,
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},

@@ -13,14 +13,16 @@ import importlib
 import logging
 import re
 from collections.abc import AsyncIterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import orjson
 
 from toolroll.rollout.server.dialects.dialect import ParsedRequest
+from toolroll.rollout.server.dialects.responses import not_found
 from toolroll.rollout.server.endpoint import Endpoint, Starter, model_card
 from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.in_process.responses import ExactResponses
 from toolroll.rollout.server.pending import PendingRequest, retry_number
 from toolroll.rollout.server.received import decoded
 from toolroll.rollout.server.result import CompletionResult
@@ -68,7 +70,15 @@ class InProcessTransport:
             if found.code == "internal_error":
                 logger.exception("a request to %s failed", request.url.path)
             headers = {"x-should-retry": "true" if found.retry else "false"}
-            return _json(http, found.body, found.status, headers)
+            dialect = self._endpoint.dialect_of(request.url.path)
+            return _json(http, dialect.refusal(found), found.status, headers)
+
+    @cached_property
+    def _responses(self) -> ExactResponses:
+        plain = self._endpoint.responses
+        return ExactResponses(
+            plain.encoder, plain.templates, plain.settings, plain.model, plain.reasons
+        )
 
     async def _answer(self, http: Any, request: Any) -> Any:
         match = _PATH.fullmatch(request.url.path)
@@ -78,12 +88,15 @@ class InProcessTransport:
             return _json(http, {"object": "list", "data": [model_card(self._endpoint)]})
         if request.method == "GET" and what == f"models/{self._endpoint.model}":
             return _json(http, model_card(self._endpoint))
+        if request.method == "GET" and match is not None and what.startswith("responses/"):
+            return self._stored_response(http, match["session"], what.partition("/")[2])
         if request.method == "POST" and what == "tokenize":
             body = await decoded(await request.aread(), settings=self._endpoint.settings)
             return _json(http, await tokenize(self._endpoint, body))
         starters: dict[str, Starter] = {
             "chat/completions": partial(self._endpoint.start_reply, self._endpoint.chat),
             "completions": self._endpoint.start_text,
+            "responses": partial(self._endpoint.start_reply, self._responses),
         }
         ask = starters.get(what)
         if ask is None or match is None or request.method != "POST":
@@ -91,7 +104,8 @@ class InProcessTransport:
                 404, "not_found", f"{request.method} {request.url.path} is not served in process"
             )
         body = await decoded(await request.aread(), settings=self._endpoint.settings)
-        _ask_for_tokens(body.data, chat=what == "chat/completions")
+        if what != "responses":  # they have these fields without being asked
+            _ask_for_tokens(body.data, chat=what == "chat/completions")
         sessions, session = self._endpoint.sessions, match["session"]
         live = sessions.of(session) if session is not None else sessions.ephemeral()
         live, parsed, pending = await ask(
@@ -111,6 +125,13 @@ class InProcessTransport:
             )
         finally:
             live.pending.leave(pending)
+
+    def _stored_response(self, http: Any, session: str | None, response_id: str) -> Any:
+        live = self._endpoint.sessions.get(session) if session is not None else None
+        stored = live.responses.get(response_id) if live is not None else None
+        if stored is None:
+            raise not_found(response_id)
+        return http.Response(200, headers={"Content-Type": "application/json"}, content=stored.body)
 
     async def _stream(
         self,

@@ -197,6 +197,9 @@ function fillPanel(panel) {
             "warn",
           )
         : null,
+      detail.metrics.lookalike_calls
+        ? fact("Calls written as text", detail.metrics.lookalike_calls, "warn")
+        : null,
       row.forks ? fact("Forks", row.forks, "warn") : null,
       fact("Tokens", number(row.tokens)),
       fact("Trained", number(row.trained)),

@@ -1,0 +1,63 @@
+"""Find text that looks like a call of an offered tool, although the format does not count it as a
+call: the outer marker is missing or misspelled, or the call is written in another format.
+
+Invariants: such text stays content, and only names of offered tools count, so prose about a format
+is rarely found. The time is linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+
+from toolroll.parsers.types import CallStatus, ToolCall
+
+_NAME = r"[^\W\d][\w.\-/]*+"
+_KEY = r"""(?:"[^"\n]{1,60}"|'[^'\n]{1,60}'|\w{1,60}+)\s*+:"""
+_AS_JSON = (
+    rf"""["'](?:tool_)?name["']\s*+:\s*+["'](?P<json>{_NAME})["']\s*+,\s*+"""
+    r"""["'](?:arguments|parameters|args)["']"""
+)
+_AS_TAG = (
+    rf"<[^<>=\n]{{0,40}}?(?:function|invoke|tool|call)[^<>=\n]{{0,20}}=\s*+[\"']?(?P<tag>{_NAME})"
+)
+_AS_PYTHON = rf"(?m:^)[ \t]*+\[?(?P<python>{_NAME})\(\s*+(?:\)|\w{{1,60}}+\s*+=[^=])"
+_BEFORE_OBJECT = (
+    rf"(?<![\w.\-/])(?P<object>{_NAME})(?::\d++)?\s*+"
+    r"(?:<[^<>\n]{1,40}>\s*+|\[[A-Z_]{1,20}\]\s*+|```(?:json)?\s*+)?"
+    rf"\{{\s*+(?:{_KEY}|\}})"
+)
+Beside = tuple[tuple[str, ...], tuple[str, ...]]
+"""A format's own markers that precede the name of a tool, and those that follow it."""
+
+
+def lookalikes(text: str, beside: Beside, names: Collection[str]) -> Iterator[ToolCall]:
+    """Yield the parts of `text` that look like calls of tools in `names`."""
+    if not names:
+        return
+    for match in _pattern(beside).finditer(text):
+        written = match[match.lastgroup or 0]
+        name = written if written in names else written.removeprefix("functions.")
+        if name in names:
+            yield lookalike(match.group(), name)
+
+
+def lookalike(raw: str, name: str = "") -> ToolCall:
+    """Return the text `raw`, which looks like a call of `name`."""
+    error = (
+        f"the text looks like a tool call{' of ' * bool(name)}{name}, but it is not one in the "
+        "format of this model, so nothing was executed"
+    )
+    return ToolCall(name, None, raw, CallStatus.LOOKS_LIKE_A_CALL, error)
+
+
+@lru_cache(maxsize=64)
+def _pattern(beside: Beside) -> re.Pattern[str]:
+    ways = [_AS_JSON, _AS_TAG, _AS_PYTHON, _BEFORE_OBJECT]
+    before, after = ("|".join(map(re.escape, markers)) for markers in beside)
+    if before:
+        ways.append(rf"(?:{before})\s*+(?P<marked>{_NAME})")
+    if after:
+        ways.append(rf"(?<![\w.\-/])(?P<marking>{_NAME})\s*+(?:{after})")
+    return re.compile("|".join(ways))

@@ -1,0 +1,98 @@
+"""Text that looks like a call but is none stays text, is not executed, and is counted."""
+
+from __future__ import annotations
+
+import pytest
+from support.examples import EXAMPLES, TOOLS
+from support.parsing import assert_same_in_pieces, lost, tool
+
+from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import CallStatus
+
+OFFERED = [*TOOLS, tool("grep")]
+INVOKE = '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "called"),
+    [
+        ("qwen3_coder", "<function=get_time>\n</function>", "get_time"),
+        ("mimo", "<function=get_time>\n</function>", "get_time"),
+        ("glm45", "get_time\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>", "get_time"),
+        ("minimax-m2", '<invoke name="get_time">\n</invoke>', "get_time"),
+        ("deepseekv4", INVOKE, "get_time"),
+        ("deepseekv4", f"<｜DSML｜toolcalls>{INVOKE}</｜DSML｜toolcalls>", "get_time"),
+        ("deepseekv4", f"<｜DSML｜function_calls>{INVOKE}</｜DSML｜function_calls>", "get_time"),
+        ("deepseekv41", INVOKE, "get_time"),
+        ("deepseekv31", 'get_time<｜tool▁sep｜>{"a": 1}', "get_time"),
+        ("deepseekv3", "function<｜tool▁sep｜>get_time\n```json\n{}\n```", "get_time"),
+        ("kimi_k2", "functions.get_time:0<|tool_call_argument_begin|>{}", "get_time"),
+        ("kimi_k3", '<|open|>call tool="get_time" index="1"<|sep|>', "get_time"),
+        ("mistral", 'get_time[ARGS]{"a": 1}', "get_time"),
+        ("gemma4", 'call:get_time{zone:<|"|>x<|"|>}', "get_time"),
+        ("gpt-oss", '<|channel|>final <|constrain|>functions.grep<|message|>{"q": 1}', "grep"),
+        ("hermes", '<tools>{"name": "get_time", "arguments": {}}</tools>', "get_time"),
+        ("hermes", '{"name": "get_time", "arguments": {}}', "get_time"),
+        ("hermes", "<function=get_time>\n</function>", "get_time"),
+        ("llama3", 'Here: {"name": "get_time", "parameters": {}}', "get_time"),
+        ("cohere_command4", '[{"tool_name": "get_time", "parameters": {}}]', "get_time"),
+        ("pythonic", "I look.\nget_time(zone='x')", "get_time"),
+        ("lfm2", "[get_time()]", "get_time"),
+        ("plain", '{"name": "get_time", "arguments": {}}', "get_time"),
+    ],
+)
+def test_a_call_without_its_markers_stays_text_and_is_counted(
+    name: str, text: str, called: str
+) -> None:
+    parser = get_parser(name)
+    reply = assert_same_in_pieces(parser, text, tools=OFFERED, in_reasoning=False)
+    assert not lost(parser, text, reply)
+    assert (reply.tool_calls, reply.bad_calls) == ((), ())
+    assert reply.content
+    assert [(call.name, call.status, call.ok) for call in reply.lookalikes] == [
+        (called, CallStatus.LOOKS_LIKE_A_CALL, False)
+    ]
+    assert reply.lookalikes[0].raw in reply.content
+    assert called in (reply.lookalikes[0].error or "")
+
+
+PROSE = (
+    "Put the name behind `<function=`, as in <function=NAME>, and close it.",
+    "I would use get_time or grep for it: {grep} is a set, and get_time (a tool) is not.",
+    'The tools are [{"name": "get_time", "description": "The time.", "parameters": {}}].',
+    '<input name="grep"> is HTML, and to=somebody is a recipient.',
+    "x = grep (y)\nprint(get_time)\nfunction.call(grep)\nsomething(grep=1)",
+    '<function=unknown_tool>\n</function> {"name": "unknown_tool", "arguments": {}}',
+)
+
+
+@pytest.mark.parametrize("text", PROSE)
+@pytest.mark.parametrize("name", ["hermes", "deepseekv4", "gpt-oss", "minimax-m2", "plain"])
+def test_prose_about_calls_is_only_text(name: str, text: str) -> None:
+    reply = get_parser(name).parse(text, tools=OFFERED, in_reasoning=False)
+    assert reply.lookalikes == ()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_call_and_a_text_without_tools_look_like_nothing_else(name: str) -> None:
+    parser, good = get_parser(name), EXAMPLES[name].good
+    assert parser.parse(good, tools=OFFERED, in_reasoning=False).lookalikes == ()
+    for tools in (None, ()):
+        assert parser.parse(good, tools=tools, in_reasoning=False).lookalikes == ()
+
+
+EMPTY = {
+    "deepseekv4": "<｜DSML｜tool_calls></｜DSML｜tool_calls>",
+    "minimax-m2": "<minimax:tool_call>\n</minimax:tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+    "deepseekv31": "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+    "qwen3_coder": "<tool_call>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_a_block_without_calls_is_no_call_and_is_counted(name: str) -> None:
+    text = f"Before.{EMPTY[name]}After."
+    reply = assert_same_in_pieces(get_parser(name), text, tools=OFFERED, in_reasoning=False)
+    assert (reply.content, reply.tool_calls) == ("Before.After.", ())
+    assert [(call.raw, call.name) for call in reply.lookalikes] == [(EMPTY[name], "")]

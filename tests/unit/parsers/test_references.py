@@ -1,0 +1,289 @@
+"""Bare values under schemas with references and alternatives: what pydantic writes is read back."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field, create_model
+from support.calls import same
+from support.parsing import in_pieces
+
+from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import CallStatus
+
+
+def dsml(value: str) -> str:
+    """A parameter that does not say whether it is a string."""
+    body = f'<｜DSML｜parameter name="k">{value}</｜DSML｜parameter>'
+    invoke = f'<｜DSML｜invoke name="f">\n{body}\n</｜DSML｜invoke>'
+    return f"<｜DSML｜tool_calls>\n{invoke}\n</｜DSML｜tool_calls>"
+
+
+def m3(value: str) -> str:
+    mark = "]<]minimax[>["
+    body = f'{mark}<invoke name="f">{mark}<k>{value}{mark}</k>{mark}</invoke>'
+    return f"{mark}<tool_call>{body}{mark}</tool_call>"
+
+
+WRITERS: dict[str, Callable[[str], str]] = {
+    "qwen3_coder": lambda value: (
+        f"<tool_call>\n<function=f>\n<parameter=k>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    ),
+    "glm45": lambda value: (
+        f"<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+    ),
+    "minimax-m2": lambda value: (
+        f'<minimax:tool_call>\n<invoke name="f">\n<parameter name="k">{value}</parameter>\n'
+        "</invoke>\n</minimax:tool_call>"
+    ),
+    "minimax-m3": m3,
+    "deepseekv4": dsml,
+    "beam": lambda value: (
+        " to=f<|channel|>analysis <|constrain|>xml<|message|>"
+        f'<rfl:parameter name="k">\n{value}\n</rfl:parameter><|call|>'
+    ),
+    "k2_horizon": lambda value: (
+        f"<ifm|tool_calls><ifm|tool_call>f\n<ifm|arg_key>k</ifm|arg_key><ifm|arg_value>{value}"
+        "</ifm|arg_value></ifm|tool_call></ifm|tool_calls>"
+    ),
+}
+
+
+def read(name: str, schema: Any, value: str) -> Any:
+    """The call of `f` with the parameter `k`, under the schema of all parameters."""
+    offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    text = WRITERS[name](value)
+    parser = get_parser(name)
+    reply = parser.parse(text, tools=offered, in_reasoning=False)
+    assert in_pieces(parser, text, tools=offered, in_reasoning=False)[0] == reply
+    (call,) = reply.tool_calls
+    return call
+
+
+STRING = {"type": "string"}
+NULL = {"type": "null"}
+YEARS = {"type": "string", "enum": ["2024", "2025"]}
+
+
+def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
+    return {"properties": {"k": {"$ref": reference}}, "$defs": {"T": definition}, **more}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (under(STRING), "90210", "90210"),
+        (under({"enum": ["true", "auto"]}), "true", "true"),
+        (under({"const": "1"}), "1", "1"),
+        (under(STRING), '{"a": 1}', '{"a": 1}'),
+        ({"properties": {"k": {"anyOf": [YEARS, NULL]}}}, "2025", "2025"),
+        ({"properties": {"k": {"anyOf": [YEARS, NULL]}}}, "null", None),
+        (
+            {
+                "properties": {"k": {"anyOf": [{"$ref": "#/$defs/Y"}, NULL]}},
+                "$defs": {"Y": YEARS},
+            },
+            "2025",
+            "2025",
+        ),
+        ({"properties": {"k": {"allOf": [{"$ref": "#/x/Y"}]}}, "x": {"Y": YEARS}}, "2025", "2025"),
+        (
+            {
+                "$ref": "#/$defs/Args",
+                "$defs": {"Args": {"type": "object", "properties": {"k": STRING}}},
+            },
+            "7",
+            "7",
+        ),
+        (
+            {
+                "allOf": [
+                    {"properties": {"j": {}}},
+                    {"oneOf": [{"properties": {"k": STRING}}, NULL]},
+                ]
+            },
+            "7",
+            "7",
+        ),
+        ({"type": "object", "additionalProperties": STRING}, "7", "7"),
+        ({"patternProperties": {"^k": STRING}, "additionalProperties": False}, "7", "7"),
+        ({"additionalProperties": True}, "7", 7),
+        ({"properties": {"k": True}, "additionalProperties": STRING}, "7", 7),
+        # two steps, names with escapes, the older keyword, a name of its own, an anchor
+        (under(STRING, "#/x/y", x={"y": {"$ref": "#/$defs/T"}}), "7", "7"),
+        (
+            {"properties": {"k": {"$ref": "#/$defs/a~1b~0c%20d"}}, "$defs": {"a/b~c d": STRING}},
+            "7",
+            "7",
+        ),
+        (
+            {"properties": {"k": {"$ref": "#/definitions/T"}}, "definitions": {"T": STRING}},
+            "7",
+            "7",
+        ),
+        (under({"$id": "urn:text", **STRING}, "urn:text"), "7", "7"),
+        (under({"$anchor": "text", **STRING}, "#text"), "7", "7"),
+        (
+            under(
+                {
+                    "$id": "urn:own",
+                    "properties": {"j": {"$ref": "#/$defs/T"}},
+                    "$defs": {"T": STRING},
+                    "$ref": "#/$defs/T",
+                },
+                "urn:own",
+            ),
+            "7",
+            "7",
+        ),
+        # loops and references to nowhere say nothing about the type
+        ({"properties": {"k": {"$ref": "#/properties/k"}}}, "7", 7),
+        (under({"anyOf": [{"$ref": "#/$defs/T"}, STRING]}), "7", 7),
+        ({"properties": {"k": {"$ref": "http://127.0.0.1:9/x"}}}, "7", 7),
+        ({"properties": {"k": {"$ref": "#/nowhere"}}}, "7", 7),
+        ({"properties": {"k": {"$ref": "http://["}}}, "7", 7),
+        ({"properties": {"k": {"$ref": "#/x/no_number"}}, "x": [STRING]}, "7", 7),
+    ],
+)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_reference_gives_the_type_of_a_bare_value(
+    name: str, schema: Any, text: str, value: Any
+) -> None:
+    call = read(name, schema, text)
+    assert call.status is CallStatus.OK, call.error
+    assert same(call.arguments, {"k": value})
+
+
+def test_elements_of_elements_are_read_by_their_references() -> None:
+    mark = "]<]minimax[>["
+    node = {
+        "type": "object",
+        "properties": {"id": STRING, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, NULL]}},
+    }
+    codes = {"type": "array", "items": {"$ref": "#/$defs/Node/properties/id"}}
+    schema = {
+        "properties": {"k": {"$ref": "#/$defs/Node"}, "codes": codes},
+        "$defs": {"Node": node},
+    }
+    inner = f"{mark}<id>1{mark}</id>{mark}<next>{mark}<id>2{mark}</id>{mark}</next>"
+    text = m3(inner).replace(
+        f"{mark}</invoke>",
+        f"{mark}<codes>{mark}<item>007{mark}</item>{mark}</codes>{mark}</invoke>",
+    )
+    offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    (call,) = get_parser("minimax-m3").parse(text, tools=offered).tool_calls
+    assert call.arguments == {"k": {"id": "1", "next": {"id": "2"}}, "codes": ["007"]}
+
+
+def test_a_schema_that_is_changed_in_place_is_read_again() -> None:
+    schema: dict[str, Any] = {"properties": {"k": {"type": "string"}}}
+    assert read("glm45", schema, "7").arguments == {"k": "7"}
+    schema["properties"]["k"]["type"] = "integer"
+    assert read("glm45", schema, "7").arguments == {"k": 7}
+
+
+def test_a_schema_without_an_end_has_an_answer() -> None:
+    """Every part of a schema that doubles 60 times would be 10 ** 18 steps."""
+    doubled = {str(at): {"allOf": [{"$ref": f"#/$defs/{at + 1}"}] * 2} for at in range(60)}
+    for last in (STRING, {"properties": {"k": STRING}}):
+        tool: dict[str, Any] = {
+            "name": "f",
+            "parameters": {"$ref": "#/$defs/0", "$defs": {**doubled, "60": last}},
+        }
+        parameters = Offered([{"type": "function", "function": tool}]).parameters("f")
+        assert parameters is not None
+        assert parameters.schema.allowed.kinds is None
+        assert parameters.member("k") is None
+
+
+# --- what pydantic writes -------------------------------------------------------------------------
+
+
+class Color(enum.Enum):
+    RED = "1"
+    BLUE = "true"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Mixed(enum.Enum):
+    WORD = "a"
+    NUMBER = 1
+
+
+class Point(BaseModel):
+    x: int
+    y: int = 0
+
+
+class Node(BaseModel):
+    name: str
+    child: Node | None = None
+
+
+Zip = Annotated[str, Field(pattern=r"^\d+$", min_length=3)]
+FIELDS: list[tuple[Any, Any]] = [
+    (str, "90210"),
+    (str, "null"),
+    (int, 3),
+    (float, 1.5),
+    (float, 2.0),
+    (bool, True),
+    (Color, Color.RED),
+    (Color | None, Color.BLUE),
+    (Color | None, None),
+    (Level, Level.LOW),
+    (Level | None, Level.LOW),
+    (Mixed, Mixed.NUMBER),
+    (Mixed, Mixed.WORD),
+    (Literal["1", "2"], "1"),
+    (Literal[1, "a"], 1),
+    (Literal["true"] | None, "true"),
+    (str | None, "12"),
+    (str | None, None),
+    (int | None, 4),
+    (int | None, None),
+    (int | str, "5"),
+    (int | str | None, None),
+    (Point | Color, Color.RED),
+    (Point, Point(x=1)),
+    (Point | None, Point(x=1, y=2)),
+    (Node, Node(name="1", child=Node(name="2"))),
+    (list[Point], [Point(x=1)]),
+    (list[str], ["1", "true"]),
+    (dict[str, str], {"a": "1"}),
+    (dict[str, int], {"a": 1}),
+    (tuple[int, str], (1, "2")),
+    (datetime, datetime(2026, 1, 2, 3, 4, 5)),
+    (date, date(2026, 1, 2)),
+    (Decimal, Decimal("1.10")),
+    (Decimal | None, Decimal("0.1")),
+    (Zip, "007"),
+    (Zip | None, "007"),
+    (bytes, b"12"),
+    (Any, 5),
+]
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "minimax-m3"])
+@pytest.mark.parametrize(("field", "value"), FIELDS, ids=lambda it: str(it)[:40])
+def test_what_pydantic_describes_and_writes_is_read_back(name: str, field: Any, value: Any) -> None:
+    model = create_model("Args", k=(field, ...))
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+    whole = {"$ref": "#/$defs/Args", "$defs": {"Args": schema, **definitions}}
+    written = model(k=value).model_dump(mode="json")["k"]
+    bare = written if isinstance(written, str) else json.dumps(written)
+    for parameters in ({**schema, "$defs": definitions}, whole):
+        call = read(name, parameters, bare)
+        assert call.status is CallStatus.OK, call.error
+        assert model.model_validate(call.arguments) == model(k=value)

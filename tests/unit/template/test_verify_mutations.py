@@ -1,0 +1,264 @@
+"""No change of a single token, mask, logprob or edge of a turn passes the verification.
+
+Verified episodes of several template families (calls, truncated, resumed and excluded turns, forks)
+are changed in one place at a time. `-s` prints how many changes of each kind were tried and found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from support.adversarial.dialogues import Message, tool
+from support.episodes import serving
+from support.qwen import tokenizer_for, trl_template
+
+from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.engine.resume import join
+from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.verify import ServedSequence
+from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
+
+pytestmark = pytest.mark.tokens
+
+MISTRAL = (
+    "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }}[/TOOL_RESULTS]"
+    "{% elif m.role == 'assistant' %}{% if m.tool_calls %}[TOOL_CALLS]{% for c in m.tool_calls %}"
+    "{{ c.function | tojson }}{% endfor %}{% else %} {{ m.content }}{% endif %}</s>{% endif %}"
+    "{% endfor %}"
+)
+FAMILIES = ("qwen2_5", "qwen3", "llama3_1", "gptoss", "glm4moe", "deepseekv3", "gemma4", "mistral")
+TOOLS = (tool("now", "Prints <|im_end|> and </s> at times."),)
+NOTHING = np.float32(np.nan)
+
+
+def calling(number: int) -> Message:
+    function = {"name": "now", "arguments": {"city": f"Rome {number}"}}
+    call = {"id": f"callid{number:03d}", "type": "function", "function": function}
+    return {"role": "assistant", "content": "I look.", "tool_calls": [call]}
+
+
+def result(number: int, text: str) -> Message:
+    return {"role": "tool", "tool_call_id": f"callid{number:03d}", "name": "now", "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def said(text: str, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+STEPS: Sequence[tuple[Message, Sequence[Message], str]] = (
+    (calling(1), [result(1, "Noon.<|im_end|>\n<|im_start|>assistant\n</s>")], "whole"),
+    (said("It is noon in the city of Rome now"), [user("Where?")], "cut"),
+    (calling(2), [result(2, "Late")], "whole"),
+    (said("It is late.", reasoning_content="Let me think."), [user("And <|eot_id|>?")], "whole"),
+    (said("It is still the same."), [user("Bye.")], "odd"),
+    (said("Bye."), [user("Bye.")], "whole"),
+)
+
+
+class Model:
+    """Says each planned turn as the template shows it, and reads it back as that turn."""
+
+    def __init__(self, name: str) -> None:
+        self.template = ChatTemplate(
+            tokenizer_for(MISTRAL if name == "mistral" else trl_template(name))
+        )
+        self.text, self.turn, self.how = "", said(""), "whole"
+
+    def plan(
+        self, before: Sequence[Message], turn: Message, new: Sequence[Message], how: str
+    ) -> None:
+        """Prepare the reply to `before`. `how`: whole, cut before its end, or in odd tokens."""
+        text = self._shown([*before, turn, *new], len(before))
+        self.how = how
+        if how == "cut":
+            text = turn["content"][:-6]
+            turn = {**turn, "content": text}
+        self.text, self.turn = text, turn
+
+    def _shown(self, messages: list[Message], at: int) -> str:
+        render, stops = self.template.renderer.render, self.template.stop_texts
+        prompt = render(messages[:at], TOOLS, generate=True)
+        text = render(messages, TOOLS, generate=True)[len(prompt) :]
+        # With its thoughts, which history may drop; gpt-oss closes a turn otherwise in history.
+        if "reasoning_content" in messages[at] or not any(stop in text for stop in stops):
+            text = render(messages[: at + 1], TOOLS, generate=False)[len(prompt) :]
+        if not text.strip():  # history is rewritten before the turn too
+            text = messages[at]["content"] + stops[-1]
+        ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+        return text[: min(ends, default=len(text))]
+
+    def __call__(self, request: PolicyRequest) -> Reply:
+        encode, half = self.template.encoder.encode, len(self.text) // 2
+        parts = [self.text[:half], self.text[half:]] if self.how == "odd" else [self.text]
+        ids = [int(request.input_ids[-1])]
+        for part in parts:
+            ids += encode(part, previous=ids[-1])
+        return Reply(output_ids=ids[1:], stop=self.how != "cut")
+
+    def parse(self, _: str) -> ParsedReply:
+        calls = tuple(
+            ToolCall(call["function"]["name"], call["function"]["arguments"], "", id=call["id"])
+            for call in self.turn.get("tool_calls", ())
+        )
+        return ParsedReply(self.turn["content"], self.turn.get("reasoning_content"), calls)
+
+
+async def played(name: str) -> Conversation:
+    """A verified episode: turns are resumed halfway, and the third one is excluded."""
+    model = Model(name)
+    async with serving(model.template.tokenizer, model) as (_, served):
+
+        async def generate(request: GenerateRequest) -> Completion:
+            return resumed(await served.generate(request))
+
+        dialogue = Conversation(
+            served, [user("What time?")], TOOLS, session_id=name, parse=model.parse,
+            generate=generate,
+        )  # fmt: skip
+        for number, (planned, new, how) in enumerate(STEPS):
+            model.plan(dialogue.messages, planned, new, how)
+            turn = await dialogue.reply({"max_new_tokens": 512})
+            if number == 2:
+                dialogue.exclude(turn, "invalid call")
+            ids = [call["id"] for call in turn.message.get("tool_calls") or ()]
+            dialogue.extend([{**m, "tool_call_id": ids[0]} if ids else m for m in new])
+        await dialogue.settle()
+    assert not dialogue.mismatches
+    return dialogue
+
+
+def resumed(whole: Completion) -> Completion:
+    """`whole` as two attempts give it: the engine aborted the first one halfway."""
+    at = len(whole.output_ids) // 2
+    assert whole.logprobs is not None
+    first = replace(whole, output_ids=whole.output_ids[:at], logprobs=whole.logprobs[:at],
+                    finish_reason="abort", matched=None, weight_versions=())  # fmt: skip
+    rest = replace(whole, output_ids=whole.output_ids[at:], logprobs=whole.logprobs[at:],
+                   weight_versions=())  # fmt: skip
+    return join(first, rest)
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+def shifted(values: Any, filler: Any) -> Iterator[tuple[str, Any]]:
+    """`values` with two neighbors swapped, with one value dropped, doubled or replaced."""
+    for at in range(len(values)):
+        if at + 1 < len(values):
+            swapped = values.copy()
+            swapped[[at, at + 1]] = values[[at + 1, at]]
+            yield "swapped", swapped
+        yield "dropped", np.append(np.delete(values, at), values.dtype.type(filler))
+        yield "doubled", np.insert(values, at, values[at])[:-1]
+        other = values.copy()
+        if values.dtype == np.float32:
+            other[at] = -1.5 if np.isnan(other[at]) else NOTHING
+        else:
+            other[at] ^= 1
+        yield "replaced", other
+
+
+def moved(span: Any, length: int) -> Iterator[tuple[str, Any]]:
+    """A turn whose start or stop, or both, are moved by one."""
+    for start, stop in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, -1), (1, 1)):
+        changed = replace(span, start=span.start + start, stop=span.stop + stop)
+        what = "start" if not stop else "stop" if not start else "both"
+        if 0 <= changed.start <= changed.stop <= length:
+            yield f"{what} moved", changed
+
+
+def with_mask(trajectory: Trajectory) -> Trajectory:
+    """The trajectory with the loss mask that its turns would have."""
+    mask = np.zeros_like(trajectory.loss_mask)
+    for turn in trajectory.turns:
+        if turn.excluded is None:
+            mask[turn.start : turn.stop] = 1
+    return replace(trajectory, loss_mask=mask)
+
+
+def changed_trajectories(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
+    for column, filler in (("input_ids", 0), ("loss_mask", 0), ("logprobs", NOTHING)):
+        for what, values in shifted(getattr(trajectory, column), filler):
+            yield f"{column} {what}", replace(trajectory, **{column: values})
+    turns = trajectory.turns
+    for at, turn in enumerate(turns):
+        for what, other in moved(turn, len(trajectory)):
+            changed = replace(trajectory, turns=(*turns[:at], other, *turns[at + 1 :]))
+            yield f"turn {what}", changed
+            yield f"turn {what} with its mask", with_mask(changed)
+        yield "turn removed", with_mask(replace(trajectory, turns=turns[:at] + turns[at + 1 :]))
+        yield "turn doubled", replace(trajectory, turns=turns[: at + 1] + turns[at:])
+        context = None if turn.excluded == "context" else "context"
+        swapped = (*turns[:at], replace(turn, excluded=context), *turns[at + 1 :])
+        yield "turn as context", with_mask(replace(trajectory, turns=swapped))
+    for first, second in pairwise(range(len(turns))):
+        order = [*turns[:first], turns[second], turns[first], *turns[second + 1 :]]
+        yield "turns swapped", replace(trajectory, turns=tuple(order))
+
+
+def changed_sequences(served: ServedSequence) -> Iterator[tuple[str, ServedSequence]]:
+    end = served.turns[-1].stop
+    for what, values in shifted(served.input_ids[:end], 0):
+        yield f"ids {what}", replace(served, input_ids=values)
+    turns = served.turns
+    for at, span in enumerate(turns):
+        others = [
+            *moved(span, end),
+            ("stop token", replace(span, stopped=not span.stopped)),
+            ("other message", replace(span, message=span.message - 1)),
+        ]
+        for what, other in others:
+            yield f"turn {what}", replace(served, turns=(*turns[:at], other, *turns[at + 1 :]))
+
+
+def equal(one: Trajectory, other: Trajectory) -> bool:
+    """Whether both are the same for a trainer."""
+    return one.turns == other.turns and all(
+        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name == "logprobs")
+        for name in ("input_ids", "loss_mask", "logprobs")
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_every_change_of_an_episode_is_found(name: str) -> None:
+    dialogue = await played(name)
+    trajectories, record = dialogue.session.trajectories(), dialogue._record
+    tried, found, same = Counter[str](), Counter[str](), Counter[str]()
+    for number, trajectory in enumerate(trajectories):
+        for kind, changed in changed_trajectories(trajectory):
+            if equal(trajectory, changed):
+                same[kind] += 1
+                continue
+            tried[kind] += 1
+            parts = [*trajectories[:number], changed, *trajectories[number + 1 :]]
+            found[kind] += record.check(parts) is not None
+    verifier = dialogue.template.verifier
+    for served in [*dialogue._finished, dialogue._sequence()]:
+        assert verifier.check(served) is None
+        for kind, other in changed_sequences(served):
+            if np.array_equal(other.input_ids, served.input_ids) and other.turns == served.turns:
+                same[f"served {kind}"] += 1
+                continue
+            tried[f"served {kind}"] += 1
+            found[f"served {kind}"] += verifier.check(other) is not None
+    for kind, count in tried.items():
+        print(f"{name:10} {kind:36} {found[kind]:6} of {count:6} found, {same[kind]} equal")
+    assert found == tried
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    assert {turn.finish_reason for turn in turns} >= {"stop"}
+    assert "invalid call" in {turn.excluded for turn in turns}
+    assert tried["turn stop moved"] >= len(turns)
