@@ -145,7 +145,9 @@ def first_error(error: Exception) -> Exception:
     """Return the first `ToolrollError` in the group `error`. Return `error` itself if it contains
     none.
     """
-    first = error.subgroup(ToolrollError) if isinstance(error, ExceptionGroup) else None
+    first: Exception | None = None
+    if isinstance(error, ExceptionGroup):
+        first = error.subgroup(ToolrollError)
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]
     return first or error
