@@ -38,7 +38,13 @@ import numpy as np
 
 from toolroll.rollout.template.record import AnswerRecord, in_order
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
-from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConversation
+from toolroll.rollout.template.shown import (
+    NeutralTextError,
+    Shown,
+    ShownConversation,
+    blanked,
+    spelling,
+)
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _PROMPTS = 128
@@ -154,10 +160,7 @@ class Verifier:
     def _check_turns(self, served: ServedSequence) -> None:
         """Check that each turn is one answer of the engine, and ended as the engine says."""
         cut, ids = served.dropped, served.input_ids
-        starts = [max(turn.start, turn.sampled_from) for turn in served.turns]
-        spans = [
-            (start - cut, turn.stop - cut) for start, turn in zip(starts, served.turns, strict=True)
-        ]
+        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in served.turns]
         messages = [turn.message for turn in served.turns]
         if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
             raise _Mismatch("turns: order")
@@ -201,14 +204,14 @@ class Verifier:
         as_text = self._as_text(ids, shown)
         if as_text is None:
             raise _Mismatch("prompt: control tokens")
-        kept = [match.group() for match in as_text if shown.neutral.startswith(*_at(match))]
+        kept = [match.group() for match in as_text if shown.neutral.startswith(*spelling(match))]
         if kept:
             # This must be text of the assistant, not the template's own control token.
             others = self._hooked(talk.prompt(first, assistant=frozenset(kept)), talk).neutral
-            if any(others.startswith(*_at(match)) for match in as_text):
+            if any(others.startswith(*spelling(match)) for match in as_text):
                 raise _Mismatch("prompt: control tokens")
         if not served.forked:
-            neutral = _blanked(shown.text, as_text)
+            neutral = blanked(shown.text, as_text)
             if not self._same(ids, self._encode(neutral), Shown(shown.text, neutral)):
                 raise _Mismatch("prompt: tokens")
 
@@ -230,7 +233,7 @@ class Verifier:
         for match, (_, is_control) in zip(matches, spelled, strict=True):
             if not is_control:
                 as_text.append(match)
-            elif not shown.neutral.startswith(*_at(match)):
+            elif not shown.neutral.startswith(*spelling(match)):
                 return None
         return as_text
 
@@ -495,20 +498,6 @@ class Verifier:
     def _rewritten(self, text: str, head: str) -> str:
         assert self._head_hook is not None
         return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
-
-
-def _at(match: re.Match[str]) -> tuple[str, int]:
-    """Return the text of `match` and its position, as `str.startswith` takes them."""
-    return match.group(), match.start()
-
-
-def _blanked(text: str, matches: Sequence[re.Match[str]]) -> str:
-    """Return `text` with other text of the same length in place of `matches`."""
-    parts, stop = [], 0
-    for match in matches:
-        parts += [text[stop : match.start()], "\u3007" * len(match.group())]
-        stop = match.end()
-    return "".join([*parts, text[stop:]])
 
 
 @dataclass(frozen=True, slots=True)
