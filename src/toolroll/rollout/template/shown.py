@@ -26,6 +26,15 @@ class Shown:
     text: str
     neutral: str
 
+    def pieces(self, control: re.Pattern[str]) -> list[Shown]:
+        """Split at the control tokens of the neutral form."""
+        pieces, start = [], 0
+        for match in control.finditer(self.neutral):
+            end = match.start()
+            pieces.append(Shown(self.text[start:end], self.neutral[start:end]))
+            start = match.end()
+        return [*pieces, Shown(self.text[start:], self.neutral[start:])]
+
 
 class NeutralTextError(Exception):
     """A render has no neutral form (see `ShownConversation`): if control-token text in a message is

@@ -355,7 +355,9 @@ class Verifier:
             raise _Mismatch("delta: control tokens")
         pieces = self._pieces(expected)[-len(own) :]
         if not all(
-            map(self._alike, self._pieces(delta)[1:], pieces, self._piece_texts(shown)[-len(own) :])
+            map(
+                self._alike, self._pieces(delta)[1:], pieces, shown.pieces(self._exact)[-len(own) :]
+            )
         ):
             raise _Mismatch("delta: tokens")
 
@@ -391,7 +393,7 @@ class Verifier:
         pairs = zip(
             self._pieces(delta),
             self._pieces(expected)[-count - 1 :],
-            self._piece_texts(shown)[-count - 1 :],
+            shown.pieces(self._exact)[-count - 1 :],
             strict=True,
         )
         if not delta or not all(self._alike(*parts) for parts in list(pairs)[not ended :]):
@@ -427,7 +429,7 @@ class Verifier:
         if self._controls(given) != self._controls(expected):
             return False
         own, wanted = self._pieces(given), self._pieces(expected)
-        texts = self._piece_texts(shown)[-len(own) :]
+        texts = shown.pieces(self._exact)[-len(own) :]
         if text_first and self._decode(own[0]) == self._decode(wanted[0]):
             own, wanted, texts = own[1:], wanted[1:], texts[1:]
         return all(map(self._alike, own, wanted, texts))
@@ -455,14 +457,6 @@ class Verifier:
             else:
                 pieces[-1].append(index)
         return pieces
-
-    def _piece_texts(self, shown: Shown) -> list[Shown]:
-        """Split `shown` at the control tokens of its neutral form."""
-        pieces, at = [], 0
-        for match in self._exact.finditer(shown.neutral):
-            pieces.append(Shown(shown.text[at : match.start()], shown.neutral[at : match.start()]))
-            at = match.end()
-        return [*pieces, Shown(shown.text[at:], shown.neutral[at:])]
 
     # --- transformers and the tokenizer -----------------------------------------------------------
 
