@@ -26,6 +26,15 @@ class Shown:
     text: str
     neutral: str
 
+    def pieces(self, control: re.Pattern[str]) -> list[Shown]:
+        """Split at the control tokens of the neutral form."""
+        pieces, start = [], 0
+        for match in control.finditer(self.neutral):
+            end = match.start()
+            pieces.append(Shown(self.text[start:end], self.neutral[start:end]))
+            start = match.end()
+        return [*pieces, Shown(self.text[start:], self.neutral[start:])]
+
 
 class NeutralTextError(Exception):
     """A render has no neutral form (see `ShownConversation`): if control-token text in a message is
@@ -171,3 +180,17 @@ def _differ_only(text: str, shown: str, other: _Other) -> bool:
         return False
     pairs = {(a, b) for a, b in zip(text, shown, strict=True) if a != b}
     return all(b in (other(a), a.translate(_MARKS), _UNKNOWN) for a, b in pairs)
+
+
+def spelling(match: re.Match[str]) -> tuple[str, int]:
+    """Return the text of `match` and its position, as `str.startswith` takes them."""
+    return match.group(), match.start()
+
+
+def blanked(text: str, matches: Sequence[re.Match[str]]) -> str:
+    """Return `text` with other text of the same length in place of `matches`."""
+    parts, stop = [], 0
+    for match in matches:
+        parts += [text[stop : match.start()], _UNKNOWN * len(match.group())]
+        stop = match.end()
+    return "".join([*parts, text[stop:]])

@@ -38,7 +38,13 @@ import numpy as np
 
 from toolroll.rollout.template.record import AnswerRecord, in_order
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
-from toolroll.rollout.template.shown import NeutralTextError, Shown, ShownConversation
+from toolroll.rollout.template.shown import (
+    NeutralTextError,
+    Shown,
+    ShownConversation,
+    blanked,
+    spelling,
+)
 from toolroll.rollout.types import IdArray, Message, Tool
 
 _PROMPTS = 128
@@ -154,10 +160,7 @@ class Verifier:
     def _check_turns(self, served: ServedSequence) -> None:
         """Check that each turn is one answer of the engine, and ended as the engine says."""
         cut, ids = served.dropped, served.input_ids
-        starts = [max(turn.start, turn.sampled_from) for turn in served.turns]
-        spans = [
-            (start - cut, turn.stop - cut) for start, turn in zip(starts, served.turns, strict=True)
-        ]
+        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in served.turns]
         messages = [turn.message for turn in served.turns]
         if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
             raise _Mismatch("turns: order")
@@ -201,14 +204,14 @@ class Verifier:
         as_text = self._as_text(ids, shown)
         if as_text is None:
             raise _Mismatch("prompt: control tokens")
-        kept = [match.group() for match in as_text if shown.neutral.startswith(*_at(match))]
+        kept = [match.group() for match in as_text if shown.neutral.startswith(*spelling(match))]
         if kept:
             # This must be text of the assistant, not the template's own control token.
             others = self._hooked(talk.prompt(first, assistant=frozenset(kept)), talk).neutral
-            if any(others.startswith(*_at(match)) for match in as_text):
+            if any(others.startswith(*spelling(match)) for match in as_text):
                 raise _Mismatch("prompt: control tokens")
         if not served.forked:
-            neutral = _blanked(shown.text, as_text)
+            neutral = blanked(shown.text, as_text)
             if not self._same(ids, self._encode(neutral), Shown(shown.text, neutral)):
                 raise _Mismatch("prompt: tokens")
 
@@ -230,7 +233,7 @@ class Verifier:
         for match, (_, is_control) in zip(matches, spelled, strict=True):
             if not is_control:
                 as_text.append(match)
-            elif not shown.neutral.startswith(*_at(match)):
+            elif not shown.neutral.startswith(*spelling(match)):
                 return None
         return as_text
 
@@ -352,7 +355,9 @@ class Verifier:
             raise _Mismatch("delta: control tokens")
         pieces = self._pieces(expected)[-len(own) :]
         if not all(
-            map(self._alike, self._pieces(delta)[1:], pieces, self._piece_texts(shown)[-len(own) :])
+            map(
+                self._alike, self._pieces(delta)[1:], pieces, shown.pieces(self._exact)[-len(own) :]
+            )
         ):
             raise _Mismatch("delta: tokens")
 
@@ -388,7 +393,7 @@ class Verifier:
         pairs = zip(
             self._pieces(delta),
             self._pieces(expected)[-count - 1 :],
-            self._piece_texts(shown)[-count - 1 :],
+            shown.pieces(self._exact)[-count - 1 :],
             strict=True,
         )
         if not delta or not all(self._alike(*parts) for parts in list(pairs)[not ended :]):
@@ -424,7 +429,7 @@ class Verifier:
         if self._controls(given) != self._controls(expected):
             return False
         own, wanted = self._pieces(given), self._pieces(expected)
-        texts = self._piece_texts(shown)[-len(own) :]
+        texts = shown.pieces(self._exact)[-len(own) :]
         if text_first and self._decode(own[0]) == self._decode(wanted[0]):
             own, wanted, texts = own[1:], wanted[1:], texts[1:]
         return all(map(self._alike, own, wanted, texts))
@@ -452,14 +457,6 @@ class Verifier:
             else:
                 pieces[-1].append(index)
         return pieces
-
-    def _piece_texts(self, shown: Shown) -> list[Shown]:
-        """Split `shown` at the control tokens of its neutral form."""
-        pieces, at = [], 0
-        for match in self._exact.finditer(shown.neutral):
-            pieces.append(Shown(shown.text[at : match.start()], shown.neutral[at : match.start()]))
-            at = match.end()
-        return [*pieces, Shown(shown.text[at:], shown.neutral[at:])]
 
     # --- transformers and the tokenizer -----------------------------------------------------------
 
@@ -495,20 +492,6 @@ class Verifier:
     def _rewritten(self, text: str, head: str) -> str:
         assert self._head_hook is not None
         return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
-
-
-def _at(match: re.Match[str]) -> tuple[str, int]:
-    """Return the text of `match` and its position, as `str.startswith` takes them."""
-    return match.group(), match.start()
-
-
-def _blanked(text: str, matches: Sequence[re.Match[str]]) -> str:
-    """Return `text` with other text of the same length in place of `matches`."""
-    parts, stop = [], 0
-    for match in matches:
-        parts += [text[stop : match.start()], "\u3007" * len(match.group())]
-        stop = match.end()
-    return "".join([*parts, text[stop:]])
 
 
 @dataclass(frozen=True, slots=True)
