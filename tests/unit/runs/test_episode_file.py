@@ -127,7 +127,7 @@ class Model(BaseModel):
     text: str
 
 
-HOSTILE = [
+HOSTILE: list[Any] = [
     None, True, -1, 0.5, 2**31, 2**63, 2**64, 1e18, 1e99, 1e101, 1e308, -1e308, "", "inf", "nan",
     "1" * 5000, "\ud800",
     [], {}, [1], {"a": 1}, [[]], [None], {"": {}}, 10**400, math.nan, math.inf,

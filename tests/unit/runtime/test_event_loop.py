@@ -111,7 +111,7 @@ def test_under_asyncio_run_a_run_that_is_cut_short_has_a_status_and_says_what_is
     with pytest.raises(SystemExit) as ended:
         asyncio.run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
     assert re.search(
-        r"\d+ of 24 episodes were not played, .*code on the event loop", ended.value.code
+        r"\d+ of 24 episodes were not played, .*code on the event loop", str(ended.value.code)
     )
 
 

@@ -39,7 +39,7 @@ def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | N
     tokenizer = tokenizer_for(trl_template(name))
     reasons: list[str | None] = []
     for history in ("fork", "preserve"):
-        template = ChatTemplate(tokenizer, history=history)  # type: ignore[arg-type]
+        template = ChatTemplate(tokenizer, history=history)
         ids = template.encoder.encode(sampled)
         finish_reason = "stop" if ids[-1] in template.stop_token_ids else "length"
         cursor = template.start(BASE, list(TOOLS))

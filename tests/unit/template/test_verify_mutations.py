@@ -110,7 +110,7 @@ class Model:
             ids += encode(part, previous=ids[-1])
         return Reply(output_ids=ids[1:], stop=self.how != "cut")
 
-    def parse(self, _: str) -> ParsedReply:
+    def parse(self, *_: object) -> ParsedReply:
         calls = tuple(
             ToolCall(call["function"]["name"], call["function"]["arguments"], "", id=call["id"])
             for call in self.turn.get("tool_calls", ())

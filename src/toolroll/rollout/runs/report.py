@@ -253,7 +253,7 @@ def _by_k(
 ) -> dict[str, dict[str, float]] | None:
     if rates is None:
         return None
-    return {str(k): asdict(estimate) | coverage for k, estimate in rates[kind].items()}
+    return {str(k): {**asdict(estimate), **coverage} for k, estimate in rates[kind].items()}
 
 
 def _bounds(
