@@ -329,8 +329,7 @@ class Environment(ABC):
         return None
 
     def metrics(self) -> Mapping[str, float] | Awaitable[Mapping[str, float]]:
-        """Return finite numbers about this episode, such as tool errors or user tokens. This is
-        called once, after the last step.
+        """Return finite numbers about this episode. This is called once, after the last step.
 
         Names other than `tool_errors`, `tool_errors/TOOL` and `user_*` get the prefix `env/`.
         Other values are left out. `info["metrics_error"]` names them, or an exception raised here.

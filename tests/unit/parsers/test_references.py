@@ -81,6 +81,7 @@ def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
     [
         (under(STRING), "90210", "90210"),
         (under({"enum": ["true", "auto"]}), "true", "true"),
+        (under({"type": ["string", "number"], "enum": [1.0, "a"]}), "1", 1),
         (under({"const": "1"}), "1", "1"),
         (under(STRING), '{"a": 1}', '{"a": 1}'),
         ({"properties": {"k": {"anyOf": [YEARS, NULL]}}}, "2025", "2025"),

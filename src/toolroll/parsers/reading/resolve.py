@@ -217,12 +217,17 @@ def _named(kind: Any) -> frozenset[str] | None:
     ]
     if not kinds or not all(name in TYPES for name in kinds):
         return None
-    return frozenset(kinds) | ({"integer"} if "number" in kinds else frozenset())
+    return _with_integers(frozenset(kinds))
+
+
+def _with_integers(kinds: frozenset[str]) -> frozenset[str]:
+    """Return `kinds` and, if a number is among them, an integer: it is a number too."""
+    return kinds | {"integer"} if "number" in kinds else kinds
 
 
 def _listed(values: list[Any]) -> Allowed:
     return Allowed(
-        frozenset(map(kind_of, values)),
+        _with_integers(frozenset(map(kind_of, values))),
         frozenset(value for value in values if isinstance(value, str)),
     )
 

@@ -87,7 +87,7 @@ class AnswerRecord:
             spans = [(turn.start, turn.stop) for turn in trajectory.turns]
             if not in_order(spans, len(trajectory)):
                 return "turns: order"
-            loss_mask = np.zeros(len(trajectory), dtype=np.uint8)
+            loss_mask = np.zeros(len(trajectory), dtype=bool)
             others = np.array(trajectory.logprobs)
             keys = _keys(trajectory.input_ids, spans)
             for key, turn in zip(keys, trajectory.turns, strict=True):
