@@ -140,17 +140,17 @@ class TrainableAgentMixin:
         max_num_steps: int = 30,
         *,
         task: Task | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         session_id: str | None = None,
     ) -> InteractionResult:
         """Play one episode of `env`, with at most `max_num_steps` model turns, and return its
         result.
 
         `env`: an `Environment`, or any object that `as_environment` accepts, such as a tau-bench
-        environment. `task_index` chooses the task if no `task` is given. Raise `UsageError` for
-        settings that cannot work, `EngineUnreachableError` (only if an `engine_timeout` is set),
-        and `CancelledError`. Every other failure becomes the result's status, stop reason and
-        `info["error"]`.
+        environment. `task_index` chooses the task if no `task` is given. A `seed` of None is 0.
+        Raise `UsageError` for settings that cannot work, `EngineUnreachableError` (only if an
+        `engine_timeout` is set), and `CancelledError`. Every other failure becomes the result's
+        status, stop reason and `info["error"]`.
         """
         task, seed, name = episode_arguments(self, task_index, task, seed, session_id)
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
