@@ -175,7 +175,8 @@ def wrap_parse_tool(
     {normal_text, calls}, success, error}`, and that can be passed to a `Conversation`.
 
     `reply` is what the model's parser read. If the override returns the same, `reply` is the
-    result. So its reasoning, and all its calls, are kept.
+    result. So its reasoning, all its calls, and its `lookalikes` are kept. Any other result has no
+    reasoning and no lookalikes.
     """
 
     def parse(
