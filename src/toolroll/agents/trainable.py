@@ -81,19 +81,6 @@ def one_call_a_turn(text: str) -> str:
     return text.replace(_INVITATION, TOOL_INSTRUCTION)
 
 
-class _ModelAdapter:
-    """The default of `openai_adapter`: a `ModelAdapter`, or the adapter of slime's example if a
-    hook is called directly and no model is named.
-    """
-
-    def __get__(self, agent: TrainableAgentMixin | None, kind: type[TrainableAgentMixin]) -> Any:
-        if agent is None:
-            return self
-        if not agent._has_model():
-            return create_openai_adapter(agent.tools_info)
-        return ModelAdapter(agent.tools_info, agent._open(agent.rollout_args))
-
-
 class TrainableAgentMixin:
     """An agent that plays episodes and returns their exact tokens.
 
@@ -111,9 +98,9 @@ class TrainableAgentMixin:
         result = await agent.asolve(env, task=task, seed=0)  # result.tokens, result.loss_mask
         await agent.aclose()
 
-    `openai_adapter`: parses the replies in place of the model's parser, if it is set (see
-    `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the agent
-    opens its own from `rollout_args`, and closes its connections while no episode is running.
+    `openai_adapter`: parses the replies in place of the model's parser, if it is set and not None
+    (see `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the
+    agent opens its own from `rollout_args`, and closes its connections while no episode is running.
     `on_length`: what happens if `max_new_tokens` truncates a turn. "stop" ends the episode
     (TRUNCATED). "continue" adds the text that closes the turn (mask 0), and continues the episode.
     `step_timeout`: the time limit in seconds for one call to the environment, including the user
@@ -126,10 +113,10 @@ class TrainableAgentMixin:
     rollout_args: Any = None
     sampling_params: Mapping[str, Any] | None = None
     policy: CallPolicy = ONE_CALL_A_TURN
-    openai_adapter: Any = _ModelAdapter()
     served: Model | None = None
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
+    _adapter: Any = None
     _own_template: tuple[ChatTemplate, ChatTemplate] | None = None
     _bare_template: ChatTemplate | None = None
     _opened: bool = False
@@ -137,6 +124,10 @@ class TrainableAgentMixin:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        adapter = getattr_static(cls, "openai_adapter")
+        if adapter is not TrainableAgentMixin.openai_adapter:
+            cls._adapter = adapter
+            cls.openai_adapter = TrainableAgentMixin.openai_adapter  # type: ignore[method-assign]
         if "asolve" in vars(cls):
             cls.asolve = with_episode_arguments(vars(cls)["asolve"])  # type: ignore[method-assign]
 
@@ -149,17 +140,17 @@ class TrainableAgentMixin:
         max_num_steps: int = 30,
         *,
         task: Task | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         session_id: str | None = None,
     ) -> InteractionResult:
         """Play one episode of `env`, with at most `max_num_steps` model turns, and return its
         result.
 
         `env`: an `Environment`, or any object that `as_environment` accepts, such as a tau-bench
-        environment. `task_index` chooses the task if no `task` is given. Raise `UsageError` for
-        settings that cannot work, `EngineUnreachableError` (only if an `engine_timeout` is set),
-        and `CancelledError`. Every other failure becomes the result's status, stop reason and
-        `info["error"]`.
+        environment. `task_index` chooses the task if no `task` is given. A `seed` of None is 0.
+        Raise `UsageError` for settings that cannot work, `EngineUnreachableError` (only if an
+        `engine_timeout` is set), and `CancelledError`. Every other failure becomes the result's
+        status, stop reason and `info["error"]`.
         """
         task, seed, name = episode_arguments(self, task_index, task, seed, session_id)
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
@@ -190,6 +181,21 @@ class TrainableAgentMixin:
             if self._opened and self._playing == 0:  # published code never calls `aclose`
                 await served.engine.aclose()  # a later episode opens new connections
         return self._finish(played)
+
+    @property
+    def openai_adapter(self) -> Any:
+        """The adapter that was set. If it is None, a `ModelAdapter`, or the adapter of slime's
+        example if a hook is called directly and no model is named.
+        """
+        if self._adapter is not None:
+            return self._adapter
+        if not self._has_model():
+            return create_openai_adapter(self.tools_info)
+        return ModelAdapter(self.tools_info, self._open(self.rollout_args))
+
+    @openai_adapter.setter
+    def openai_adapter(self, adapter: Any) -> None:
+        self._adapter = adapter
 
     # --- its parts --------------------------------------------------------------------------------
 
@@ -231,7 +237,7 @@ class TrainableAgentMixin:
         tools = runner.first.tools if runner.first is not None else ()
         messages = hook_value("_build_initial_messages", self._build_initial_messages(obs))
         check_messages("_build_initial_messages", messages)
-        own_parser = self._has("_parse_tool") or self._has("openai_adapter")
+        parsers = self._has("_parse_tool"), self._has("openai_adapter"), self._adapter is not None
         return Conversation(
             served,
             messages,
@@ -240,7 +246,7 @@ class TrainableAgentMixin:
             template=self._template(served.template, policy),
             verify=args.verify,
             generate=wrap_call_llm(served, self._call_llm) if self._has("_call_llm") else None,
-            parse=wrap_parse_tool(self._parse_tool) if own_parser else None,
+            parse=wrap_parse_tool(self._parse_tool) if any(parsers) else None,
             prompt_hook=self._token_hook("_prepare_prompt_tokens", state, position=1),
             delta_hook=self._token_hook("_get_token_delta", state.tokenizer, position=0),
         )

@@ -234,6 +234,26 @@ async def test_a_final_result_that_fails(
     assert [turn.reward for one in result.trajectories for turn in one.turns] == [0.0, 0.0]
 
 
+class NamesLlama(PublishedAgent):
+    """Its adapter cannot read the model's calls."""
+
+    openai_adapter: Any = create_openai_adapter(TOOLS, parser_type="llama3")
+
+
+class NamesNone(NamesLlama):
+    openai_adapter = None
+
+
+@pytest.mark.parametrize("parse", [PublishedAgent._parse_tool, None])
+@pytest.mark.parametrize("kind", [PublishedAgent, NamesLlama, NamesNone])
+async def test_an_adapter_of_none_is_the_model_s(kind: type[PublishedAgent], parse: Any) -> None:
+    inherits = {} if parse else {"_parse_tool": TrainableToolCallingAgent._parse_tool}
+    more: dict[str, Any] = {} if kind is NamesNone else {"openai_adapter": None}
+    result, shop = await played(type("Kind", (kind,), inherits), **more)
+    assert (result.info.get("error"), result.reward) == (None, 1.0)
+    assert [action.name for action in shop.actions] == ["look", "buy"]
+
+
 async def test_blocking_calls_of_plain_hooks_are_off_the_event_loop() -> None:
     _, shop = await played(PublishedAgent, openai_adapter=create_openai_adapter(TOOLS))
     assert len(shop.threads) == 3

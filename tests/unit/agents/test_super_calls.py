@@ -380,6 +380,25 @@ async def test_asolve_with_the_published_signature_plays_the_task_of_the_run(
         assert agent.other.asked == (Task("None", 0), 0)
 
 
+class BestOfTwo(Signature):
+    """Plays the task twice, the second time with another seed."""
+
+    async def asolve(self, *args: Any) -> InteractionResult:  # type: ignore[override]
+        await super().asolve(*args)
+        return await TrainableToolCallingAgent.asolve(self, *args, seed=0)
+
+
+async def test_only_the_first_of_two_episodes_in_asolve_has_the_session_of_the_run() -> None:
+    env, agent = Listed(tool_texts=("It is here.",)), BestOfTwo(TOOLS, WIKI)
+    async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, served):
+        agent.served = served
+        params = {"max_new_tokens": 200}
+        await agent.asolve(env, None, params, 3, 1, task=Task("3", 3), seed=7, session_id="s")
+        first, second = [entry.routing_key for entry in engine.log]
+    assert (first, second not in ("s", "", None)) == ("s", True)
+    assert env.asked == (Task("3", 3), 0)
+
+
 # --- outside an episode ---------------------------------------------------------------------------
 
 

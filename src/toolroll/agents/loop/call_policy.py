@@ -66,7 +66,8 @@ class CallPolicy:
         mask_invalid: True excludes invalid replies from training.
         on_lookalike: what to do with a reply that has no call, but text that looks like one
             (`ParsedReply.lookalikes`). "text" sends it to the environment like any text. "invalid"
-            makes the reply invalid; the model gets the reason as a user message.
+            makes the reply invalid; the model gets the reason as a user message, also if
+            `on_invalid_call` is "respond".
 
     Example: `CallPolicy(parallel_calls="first", invalid_penalty=-0.1, mask_invalid=True)`.
     """
@@ -118,6 +119,9 @@ class CallPolicy:
     def _decide_invalid(self, reply: ParsedReply, in_a_row: int) -> Decision:
         if self.on_invalid_call == "stop" or in_a_row >= self.max_invalid_in_a_row:
             return Decision(None, stop=True, invalid=True)
+        if not reply.tool_calls:
+            text = f"Error: {reply.lookalikes[0].error}"
+            return Decision(None, invalid=True, messages=[{"role": "user", "content": text}])
         bad = [(at, call) for at, call in enumerate(reply.tool_calls) if not call.ok]
         if self.on_invalid_call == "respond" and reply.content.strip() and not reply.ok_calls:
             answers = {
@@ -129,9 +133,6 @@ class CallPolicy:
             at: tool_message(call, f"Error: {call.error or 'this call could not be read.'}")
             for at, call in bad
         }
-        if not reply.tool_calls:
-            text = f"Error: {reply.lookalikes[0].error}"
-            return Decision(None, invalid=True, messages=[{"role": "user", "content": text}])
         if not reply.ok_calls:
             return Decision(None, answers, invalid=True)
         done = self._execute(reply, answers)

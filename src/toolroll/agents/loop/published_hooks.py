@@ -61,6 +61,8 @@ def with_episode_arguments(asolve: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(asolve)
     async def played(agent: Any, *args: Any, **kwargs: Any) -> Any:
         asked = {name: kwargs.pop(name) for name in missing & kwargs.keys()}
+        if "session_id" in asked:  # a list that all calls of `super()` share: the first takes it
+            asked["session_id"] = [asked["session_id"]]
         token = _ASKED.set((agent, {**_asked_of(agent), **asked}))
         try:
             return await asolve(agent, *args, **kwargs)
@@ -71,18 +73,21 @@ def with_episode_arguments(asolve: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def episode_arguments(
-    agent: Any, task_index: int | None, task: Task | None, seed: int, session_id: str | None
+    agent: Any, task_index: int | None, task: Task | None, seed: int | None, session_id: str | None
 ) -> tuple[Task, int, str]:
     """Return the task, the seed and the session id of an episode of `agent`, for the arguments of
-    `asolve`. Arguments that an override of `asolve` does not pass on are those of its own call.
+    `asolve`. Arguments that an override of `asolve` does not pass on are those of its own call. If
+    it plays several episodes, only the first has the session id of the call.
     """
     asked = _asked_of(agent)
     if task is None:
         task = asked.get("task")
         if task is None or task_index not in (None, task.index):  # the override changed the index
             task = Task(str(task_index), task_index or 0)
-    name: str = session_id or asked.get("session_id") or uuid.uuid4().hex
-    return task, seed or asked.get("seed", 0), name
+    if not session_id and asked.get("session_id"):
+        session_id = asked["session_id"].pop()
+    seed = asked.get("seed") if seed is None else seed
+    return task, seed or 0, session_id or uuid.uuid4().hex
 
 
 def _asked_of(agent: Any) -> dict[str, Any]:
@@ -170,7 +175,8 @@ def wrap_parse_tool(
     {normal_text, calls}, success, error}`, and that can be passed to a `Conversation`.
 
     `reply` is what the model's parser read. If the override returns the same, `reply` is the
-    result. So its reasoning, and all its calls, are kept.
+    result. So its reasoning, all its calls, and its `lookalikes` are kept. Any other result has no
+    reasoning and no lookalikes.
     """
 
     def parse(

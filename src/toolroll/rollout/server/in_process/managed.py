@@ -27,6 +27,7 @@ from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
 from toolroll.rollout.server.in_process.prompt_logprobs import prompt_logprobs
 from toolroll.rollout.server.messages import read_messages
+from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)
@@ -52,6 +53,7 @@ class ManagedSession:
         `kwargs`: the arguments of `chat.completions.create`, and every other field that the
         endpoint supports. `split`: Atropos' "train" or "eval", which does not affect the tokens.
         """
+        await self._open()
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
         create = self.client.chat.completions.create
@@ -64,6 +66,7 @@ class ManagedSession:
         """Return a text completion. It continues an earlier completion if `prompt` starts with that
         completion's text or ids. `split`: as in `chat_completion`.
         """
+        await self._open()
         create = self.client.completions.create
         async with self._slot(split):
             reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
@@ -90,6 +93,7 @@ class ManagedSession:
         """
         if [prompt, messages, input_ids].count(None) != 2:
             raise UsageError("get_logprobs takes exactly one of prompt, messages and input_ids")
+        await self._open()
         template = self.endpoint.served.template
         if messages is not None:
             read = read_messages(messages, answer=False)
@@ -106,8 +110,16 @@ class ManagedSession:
         """
         return nullcontext()
 
+    async def _open(self) -> None:
+        """Make `endpoint` and `client` ready. Subclasses that create them late override this and
+        `_live`.
+        """
+
+    def _live(self) -> LiveSession | None:
+        return self.endpoint.sessions.get(self.client.session)
+
     async def _settled(self) -> None:
-        live = self.endpoint.sessions.get(self.client.session)
+        live = self._live()
         if live is not None:
             await self.endpoint.settle(live)
 
@@ -118,7 +130,7 @@ class ManagedSession:
         same, as in Atropos: each maps the full text of each sampled turn to a node in which only
         that turn is unmasked.
         """
-        live = self.endpoint.sessions.get(self.client.session)
+        live = self._live()
         if live is None:
             return {"sequences": {}, "tree": {}} if self.track_tree else {"nodes": []}
         self.endpoint.settle_now(live)  # requests through `client` are not settled yet
@@ -139,6 +151,7 @@ class ManagedSession:
         await self.client.close()
 
     async def __aenter__(self) -> Self:
+        await self._open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -168,7 +181,7 @@ async def managed_session(
     if isinstance(engine, Model):
         served, owned = engine, False
     else:
-        found = tokenizer if tokenizer is not None else await _served_model(engine)
+        found = tokenizer if tokenizer is not None else await served_model(engine)
         if found is None or isinstance(found, str):
             found = load_tokenizer(found)
         template = ChatTemplate(
@@ -198,7 +211,7 @@ async def managed_session(
             served.release()
 
 
-async def _served_model(engine: EngineClient | EngineConfig | str) -> str | None:
+async def served_model(engine: EngineClient | EngineConfig | str) -> str | None:
     """Return the name or folder of the model that `engine` serves. Return None if it reports
     neither.
     """

@@ -1,14 +1,17 @@
 """`ManagedServer`: a `ManagedSession` with the constructor that Atropos' environments call.
 
 Invariants: the tokenizer is the one that was passed, or else the server's, or else the one that the
-server's configuration names. If there is none, the constructor raises an error. A request holds the
-server's semaphore if the server has one (`sem` or `eval_sem`). So Atropos counts the request when
-it limits the load of a server and when it chooses among servers.
+server's configuration names. If there is none, the constructor raises an error. An address has no
+configuration: the first call finds the tokenizer of the model that the engine serves. A request
+holds the server's semaphore if the server has one (`sem` or `eval_sem`). So Atropos counts the
+request when it limits the load of a server and when it chooses among servers.
 """
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from openai.types.chat import ChatCompletion
@@ -21,7 +24,8 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
-from toolroll.rollout.server.in_process.managed import ManagedSession
+from toolroll.rollout.server.in_process.managed import ManagedSession, served_model
+from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
 
@@ -48,8 +52,10 @@ class ManagedServer(ManagedSession):
             of an SGLang server, an `EngineConfig`, an `EngineClient` or a `Model`. An
             `EngineClient` and a `Model` stay open.
         tokenizer: An object or a name. Default: the server's tokenizer, or else the one that the
-            server's configuration names (`tokenizer_name`, then `model_name`). Not used if `server`
-            is a `Model`.
+            server's configuration names (`tokenizer_name`, then `model_name`). For an address, an
+            `EngineConfig` or an `EngineClient`, the default is the tokenizer of the model that the
+            engine serves; `endpoint`, `client` and `tokenizer` then exist after the first call, or
+            in an `async with` block. Not used if `server` is a `Model`.
         track_tree: Selects the form of `get_state`.
         tool_parser: The name of the format of tool calls. Default: replies are not parsed.
         preserve_think_blocks: Has no effect: reasoning always stays in the history.
@@ -79,13 +85,35 @@ class ManagedServer(ManagedSession):
         self.server = server
         given = server if isinstance(server, Model) else served
         self._borrowed = given is not None
-        self._served = given or open_model(
-            server, tokenizer, tool_parser, history=history, chat_template=chat_template
-        )
+        self._served: Model | None = None
         self._reads_calls = isinstance(server, Model) or tool_parser is not None
-        settings = settings or EndpointSettings(max_choices=_MAX_CHOICES)
-        super().__init__(Endpoint(self._served, settings), track_tree=bool(track_tree))
-        self.tokenizer = self._served.template.tokenizer
+        self._settings = settings or EndpointSettings(max_choices=_MAX_CHOICES)
+        self.track_tree = bool(track_tree)
+        self._opening = asyncio.Lock()
+        self._model_of = partial(
+            open_model,
+            server,
+            tool_parser=tool_parser,
+            history=history,
+            chat_template=chat_template,
+        )
+        named = _named_tokenizer(server, tokenizer)
+        if given is not None or named is not None or not _is_engine(server):
+            self._start(given or self._model_of(named))
+
+    def _start(self, served: Model) -> None:
+        super().__init__(Endpoint(served, self._settings), track_tree=self.track_tree)
+        self._served, self.tokenizer = served, served.template.tokenizer
+
+    async def _open(self) -> None:
+        if self._served is not None:
+            return
+        async with self._opening:
+            if self._served is None:
+                self._start(self._model_of(await served_model(self.server)))
+
+    def _live(self) -> LiveSession | None:
+        return None if self._served is None else super()._live()
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Return a chat completion, as `ManagedSession.chat_completion` does.
@@ -103,8 +131,15 @@ class ManagedServer(ManagedSession):
         found = getattr(self.server, "sem" if split == "train" else "eval_sem", None)
         return found if found is not None else nullcontext()
 
+    def reset(self) -> None:
+        """Drop all nodes. Later calls use a new session."""
+        if self._served is not None:
+            super().reset()
+
     async def aclose(self) -> None:
         """Drop the session, and close the connections that were opened for it."""
+        if self._served is None:
+            return
         await super().aclose()
         if self._borrowed:
             return
@@ -123,20 +158,16 @@ def open_model(
     chat_template: str | None = None,
 ) -> Model:
     """Return the model that `server` serves. The arguments are the same as for `ManagedServer`."""
-    config = getattr(server, "config", None)
-    found = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
-    if found is None:
-        names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
-        found = next((name for name in names if name and name not in _UNNAMED), None)
+    found = _named_tokenizer(server, tokenizer)
     if found is None:
         raise UsageError(
             "no tokenizer is named: give tokenizer=..., or a server whose configuration names one "
-            "(tokenizer_name or model_name)"
+            "(tokenizer_name or model_name), or an engine that reports its model"
         )
     if isinstance(found, str):
         found = load_tokenizer(found)
     template = ChatTemplate(found, chat_template=chat_template, history=history)
-    name = getattr(config, "model_name", "")
+    name = getattr(getattr(server, "config", None), "model_name", "")
     return Model(
         _engine(server, vocab_size=len(found)),
         template,
@@ -150,6 +181,23 @@ def _raw_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
     parser = get_parser(name or "plain", template.encoder.control)
     parser.reasoning = None
     return parser
+
+
+def _named_tokenizer(server: Any, tokenizer: Any) -> Any:
+    """Return `tokenizer`, or else the tokenizer of `server`, or else the name in its configuration.
+    Return None if there is none.
+    """
+    found = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
+    if found is not None:
+        return found
+    config = getattr(server, "config", None)
+    names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
+    return next((name for name in names if name and name not in _UNNAMED), None)
+
+
+def _is_engine(server: Any) -> bool:
+    """Return True if the engine at `server` is the only source of the model's name."""
+    return isinstance(server, str | EngineConfig) or callable(getattr(server, "model_info", None))
 
 
 def _engine(server: Any, *, vocab_size: int) -> Any:
