@@ -15,9 +15,14 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from support.chat import completion, endpoint
 
-from toolroll.agents.environments.tau2 import AIRLINE, RETAIL, TELECOM, ReferenceUser, Tau2Factory
+from toolroll.agents.environments.tau2 import (
+    ReferenceUser,
+    Tau2Factory,
+    airline,
+    retail,
+    telecom,
+)
 from toolroll.agents.environments.tau2.copies import digest
-from toolroll.agents.environments.tau2.grading import same
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ToolCall
@@ -25,6 +30,7 @@ from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError,
 from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
+AIRLINE, RETAIL, TELECOM = airline(), retail(), telecom()
 BYE = Action("Goodbye.")
 
 
@@ -176,18 +182,6 @@ async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> No
     assert digest(domain.begin({"id": "none"}).database) == next(iter(seen))
 
 
-def test_same() -> None:
-    assert same({"a": [1, {"b": 2}], "c": 1.0}, {"c": 1, "a": [{"b": 2}, 1]})
-    for left, right in (
-        ([1, 1], [1, 2]),
-        ([1], [1, 1]),
-        ({"a": 1}, {"b": 1}),
-        ("1", 1),
-        ({"a": None}, {}),
-    ):
-        assert not same(left, right)
-
-
 # --- tools ----------------------------------------------------------------------------------------
 
 
@@ -266,7 +260,7 @@ async def test_wrong_settings_are_refused() -> None:
 
 
 async def test_no_thread_keeps_the_process_from_ending() -> None:
-    factory = Tau2Factory("airline", ("base",), "for tests")
+    factory = Tau2Factory("airline")
     before = set(threading.enumerate())
     task = factory.tasks("base")[0]
     await play(factory, task, factory.reference(task))
