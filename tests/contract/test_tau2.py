@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -428,6 +429,9 @@ async def test_a_checkouts_data_and_their_commit_are_in_the_result(
     assert benchmark_packages(factory)["tau2-bench"] == commit
     write_tasks(checkout, [])
     assert Tau2Factory("telecom", str(checkout)).domain.revision == f"{commit}-dirty"
+    shutil.rmtree(checkout / ".git")
+    revision = Tau2Factory("telecom", str(checkout)).domain.revision
+    assert revision == f"without a commit (SHA-256 of the tasks: {sha256(b'[]').hexdigest()})"
     monkeypatch.delenv("TAU2_DATA_DIR")
     wheels = benchmark_packages(telecom())
     assert wheels["tau2-bench"] == f"{WHEEL_COMMIT} (in inspect-evals {wheels['inspect-evals']})"
@@ -464,7 +468,7 @@ def test_data_that_cannot_be_graded_are_refused(checkout: Path, tmp_path: Path) 
             Tau2Factory("telecom", str(checkout)).tasks("base")
     with pytest.raises(UsageError, match="has no data of tau2-bench; name a checkout"):
         Tau2Factory("telecom", str(tmp_path / "nowhere")).tasks("base")
-    with pytest.raises(UsageError, match=r"no file .*airline.policy"):
+    with pytest.raises(UsageError, match=r"no file .*airline.tasks"):
         (checkout / "data" / "tau2" / "domains" / "airline").mkdir()
         Tau2Factory("airline", str(checkout)).tasks("base")
 

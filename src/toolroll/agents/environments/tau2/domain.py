@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Domain:
     name: str
     revision: str
     """The commit of tau2-bench that the data come from."""
+    judged: int
+    """The number of tasks whose reward depends on statements that a model must judge."""
     policy: str
     guidelines: str
     tasks: Sequence[Mapping[str, Any]]
@@ -153,12 +156,15 @@ def load_domain(name: str, data: Data) -> Domain:
             make.__name__: make() for make in modules["telecom.user_tools"].all_telecom_user_tools
         }
     guidelines = "simulation_guidelines_tools" if user_functions else "simulation_guidelines"
+    tasks = _tasks(data, folder)
+    digest_of_tasks = hashlib.sha256(data.file(folder, "tasks").read_bytes()).hexdigest()
     domain = Domain(
         name=name,
-        revision=data.revision,
+        revision=data.revision or f"without a commit (SHA-256 of the tasks: {digest_of_tasks})",
+        judged=sum(map(_needs_judge, tasks)),
         policy=_policy(data, folder),
         guidelines=data.text("user_simulator", guidelines),
-        tasks=_tasks(data, folder),
+        tasks=tasks,
         splits=orjson.loads(data.file(folder, "split_tasks").read_bytes()),
         tools=[tool_schema(tool, function) for tool, function in functions.items()],
         user_tools=[tool_schema(tool, function) for tool, function in user_functions.items()],
@@ -210,6 +216,12 @@ def _check(domain: Domain, task: Mapping[str, Any]) -> None:
             f"tau2/{domain.name}: task {task['id']} (tau2-bench {domain.revision}) needs "
             f"{', '.join(unsupported)}, which toolroll does not support; use other data"
         )
+
+
+def _needs_judge(task: Mapping[str, Any]) -> bool:
+    criteria = task.get("evaluation_criteria") or {}
+    basis = criteria.get("reward_basis", DEFAULT_BASIS)
+    return "NL_ASSERTION" in basis and bool(criteria.get("nl_assertions"))
 
 
 def _fresh(name: str, data: Data) -> dict[tuple[type, str | None], Callable[[], Any]]:

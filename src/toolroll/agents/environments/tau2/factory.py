@@ -13,7 +13,6 @@ from typing import Literal
 from toolroll.agents.environments.factory import Factory
 from toolroll.agents.environments.tau2.domain import Domain, load_domain
 from toolroll.agents.environments.tau2.environment import Tau2Environment
-from toolroll.agents.environments.tau2.grading import needs_judge
 from toolroll.agents.environments.tau2.package import INSTALL, Data, data_folder, default_data
 from toolroll.agents.environments.tau2.reference import reference
 from toolroll.rollout.errors import UsageError
@@ -83,7 +82,7 @@ class Tau2Factory(Factory):
         self.check_settings(options)
         make_user = self.needed_user(options)
         info = {"data": f"tau2-bench {self.domain.revision}"}
-        judged = sum(map(needs_judge, self.domain.tasks))
+        judged = self.domain.judged
         if judged and self._nl_assertions is None:
             raise UsageError(
                 f"{self.name}: the reward of {judged} of {len(self.domain.tasks)} tasks needs a "

@@ -43,14 +43,6 @@ def grade(
     return {"reward": float(False not in results.values()), **results}
 
 
-def needs_judge(task: Mapping[str, Any]) -> bool:
-    """Return True if the reward of `task` depends on statements that a model must judge."""
-    criteria = task.get("evaluation_criteria") or {}
-    return "NL_ASSERTION" in criteria.get("reward_basis", ()) and bool(
-        criteria.get("nl_assertions")
-    )
-
-
 def _database(domain: Domain, task: Mapping[str, Any], state: State) -> bool:
     criteria = task["evaluation_criteria"]
     if criteria.get("actions") is None and criteria.get("env_assertions") is None:

@@ -99,7 +99,7 @@ class Data:
             if wheel is None:
                 raise UsageError(f"tau2 is not installed: {INSTALL}")
             self.folder, version = wheel, package_version("inspect-evals")
-            self.revision = f"{WHEEL_COMMIT} (in inspect-evals {version})"
+            self.revision: str | None = f"{WHEEL_COMMIT} (in inspect-evals {version})"
             return
         given = Path(path).expanduser().resolve()
         folders = [given / "data" / "tau2", given / "tau2", given]
@@ -109,7 +109,7 @@ class Data:
                 f"{path} has no data of tau2-bench; name a checkout of tau2-bench or its folder "
                 f"data (setting data, or the environment variable {DATA_VARIABLE})"
             )
-        self.revision = checkout_commit(self.folder.parents[1]) or f"no commit ({given})"
+        self.revision = checkout_commit(self.folder.parent.parent)
 
     def file(self, folder: str, stem: str) -> Path:
         """Return the file `stem` with any suffix in `folder`. Raise `UsageError` if there is
