@@ -20,13 +20,7 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from support.chat import completion, endpoint
 
-from toolroll.agents.environments.tau2 import (
-    ReferenceUser,
-    Tau2Factory,
-    airline,
-    retail,
-    telecom,
-)
+from toolroll.agents.environments.tau2 import ReferenceUser, Tau2Factory, telecom
 from toolroll.agents.environments.tau2.copies import digest
 from toolroll.agents.environments.tau2.grading import grade
 from toolroll.agents.environments.tau2.package import WHEEL_COMMIT, data_folder
@@ -38,7 +32,7 @@ from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.provenance import benchmark_packages, checkout_commit
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
-AIRLINE, RETAIL, TELECOM = airline(), retail(), telecom()
+AIRLINE, RETAIL, TELECOM = map(Tau2Factory, ("airline", "retail", "telecom"))
 BYE = Action("Goodbye.")
 
 

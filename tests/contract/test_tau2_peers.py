@@ -27,6 +27,7 @@ PARTS = {"DB": "database", "COMMUNICATE": "communicated", "ENV_ASSERTION": "asse
 
 pytestmark = [
     pytest.mark.peers,
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(CHECKOUT is None, reason="TOOLROLL_TAU2 names no checkout of tau2-bench"),
 ]
 

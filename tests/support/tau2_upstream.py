@@ -7,6 +7,7 @@ before the line. When its script is over, the agent says goodbye, and the user s
 JSON list of `[reward, parts]`. NL_ASSERTION is left out, because it needs a judge model.
 """
 
+import gc
 import json
 import multiprocessing
 import os
@@ -93,11 +94,22 @@ def play(episode):
     return result.reward, parts
 
 
+def play_in_fork(episode):
+    forks = multiprocessing.get_context("fork")
+    receiver, sender = forks.Pipe(duplex=False)
+    process = forks.Process(target=lambda: sender.send(play(episode)))
+    process.start()
+    sender.close()
+    result = receiver.recv()
+    process.join()
+    return result
+
+
 if __name__ == "__main__":
     DOMAIN, episodes = json.load(sys.stdin)
     TASKS = {task.id: task for task in registry.get_tasks_loader(DOMAIN)(None)}
     for _ in range(4):  # an episode makes four environments
         registry.get_env_constructor(DOMAIN)()
     SPARE.update(LOADED)
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        json.dump(pool.map(play, episodes, chunksize=1), sys.stdout)
+    gc.freeze()  # the forks share the databases' memory
+    json.dump([play_in_fork(episode) for episode in episodes], sys.stdout)
