@@ -118,10 +118,10 @@ def variants(
         calls = agent[:-1]
         spoken = ("; ".join(texts), [("calculate", {"expression": "1 + 1"})])
         yield "silent", [*calls, ("Goodbye.", [])], user
-        yield "one missing", [*calls, ("; ".join(texts[1:]), [])], user
+        yield "one missing", [*calls, ("; ".join(["All else:", *texts[1:]]), [])], user
         yield "beside a call", [*calls, spoken, ("Goodbye.", [])], user
         half = len(texts[0]) // 2
-        split: Script = [(texts[0][:half], []), (texts[0][half:], [])]
+        split: Script = [(f"It is {texts[0][:half]}", []), (f"{texts[0][half:]}, yes", [])]
         yield "in two messages", [*calls, *split], [*user, ("Hm?", [])]
         yield "with commas", [*calls, ("; ".join(",".join(text) for text in texts), [])], user
 

@@ -101,9 +101,9 @@ class Data:
             self.folder, version = wheel, package_version("inspect-evals")
             self.revision: str | None = f"{WHEEL_COMMIT} (in inspect-evals {version})"
             return
-        given = Path(path).expanduser().resolve()
-        folders = [given / "data" / "tau2", given / "tau2", given]
-        self.folder = next((folder for folder in folders if (folder / "domains").is_dir()), given)
+        root = Path(path).expanduser().resolve()
+        folders = [root / "data" / "tau2", root / "tau2", root]
+        self.folder = next((folder for folder in folders if (folder / "domains").is_dir()), root)
         if not (self.folder / "domains").is_dir():
             raise UsageError(
                 f"{path} has no data of tau2-bench; name a checkout of tau2-bench or its folder "
