@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +20,19 @@ from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from support.chat import completion, endpoint
 
-from toolroll.agents.environments.tau2 import AIRLINE, RETAIL, TELECOM, ReferenceUser, Tau2Factory
+from toolroll.agents.environments.tau2 import ReferenceUser, Tau2Factory, telecom
 from toolroll.agents.environments.tau2.copies import digest
-from toolroll.agents.environments.tau2.grading import same
+from toolroll.agents.environments.tau2.grading import grade
+from toolroll.agents.environments.tau2.package import WHEEL_COMMIT, data_folder
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.runs.do_nothing import play_floor
+from toolroll.rollout.runs.provenance import benchmark_packages, checkout_commit
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
+AIRLINE, RETAIL, TELECOM = map(Tau2Factory, ("airline", "retail", "telecom"))
 BYE = Action("Goodbye.")
 
 
@@ -90,6 +98,15 @@ def _cancelling() -> Task:
         call.name for action in AIRLINE.reference(task) for call in action.tool_calls
     }
     return next(task for task in AIRLINE.tasks("base") if "cancel_reservation" in named(task))
+
+
+def _communicating() -> Task:
+    """A task with a text of several digits that the agent must give."""
+    return next(
+        task
+        for task in AIRLINE.tasks("base")
+        if len((task.data["evaluation_criteria"].get("communicate_info") or [""])[0]) > 1
+    )
 
 
 def _leaving() -> Any:
@@ -176,16 +193,87 @@ async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> No
     assert digest(domain.begin({"id": "none"}).database) == next(iter(seen))
 
 
-def test_same() -> None:
-    assert same({"a": [1, {"b": 2}], "c": 1.0}, {"c": 1, "a": [{"b": 2}, 1]})
-    for left, right in (
-        ([1, 1], [1, 2]),
-        ([1], [1, 1]),
-        ({"a": 1}, {"b": 1}),
-        ("1", 1),
-        ({"a": None}, {}),
+@pytest.mark.parametrize(
+    ("basis", "reward"),
+    [
+        (None, 0.0),  # tau2's default: DB and COMMUNICATE
+        (["DB", "COMMUNICATE"], 0.0),
+        (["DB"], 1.0),
+        (["DB", "NL_ASSERTION"], 1.0),  # without a judge, this part is left out
+        (["COMMUNICATE"], 0.0),
+        (["ACTION"], 1.0),
+        ([], 1.0),
+    ],
+)
+async def test_only_the_reward_basis_counts(basis: list[str] | None, reward: float) -> None:
+    """All reference actions, but none of the required texts."""
+    task = _communicating()
+    criteria = {**task.data["evaluation_criteria"]}
+    if basis is not None:
+        criteria["reward_basis"] = basis
+    changed = replace(task, data={**task.data, "evaluation_criteria": criteria})
+    result = await play(AIRLINE, changed, [*AIRLINE.reference(task)[:-1], BYE])
+    assert result.reward == reward
+    if basis is None:
+        without = replace(task, data={**task.data, "evaluation_criteria": None})
+        assert (await play(AIRLINE, without, [BYE])).reward == 1.0
+
+
+async def test_required_texts_may_be_in_any_message_but_not_in_two() -> None:
+    task = _communicating()
+    *calls, last = AIRLINE.reference(task)
+    text = last.content
+    half = text.index(task.data["evaluation_criteria"]["communicate_info"][0]) + 1
+    beside = Action(text, act("list_all_airports").tool_calls)
+    user = lambda *lines: ScriptedUser(["Hello.", *lines, "###STOP###"])
+    for said, lines, reward in (
+        ([beside, BYE], [], 1.0),
+        ([Action(text[:half]), Action(text[half:])], ["Hm?"], 0.0),
+        ([Action(text), BYE], ["Hm?"], 1.0),
+        ([Action(text.replace("1", "1,"))], [], 1.0),
     ):
-        assert not same(left, right)
+        result = await play(AIRLINE, task, [*calls, *said], user(*lines))
+        assert (result.reward, result.done) == (reward, True), said
+
+
+async def test_a_first_line_that_ends_the_conversation_leaves_nothing_to_do() -> None:
+    result = await play(
+        AIRLINE, _cancelling(), AIRLINE.reference(_cancelling()), ScriptedUser(["###STOP###"])
+    )
+    assert (result.done, result.reward, result.messages) == (True, 0.0, [])
+
+
+@pytest.mark.parametrize(("errors", "reward"), [(9, 1.0), (10, 0.0)])
+async def test_ten_errors_end_the_episode(errors: int, reward: float) -> None:
+    task = _cancelling()
+    wrong = [act("no_such_tool")] * errors
+    result = await play(AIRLINE, task, [*wrong, *AIRLINE.reference(task)])
+    assert (result.done, result.reward) == (True, reward)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "compared", "done"),
+    [
+        ({"a": [1, 2], "b": 1.0}, None, True),
+        ({"a": [2, 1], "b": 1}, None, False),
+        ({"b": 1}, None, True),  # tau2 compares the arguments that the call has
+        ({"b": 1, "c": None}, None, False),
+        ({"a": [], "b": 1}, ["b"], True),
+        ({"a": [1, 2]}, ["b"], False),
+        ({}, [], True),
+    ],
+)
+def test_actions_are_compared_as_tau2_does(
+    arguments: dict[str, Any], compared: list[str] | None, done: bool
+) -> None:
+    expected = {"name": "f", "arguments": {"a": [1, 2], "b": 1}, "compare_args": compared}
+    criteria = {"actions": [expected], "reward_basis": ["ACTION"]}
+    state = AIRLINE.domain.begin({})
+    state.call("user", "g", expected["arguments"])  # type: ignore[arg-type]
+    task = {"id": "t", "evaluation_criteria": criteria}
+    assert grade(AIRLINE.domain, task, state, ())["actions"] is False
+    state.call("user", "f", arguments)
+    assert grade(AIRLINE.domain, task, state, ())["actions"] is done
 
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -266,7 +354,7 @@ async def test_wrong_settings_are_refused() -> None:
 
 
 async def test_no_thread_keeps_the_process_from_ending() -> None:
-    factory = Tau2Factory("airline", ("base",), "for tests")
+    factory = Tau2Factory("airline")
     before = set(threading.enumerate())
     task = factory.tasks("base")[0]
     await play(factory, task, factory.reference(task))
@@ -278,6 +366,105 @@ def test_splits_and_what_is_left_of_the_import() -> None:
     assert [len(AIRLINE.tasks(split)) for split in AIRLINE.splits] == [50, 30, 20]
     assert [len(RETAIL.tasks(split)) for split in RETAIL.splits] == [114, 74, 40]
     assert not [name for name in sys.modules if name.startswith(("inspect_ai", "inspect_evals"))]
+
+
+# --- data from a checkout -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of tau2-bench with the wheel's telecom data, of which it has two tasks."""
+    wheel, data = data_folder(), tmp_path / "data" / "tau2"
+    assert wheel is not None
+    telecom_data = data / "domains" / "telecom"
+    telecom_data.mkdir(parents=True)
+    for name in ("db.toml", "user_db.toml"):
+        shutil.copy(wheel / "domains" / "telecom" / name, telecom_data)
+    for name in ("main_policy", "tech_support_manual"):
+        (telecom_data / f"{name}.md").write_text(f"The {name} of the checkout.")
+    (data / "user_simulator").mkdir()
+    (data / "user_simulator" / "simulation_guidelines_tools.md").write_text("Be a user.")
+    tasks = [dict(task.data) for task in TELECOM.tasks("base")[:2]]
+    ids = [task["id"] for task in tasks]
+    (telecom_data / "split_tasks.json").write_text(json.dumps({"base": ids}))
+    write_tasks(tmp_path, tasks)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.com"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "data"]):
+        subprocess.run([*git, *command], check=True)
+    return tmp_path
+
+
+def write_tasks(checkout: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
+    file = checkout / "data" / "tau2" / "domains" / "telecom" / "tasks.json"
+    file.write_text(json.dumps(tasks))
+
+
+def with_criteria(task: Task, **criteria: Any) -> dict[str, Any]:
+    return {
+        **task.data,
+        "evaluation_criteria": {**task.data["evaluation_criteria"], **criteria},
+    }
+
+
+async def test_a_checkouts_data_and_their_commit_are_in_the_result(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAU2_DATA_DIR", str(checkout / "data"))
+    factory = telecom()
+    commit = checkout_commit(checkout)
+    assert commit is not None
+    assert str(checkout) in factory.description
+    task, _ = factory.tasks("base")
+    assert (await play(factory, task, factory.reference(task))).reward == 1.0
+    env = factory.make(EnvironmentOptions(user=lambda seed: ReferenceUser(task.data)))
+    first = await env.reset(task, 0)
+    assert "The main_policy of the checkout." in first.messages[0]["content"]
+    assert first.info == {"data": f"tau2-bench {commit}"}
+    assert benchmark_packages(factory)["tau2-bench"] == commit
+    write_tasks(checkout, [])
+    assert Tau2Factory("telecom", str(checkout)).domain.revision == f"{commit}-dirty"
+    shutil.rmtree(checkout / ".git")
+    revision = Tau2Factory("telecom", str(checkout)).domain.revision
+    assert revision == f"without a commit (SHA-256 of the tasks: {sha256(b'[]').hexdigest()})"
+    monkeypatch.delenv("TAU2_DATA_DIR")
+    wheels = benchmark_packages(telecom())
+    assert wheels["tau2-bench"] == f"{WHEEL_COMMIT} (in inspect-evals {wheels['inspect-evals']})"
+
+
+async def test_tasks_that_need_a_judge_are_refused_or_graded_without_it(checkout: Path) -> None:
+    judged = with_criteria(
+        TELECOM.tasks("base")[0],
+        reward_basis=["ENV_ASSERTION", "NL_ASSERTION"],
+        nl_assertions=["The agent was polite."],
+    )
+    write_tasks(checkout, [judged])
+    options = EnvironmentOptions(user=lambda seed: ReferenceUser(judged))
+    with pytest.raises(UsageError, match=r'1 of 1 tasks needs a judge .*nl_assertions="skip"'):
+        telecom(str(checkout)).make(options)
+    factory = telecom(str(checkout), nl_assertions="skip")
+    [task] = factory.tasks("base")
+    assert (await factory.make(options).reset(task, 0)).info["nl_assertions"] == "skipped"
+    assert (await play(factory, task, factory.reference(task))).reward == 1.0
+
+
+def test_data_that_cannot_be_graded_are_refused(checkout: Path, tmp_path: Path) -> None:
+    task = TELECOM.tasks("base")[0]
+    call = {"name": "new_tool", "arguments": {}}
+    history = {**task.data, "initial_state": {"message_history": [{"role": "user"}]}}
+    for data, what in (
+        (with_criteria(task, actions=[call]), "new_tool"),
+        (with_criteria(task, reward_basis=["DB"]), "DB"),
+        (with_criteria(task, reward_basis=["SPEED"]), "SPEED"),
+        (history, "message_history"),
+    ):
+        write_tasks(checkout, [data])
+        with pytest.raises(UsageError, match=f"needs {what}, which toolroll does not support"):
+            Tau2Factory("telecom", str(checkout)).tasks("base")
+    with pytest.raises(UsageError, match="has no data of tau2-bench; name a checkout"):
+        Tau2Factory("telecom", str(tmp_path / "nowhere")).tasks("base")
+    with pytest.raises(UsageError, match=r"no file .*airline.tasks"):
+        (checkout / "data" / "tau2" / "domains" / "airline").mkdir()
+        Tau2Factory("airline", str(checkout)).tasks("base")
 
 
 # --- a user with tools ----------------------------------------------------------------------------

@@ -104,8 +104,15 @@ def commit() -> str | None:
     repository (`git+https://...`).
     """
     root = Path(__file__).parents[4]
+    return checkout_commit(root) if (root / ".git").exists() else _installed_commit()
+
+
+def checkout_commit(root: Path) -> str | None:
+    """Return the commit of the checkout `root`, with "-dirty" appended if tracked files differ from
+    it. Return None if `root` is not a checkout.
+    """
     if not (root / ".git").exists():
-        return _installed_commit()
+        return None
     ask = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(ask, capture_output=True, text=True, timeout=10, check=False)
@@ -127,14 +134,16 @@ def benchmark_packages(factory: EnvironmentFactory) -> dict[str, str | None]:
     """Return the versions of the environment's packages by name.
 
     These are the package that registers the environment, and the packages that the factory lists in
-    `packages` because it reads their data or code. toolroll itself is left out.
+    `packages` because it reads their data or code. toolroll itself is left out. The factory's
+    `sources` (name and version of other data) are added.
     """
     names = {
         entry.dist.name
         for entry in entry_points(group=GROUP)
         if entry.name == factory.name and entry.dist is not None
     } | set(getattr(factory, "packages", ()))
-    return {name: package_version(name) for name in sorted(names - {"toolroll"})}
+    packages = {name: package_version(name) for name in sorted(names - {"toolroll"})}
+    return packages | dict(getattr(factory, "sources", {}))
 
 
 def template_hashes(served: Model) -> dict[str, str]:

@@ -1,16 +1,18 @@
-"""tau2-bench (airline, retail, telecom), with the data and tools from the inspect-evals wheel."""
+"""tau2-bench (airline, retail, telecom), with the tools of the inspect-evals wheel. The data are
+those of the wheel, or of a checkout of tau2-bench.
+"""
 
 from toolroll.agents.environments.tau2.environment import Tau2Environment
-from toolroll.agents.environments.tau2.factory import AIRLINE, RETAIL, TELECOM, Tau2Factory
+from toolroll.agents.environments.tau2.factory import Tau2Factory, airline, retail, telecom
 from toolroll.agents.environments.tau2.package import INSTALL
 from toolroll.agents.environments.tau2.reference import ReferenceUser
 
 __all__ = [
-    "AIRLINE",
     "INSTALL",
-    "RETAIL",
-    "TELECOM",
     "ReferenceUser",
     "Tau2Environment",
     "Tau2Factory",
+    "airline",
+    "retail",
+    "telecom",
 ]

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import copy
 import gzip
+import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from toolroll.agents.environments.tau2.copies import copies, digest, quick_digest
 from toolroll.agents.environments.tau2.package import (
+    Data,
     Store,
     ToolError,
-    data_folder,
     in_store,
     load_modules,
 )
 from toolroll.agents.environments.tau2.schemas import tool_schema
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Tool
 
 Call = tuple[str, Mapping[str, Any]]
-READ_ONLY = frozenset({"calculate", "transfer_to_human_agents"})
-"""Tools that are not methods of the classes and that change nothing."""
+DEFAULT_BASIS = ("DB", "COMMUNICATE")
+"""tau2's reward basis for a task that names none. The wheel's airline and retail tasks are such."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Domain:
     """
 
     name: str
+    revision: str
+    """The commit of tau2-bench that the data come from."""
+    judged: int
+    """The number of tasks whose reward depends on statements that a model must judge."""
     policy: str
     guidelines: str
     tasks: Sequence[Mapping[str, Any]]
@@ -74,32 +78,35 @@ class Domain:
         with self._lock:
             if (task["id"], of) not in self._expected:
                 state = self.begin(task)
-                for action in (task["evaluation_criteria"] or {}).get("actions") or ():
-                    if action["name"] not in READ_ONLY:
-                        with suppress(ToolError):  # some reference actions fail
-                            state.do("assistant", action["name"], action["arguments"])
+                for action in task["evaluation_criteria"].get("actions") or ():
+                    side = action.get("requestor") or "assistant"
+                    state.call(side, action["name"], action["arguments"])  # some of them fail
                 self._expected[task["id"], of] = of(state.database)
             return self._expected[task["id"], of]
 
 
 class State:
-    """One episode's databases, and the calls that each side ("assistant" or "user") has made."""
+    """One episode's databases, the calls that both sides ("assistant" and "user") have made, and
+    the number of failed calls.
+    """
 
     def __init__(self, domain: Domain, store: Store) -> None:
         self._domain = domain
         self._store = store
-        self.calls: dict[str, list[Call]] = {"assistant": [], "user": []}
+        self.calls: list[Call] = []
+        self.errors = 0
 
     def call(self, side: str, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
         """Call a tool of `side`. Return its result, and True if the result is an error."""
-        self.calls[side].append((name, arguments))
+        self.calls.append((name, arguments))
         functions = self._domain.functions if side == "assistant" else self._domain.user_functions
-        if name not in functions:
-            return f"Error: there is no tool named {name!r}", True
         try:
+            if name not in functions:
+                raise ToolError(f"there is no tool named {name!r}")
             with in_store(self._store):
                 return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
         except Exception as error:  # noqa: BLE001 - the benchmark's rule: an error is a result
+            self.errors += 1
             return f"Error: {error}", True
 
     def do(self, side: str, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -134,33 +141,40 @@ def _finish(running: Any) -> str:
     raise RuntimeError("a tool of tau2 waited for something")
 
 
-def load_domain(name: str) -> Domain:
-    """Read a domain of the wheel. Raise `UsageError` if the wheel is not installed."""
+def load_domain(name: str, data: Data) -> Domain:
+    """Read a domain. The tools are the wheel's. Raise `UsageError` if the wheel is not installed,
+    or if a task needs something that is not supported.
+    """
     modules = load_modules()
-    data = data_folder()
-    assert data is not None
-    folder = data / "domains" / name
+    folder = f"domains/{name}"
     functions = {make.__name__: make() for make in vars(modules[f"{name}.tools"])[_ALL[name]]}
+    if data.checkout and name == "retail":
+        functions["get_item_details"] = get_item_details
     user_functions: dict[str, Callable[..., Any]] = {}
     if name == "telecom":
         user_functions = {
             make.__name__: make() for make in modules["telecom.user_tools"].all_telecom_user_tools
         }
-    guidelines = (
-        "simulation_guidelines_tools.txt" if user_functions else "simulation_guidelines.txt"
-    )
-    return Domain(
+    guidelines = "simulation_guidelines_tools" if user_functions else "simulation_guidelines"
+    tasks = _tasks(data, folder)
+    digest_of_tasks = hashlib.sha256(data.file(folder, "tasks").read_bytes()).hexdigest()
+    domain = Domain(
         name=name,
-        policy=_policy(folder, name),
-        guidelines=(data / "user_simulator" / guidelines).read_text(encoding="utf-8"),
-        tasks=_tasks(folder),
-        splits=orjson.loads((folder / "split_tasks.json").read_bytes()),
+        revision=data.revision or f"without a commit (SHA-256 of the tasks: {digest_of_tasks})",
+        judged=sum(map(_needs_judge, tasks)),
+        policy=_policy(data, folder),
+        guidelines=data.text("user_simulator", guidelines),
+        tasks=tasks,
+        splits=orjson.loads(data.file(folder, "split_tasks").read_bytes()),
         tools=[tool_schema(tool, function) for tool, function in functions.items()],
         user_tools=[tool_schema(tool, function) for tool, function in user_functions.items()],
         functions=functions,
         user_functions=user_functions,
-        fresh=_fresh(name),
+        fresh=_fresh(name, data),
     )
+    for task in domain.tasks:
+        _check(domain, task)
+    return domain
 
 
 _ALL = {
@@ -170,7 +184,47 @@ _ALL = {
 }
 
 
-def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
+async def get_item_details(item_id: str) -> str:
+    """Get the inventory details of an item.
+
+    Args:
+        item_id: The item id, such as '6086499569'. Be careful the item id is different from the \
+product id.
+    """
+    # tau2-bench has this tool since 1.0.0, so the wheel has none.
+    for product in load_modules()["retail.tools"].get_retail_tools().db.products.values():
+        if item_id in product.variants:
+            return str(product.variants[item_id].model_dump_json())
+    raise ToolError("Item not found")
+
+
+def _check(domain: Domain, task: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if `task` needs something that is not supported. Newer data could."""
+    criteria = task.get("evaluation_criteria") or {}
+    names = {*domain.functions, *domain.user_functions}
+    supported = {"ENV_ASSERTION", "COMMUNICATE", "ACTION", "NL_ASSERTION"}
+    if domain.name != "telecom":  # no task of telecom compares its two databases
+        supported.add("DB")
+    initial = task.get("initial_state") or {}
+    unsupported = [
+        *sorted({action["name"] for action in criteria.get("actions") or ()} - names),
+        *sorted(set(criteria.get("reward_basis") or ()) - supported),
+        *(key for key in ("initialization_data", "message_history") if initial.get(key)),
+    ]
+    if unsupported:
+        raise UsageError(
+            f"tau2/{domain.name}: task {task['id']} (tau2-bench {domain.revision}) needs "
+            f"{', '.join(unsupported)}, which toolroll does not support; use other data"
+        )
+
+
+def _needs_judge(task: Mapping[str, Any]) -> bool:
+    criteria = task.get("evaluation_criteria") or {}
+    basis = criteria.get("reward_basis", DEFAULT_BASIS)
+    return "NL_ASSERTION" in basis and bool(criteria.get("nl_assertions"))
+
+
+def _fresh(name: str, data: Data) -> dict[tuple[type, str | None], Callable[[], Any]]:
     """Return functions that create the initial objects of the wheel's store."""
     modules = load_modules()
     store: Store = {}
@@ -181,25 +235,24 @@ def _fresh(name: str) -> dict[tuple[type, str | None], Callable[[], Any]]:
             modules["airline.AirlineAgentTools"].get_airline_tools()
         else:
             modules["retail.tools"].get_retail_tools()
+    if data.checkout:
+        for made in store.values():
+            stem = "user_db" if "UserTools" in type(made).__name__ else "db"
+            made.db = type(made.db).load(str(data.file(f"domains/{name}", stem)))
     return {key: copies(made) for key, made in store.items()}
 
 
-def _tasks(folder: Path) -> list[Mapping[str, Any]]:
-    packed = folder / "tasks.json.gz"
-    raw = (
-        gzip.decompress(packed.read_bytes())
-        if packed.is_file()
-        else (folder / "tasks.json").read_bytes()
+def _tasks(data: Data, folder: str) -> list[Mapping[str, Any]]:
+    file = data.file(folder, "tasks")
+    raw = file.read_bytes()
+    tasks: list[Mapping[str, Any]] = orjson.loads(
+        gzip.decompress(raw) if file.suffix == ".gz" else raw
     )
-    found: list[Mapping[str, Any]] = orjson.loads(raw)
-    return found
+    return tasks
 
 
-def _policy(folder: Path, name: str) -> str:
-    if name != "telecom":
-        return f"<policy>\n{(folder / 'policy.txt').read_text(encoding='utf-8')}\n</policy>"
-    parts = {"main_policy": "main_policy.txt", "tech_support_policy": "tech_support_manual.txt"}
-    return "\n".join(
-        f"<{tag}>\n{(folder / file).read_text(encoding='utf-8')}\n</{tag}>"
-        for tag, file in parts.items()
-    )
+def _policy(data: Data, folder: str) -> str:
+    if not folder.endswith("telecom"):
+        return f"<policy>\n{data.text(folder, 'policy')}\n</policy>"
+    parts = {"main_policy": "main_policy", "tech_support_policy": "tech_support_manual"}
+    return "\n".join(f"<{tag}>\n{data.text(folder, stem)}\n</{tag}>" for tag, stem in parts.items())

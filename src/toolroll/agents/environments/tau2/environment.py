@@ -1,9 +1,9 @@
 """`Tau2Environment`: one episode of tau2, with a user simulator that may have its own tools.
 
 Invariants: the episode ends with the user's stop marker, and nothing happens after it. A tool's
-error is an observation. The agent does not see the user's own calls, but only what the user writes
-about them. A failed user simulator never results in a reward. Slow work (copies, hashes) runs in
-threads.
+error is an observation, but as in tau2, ten errors end the episode with reward 0. The agent does
+not see the user's own calls, but only what the user writes about them. A failed user simulator
+never results in a reward. Slow work (copies, hashes) runs in threads.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from toolroll.rollout.types import (
 ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """The markers in the user's line that end an episode."""
 
+MOST_ERRORS = 10
+"""The number of failed calls of both sides that ends an episode with reward 0, as in tau2."""
+
 # tau2's rules for the agent, reworded.
 INSTRUCTIONS = """You are a customer service agent. Help the user within the policy below, and follow it in everything.
 In each turn either write to the user or call tools, never both."""  # noqa: E501
@@ -47,20 +50,28 @@ class UsesTools(Protocol):
 
 
 class Tau2Environment(Environment):
-    """One episode. `make_user(seed)` makes the user, and `threads` run slow work."""
+    """One episode. `make_user(seed)` makes the user, and `threads` run slow work. `info` is in the
+    episode's result.
+    """
 
     blocking = False  # tools take about a millisecond; the rest is awaited
 
     def __init__(
-        self, domain: Domain, make_user: Callable[[int], UserSimulator], threads: BlockingRunner
+        self,
+        domain: Domain,
+        make_user: Callable[[int], UserSimulator],
+        threads: BlockingRunner,
+        info: Mapping[str, Any],
     ) -> None:
         self._domain = domain
         self._make_user = make_user
         self._threads = threads
+        self._info = info
         self._state: State | None = None
         self._user: UserSimulator | None = None
         self._task: Mapping[str, Any] = {}
         self._texts: list[str] = []
+        self._over = False
         self._errors: Counter[str] = Counter()
         self._user_errors = 0
 
@@ -86,35 +97,48 @@ class Tau2Environment(Environment):
                 )
             user.adopt_tools(self._domain.user_tools, self._user_calls)
         line = checked_line(await user.reset(scenario(task.data)))
+        self._over = _ends(line)
         system = f"<instructions>\n{INSTRUCTIONS}\n</instructions>\n{self._domain.policy}"
         return Observation(
             [{"role": "system", "content": system}, {"role": "user", "content": line}],
             self._domain.tools,
+            self._info,
         )
 
     async def step(self, action: Action) -> StepResult:
-        """Execute the calls in order. If there are none, send the text to the user."""
+        """Execute the calls in order. If there are none, send the text to the user. If the user's
+        first line ended the conversation, do neither: the episode is done.
+        """
         state, user = self._state, self._user
         if state is None or user is None:
             raise EnvironmentFailure("step was called before reset or after the episode ended")
-        if action.tool_calls:
-            return StepResult(
-                [
-                    tool_message(call, self._called(state, call.name, call.arguments or {}))
-                    for call in action.tool_calls
-                ]
-            )
-        if not action.content.strip():
+        if self._over:
+            return await self._graded([], state)
+        if action.content.strip():
+            self._texts.append(action.content)
+        elif not action.tool_calls:
             raise ActionError("Your reply was empty. Write to the user, or call a tool.")
-        line = checked_line(await user.step(action.content))
-        self._texts.append(action.content)
-        messages: list[Message] = [{"role": "user", "content": line}]
-        if not any(end in line for end in ENDS):
-            return StepResult(messages)
-        graded = await self._threads.run_in_thread(
-            grade, self._domain, self._task, state, self._texts
-        )
+        if action.tool_calls:
+            messages: list[Message] = [
+                tool_message(call, self._called(state, call.name, call.arguments or {}))
+                for call in action.tool_calls
+            ]
+        else:
+            line = checked_line(await user.step(action.content))
+            messages = [{"role": "user", "content": line}]
+            self._over = _ends(line)
+        if self._over or state.errors >= MOST_ERRORS:
+            return await self._graded(messages, state)
+        return StepResult(messages)
+
+    async def _graded(self, messages: Sequence[Message], state: State) -> StepResult:
         self._state = None
+        if state.errors >= MOST_ERRORS:
+            graded = {"reward": 0.0, "too_many_errors": True}
+        else:
+            graded = await self._threads.run_in_thread(
+                grade, self._domain, self._task, state, self._texts
+            )
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
 
     def metrics(self) -> Mapping[str, float]:
@@ -146,6 +170,10 @@ class Tau2Environment(Environment):
         text, failed = self._state.call("user", name, arguments)
         self._user_errors += failed
         return text
+
+
+def _ends(line: str) -> bool:
+    return any(end in line for end in ENDS)
 
 
 def scenario(task: Mapping[str, Any]) -> str:

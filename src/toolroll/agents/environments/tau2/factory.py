@@ -1,18 +1,21 @@
 """The environments `tau2/airline`, `tau2/retail` and `tau2/telecom`.
 
-Invariants: the wheel is read once, when it is first needed. The task ids are tau2's own.
+Invariants: the data are read once, when they are first needed. The task ids are tau2's own.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Literal
 
 from toolroll.agents.environments.factory import Factory
 from toolroll.agents.environments.tau2.domain import Domain, load_domain
 from toolroll.agents.environments.tau2.environment import Tau2Environment
-from toolroll.agents.environments.tau2.package import INSTALL, data_folder
+from toolroll.agents.environments.tau2.package import INSTALL, Data, data_folder, default_data
 from toolroll.agents.environments.tau2.reference import reference
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
@@ -20,15 +23,28 @@ _THREADS = 2  # copies and hashes hold the GIL: more threads are not faster
 
 
 class Tau2Factory(Factory):
-    """The factory of one domain of tau2 (airline, retail or telecom)."""
+    """The factory of one domain of tau2 (airline, retail or telecom).
+
+    `data` is the path of a checkout of tau2-bench, or of its folder `data`. None reads the wheel's
+    data. `nl_assertions="skip"` leaves out the part of the reward that needs a judge model.
+    """
 
     packages = ("inspect-evals",)
 
-    def __init__(self, domain: str, splits: tuple[str, ...], description: str) -> None:
+    def __init__(
+        self,
+        domain: str,
+        data: str | None = None,
+        nl_assertions: Literal["skip"] | None = None,
+    ) -> None:
         self.name = f"tau2/{domain}"
-        self.description = description
-        self.splits = splits
+        self.splits = _SPLITS[domain]
+        self.description = f"tau2-bench {domain}: {_DESCRIPTIONS[domain]}" + (
+            f" (data: {data})" if data else ""
+        )
         self._domain_name = domain
+        self._data = data
+        self._nl_assertions = nl_assertions
         self._domain: Domain | None = None
         self._threads = Threads(_THREADS)
         self._lock = threading.Lock()
@@ -44,8 +60,13 @@ class Tau2Factory(Factory):
         """The domain's data, which all episodes share. It is loaded when it is first needed."""
         with self._lock:
             if self._domain is None:
-                self._domain = load_domain(self._domain_name)
+                self._domain = load_domain(self._domain_name, Data(self._data))
             return self._domain
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The commit of tau2-bench that the data come from."""
+        return {"tau2-bench": self.domain.revision}
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `split` in tau2's order. Their data is tau2's own."""
@@ -55,30 +76,57 @@ class Tau2Factory(Factory):
         return [Task(str(task["id"]), index, split, task) for index, task in enumerate(found)]
 
     def make(self, options: EnvironmentOptions) -> Tau2Environment:
-        """Return a new environment. Raise `UsageError` for any setting, or if there is no user
-        simulator.
+        """Return a new environment. Raise `UsageError` for any setting, if there is no user
+        simulator, or if the reward of a task needs a judge model and `nl_assertions` is None.
         """
         self.check_settings(options)
         make_user = self.needed_user(options)
-        return Tau2Environment(self.domain, make_user, self._threads)
+        info = {"data": f"tau2-bench {self.domain.revision}"}
+        judged = self.domain.judged
+        if judged and self._nl_assertions is None:
+            raise UsageError(
+                f"{self.name}: the reward of {judged} of {len(self.domain.tasks)} tasks needs a "
+                "judge model (NL_ASSERTION), which toolroll does not have; "
+                'nl_assertions="skip" leaves this part of the reward out '
+                '(--env-args \'{"nl_assertions": "skip"}\')'
+            )
+        if judged:
+            info["nl_assertions"] = "skipped"
+        return Tau2Environment(self.domain, make_user, self._threads, info)
 
     def reference(self, task: Task) -> Sequence[Action]:
         """Return the agent's reference actions. `ReferenceUser` executes the user's actions."""
         return reference(task.data)
 
 
-AIRLINE = Tau2Factory(
-    "airline",
-    ("base", "train", "test"),
-    "tau2-bench airline: bookings and changes; a model plays the user",
-)
-RETAIL = Tau2Factory(
-    "retail",
-    ("base", "train", "test"),
-    "tau2-bench retail: orders, returns and exchanges; a model plays the user",
-)
-TELECOM = Tau2Factory(
-    "telecom",
-    ("base", "train", "test", "small", "full"),
-    "tau2-bench telecom: a phone is out of order; the user has tools too",
-)
+_SPLITS = {
+    "airline": ("base", "train", "test"),
+    "retail": ("base", "train", "test"),
+    "telecom": ("base", "train", "test", "small", "full"),
+}
+_DESCRIPTIONS = {
+    "airline": "bookings and changes; a model plays the user",
+    "retail": "orders, returns and exchanges; a model plays the user",
+    "telecom": "a phone is out of order; the user has tools too",
+}
+
+
+def airline(data: str | None = None, nl_assertions: Literal["skip"] | None = None) -> Tau2Factory:
+    """Return the factory of `tau2/airline`. The arguments are as for `Tau2Factory`; the default of
+    `data` is the environment variable `TAU2_DATA_DIR`.
+    """
+    return _factory("airline", data or default_data(), nl_assertions)
+
+
+def retail(data: str | None = None, nl_assertions: Literal["skip"] | None = None) -> Tau2Factory:
+    """Return the factory of `tau2/retail`. The arguments are as for `airline`."""
+    return _factory("retail", data or default_data(), nl_assertions)
+
+
+def telecom(data: str | None = None, nl_assertions: Literal["skip"] | None = None) -> Tau2Factory:
+    """Return the factory of `tau2/telecom`. The arguments are as for `airline`."""
+    return _factory("telecom", data or default_data(), nl_assertions)
+
+
+_factory = cache(Tau2Factory)
+"""Factories are shared, because each one keeps its data."""

