@@ -1,0 +1,32 @@
+"""agno's agent with its model class of each dialect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agno.agent import Agent
+from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
+
+
+def model() -> Any:
+    if DIALECT == "messages":
+        from agno.models.anthropic import Claude
+
+        return Claude(id="m", api_key=KEY, client_params={"base_url": URL})
+    if DIALECT == "responses":
+        from agno.models.openai import OpenAIResponses
+
+        return OpenAIResponses(id="m", api_key=KEY, base_url=f"{URL}/v1")
+    from agno.models.openai import OpenAIChat
+
+    return OpenAIChat(id="m", api_key=KEY, base_url=f"{URL}/v1")
+
+
+async def main() -> object:
+    agent = Agent(model=model(), tools=[look], system_message=SYSTEM, telemetry=False)
+    if STREAM:
+        return "".join([event.content or "" async for event in agent.arun(TASK, stream=True)])
+    return (await agent.arun(TASK)).content
+
+
+run(main)
