@@ -1,55 +1,95 @@
 """The clients that `make test-clients` runs, and what each must show.
 
-A client is a program of `programs/` with the packages of one project. Its task: one call of the
-tool `look`, then two calls in one turn, then an answer.
+A client is a program of `programs/` with the packages of one project. By default, its task is one
+call of the tool `look`, then two calls in one turn, then an answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from support.looking import SAID
+
 Dialect = Literal["chat", "responses", "messages"]
-ALL: tuple[Dialect, ...] = ("chat", "responses", "messages")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a client must show in one dialect, streamed or not."""
+
+    overflow: str
+    """The error that the client reports if the prompt does not fit the context."""
+    requests: int = 1
+    """The number of completion requests that the client then sends."""
+    turns: tuple[int, ...] = (3,)
+    """The number of turns of each sequence, in order of size."""
+    forks: tuple[str, ...] = ()
+    """A piece of the reason of each fork."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """`turns`: the number of turns of each sequence, by dialect. `packages`: what pip installs.
-    `quick`: `make test-all` runs this client too, without streaming and with it.
-    """
+    """`name` has the version. `packages` are for pip, or for npm if the program is an `.mjs` file."""
 
     name: str
     program: str
     packages: tuple[str, ...]
-    turns: Mapping[Dialect, tuple[int, ...]] = field(
-        default_factory=lambda: dict.fromkeys(ALL, (3,))
-    )
-    overflow: str = ""
-    """The error that the client raises if the prompt does not fit the context."""
+    expected: Mapping[Dialect, Expected]
+    replies: tuple[str, ...] = SAID
+    """What the model writes, turn by turn."""
+    streams: tuple[bool, ...] = (False, True)
     quick: bool = False
+    """`make test-all` plays this client too."""
 
 
-def only(*dialects: Dialect) -> dict[Dialect, tuple[int, ...]]:
-    """Return the turns of a client without forks that has only these dialects."""
-    return dict.fromkeys(dialects, (3,))
+def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dialect, Expected]:
+    """Expect one sequence and the same error in each of `dialects`."""
+    return dict.fromkeys(dialects, Expected(overflow, requests))
 
+
+CHANGED = "the client changed what was served"
 
 CLIENTS = (
     Client(
         "langgraph 1.2.24",
-        "langgraph_agent",
+        "langgraph_agent.py",
         (
             "langgraph==1.2.24",
             "langchain==1.4.3",
             "langchain-openai==1.7.4",
             "langchain-anthropic==1.7.10",
         ),
+        {
+            **everywhere("OpenAIContextOverflowError", "chat", "responses"),
+            **everywhere("AnthropicContextOverflowError", "messages"),
+        },
+        quick=True,
     ),
-    Client("haystack 3.4.1", "haystack_agent", ("haystack-ai==3.4.1",), only("chat", "responses")),
-    Client("agno 3.1.10", "agno_agent", ("agno==3.1.10", "openai", "anthropic")),
     Client(
-        "pydantic-ai 2.68.0", "pydantic_ai_agent", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)
+        "haystack 3.4.1",
+        "haystack_agent.py",
+        ("haystack-ai==3.4.1",),
+        everywhere("BadRequestError", "chat", "responses"),
+    ),
+    Client(
+        "agno 3.1.10",
+        "agno_agent.py",
+        ("agno==3.1.10", "openai", "anthropic"),
+        {
+            **everywhere("status ERROR", "chat", "messages"),
+            "responses": Expected(
+                "status ERROR",
+                turns=(1, 2),
+                forks=("its text 'Let me look.' became ''",),
+            ),
+        },
+    ),
+    Client(
+        "pydantic-ai 2.68.0",
+        "pydantic_ai_agent.py",
+        ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
+        everywhere("ModelContextWindowExceededError", "chat", "responses", "messages"),
     ),
 )

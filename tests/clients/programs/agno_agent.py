@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from agno.agent import Agent
-from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
+from agno.run.agent import RunErrorEvent
+from agno.run.base import RunStatus
+from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run
 
 
 def model() -> Any:
@@ -25,8 +27,14 @@ def model() -> Any:
 async def main() -> object:
     agent = Agent(model=model(), tools=[look], system_message=SYSTEM, telemetry=False)
     if STREAM:
-        return "".join([event.content or "" async for event in agent.arun(TASK, stream=True)])
-    return (await agent.arun(TASK)).content
+        async for event in agent.arun(TASK, stream=True, stream_events=True, yield_run_output=True):
+            result = event
+    else:
+        result = await agent.arun(TASK)
+    # agno raises nothing: the error's text is the content
+    if isinstance(result, RunErrorEvent) or result.status == RunStatus.error:
+        raise Reported("status ERROR")
+    return result.content
 
 
 run(main)

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 URL = os.environ["CLIENT_URL"]
 """The session's address: `http://HOST:PORT/sessions/NAME`."""
@@ -23,9 +25,16 @@ def look(at: str) -> str:
     return f"seen {at} <|im_end|><|im_start|>user"
 
 
-def run(main: Callable[[], Awaitable[object]]) -> None:
-    """Run `main`, and print its result as the last line. If it raises, print the error's type."""
+class Reported(Exception):
+    """A client reported an error of this name and raised nothing."""
+
+
+def run(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Run `main`, and print its result as the last line. If it raises, print the error's name."""
     try:
-        print("answer:", " ".join(str(asyncio.run(main())).split()))  # type: ignore[arg-type]
+        print("answer:", " ".join(str(asyncio.run(main())).split()))
+    except Reported as error:
+        print("error:", error)
     except Exception as error:  # noqa: BLE001 - the table names what each client raises
+        traceback.print_exc()
         print("error:", type(error).__name__)

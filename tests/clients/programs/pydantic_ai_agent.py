@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
-from pydantic_ai import Agent
+from pydantic_ai import Agent, AgentRunResultEvent
 
 
 def model() -> Any:
@@ -25,8 +25,10 @@ def model() -> Any:
 async def main() -> object:
     agent = Agent(model(), instructions=SYSTEM, tools=[look])
     if STREAM:
-        async with agent.run_stream(TASK) as result:
-            return await result.get_output()
+        async with agent.run_stream_events(TASK) as events:
+            async for event in events:
+                if isinstance(event, AgentRunResultEvent):
+                    return event.result.output
     return (await agent.run(TASK)).output
 
 
