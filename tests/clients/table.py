@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from support.episodes import call
 from support.looking import SAID
 
 Dialect = Literal["chat", "responses", "messages"]
@@ -91,5 +92,53 @@ CLIENTS = (
         "pydantic_ai_agent.py",
         ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
         everywhere("ModelContextWindowExceededError", "chat", "responses", "messages"),
+    ),
+    Client(
+        "instructor 1.17.0",
+        "instructor_structured.py",
+        ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.14.0"),
+        dict.fromkeys(
+            ("chat", "responses", "messages"),
+            Expected("InstructorRetryException", turns=(2,)),
+        ),
+        (call("Seen", count="many"), call("Seen", count=3)),
+        streams=(False,),
+    ),
+    Client(
+        "strands-agents 1.62.0",
+        "strands_agent.py",
+        ("strands-agents[openai,anthropic]==1.62.0",),
+        everywhere("ContextWindowOverflowException", "chat", "responses", "messages"),
+    ),
+    Client(
+        "llama-index-core 0.14.25",
+        "llama_index_agent.py",
+        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"),
+        everywhere("BadRequestError", "chat", "responses"),
+    ),
+    Client(
+        "google-adk 2.13.0",
+        "google_adk_agent.py",
+        ("google-adk==2.13.0", "litellm==1.110.2"),
+        everywhere("ContextWindowExceededError", "chat", "messages"),
+    ),
+    Client(
+        "claude-agent-sdk",
+        "claude_agent_sdk_agent.py",
+        ("claude-agent-sdk",),
+        everywhere("Prompt is too long", "messages"),
+        tuple(reply.replace('"look"', '"mcp__tools__look"') for reply in SAID),
+    ),
+    Client(
+        "Vercel AI SDK 7.0.173",
+        "vercel_ai.mjs",
+        (
+            "ai@7.0.173",
+            "@ai-sdk/openai@4.0.118",
+            "@ai-sdk/openai-compatible@2.0.92",
+            "@ai-sdk/anthropic@3.0.140",
+            "zod",
+        ),
+        everywhere("AI_APICallError", "chat", "responses", "messages"),
     ),
 )
