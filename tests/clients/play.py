@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.table import Client, Dialect, Expected
 from support.endpoints import endpoint
 from support.looking import FIRST
 from support.patience import PATIENCE
 
+from clients.table import Client, Dialect, Expected
 from toolroll.rollout.testing import PolicyRequest, load_embedded_tokenizer
 
 PROGRAMS = Path(__file__).parent / "programs"
 SYSTEM, TASK = FIRST[0]["content"], FIRST[1]["content"]
-TIGHT = 20
-"""A context length that is too short for the first prompt."""
+ROOM, TIGHT = 100_000, 20
+"""Context lengths: for all prompts, and too short for the first one."""
 ROUTES = ("chat/completions", "responses", "messages")
 
 
@@ -72,7 +72,7 @@ async def play(
     def reply(request: PolicyRequest) -> str:
         return client.replies[min(request.call, len(client.replies) - 1)]
 
-    async with endpoint(tokenizer, reply, split="random") as bench:
+    async with endpoint(tokenizer, reply, split="random", context_length=ROOM) as bench:
         await bench.post("/sessions", {"session_id": "s"})
         last = await _run(command, {**variables, "CLIENT_URL": f"{bench.url}/sessions/s"})
         trajectories = await bench.trajectories()
@@ -107,7 +107,6 @@ async def _run(command: Sequence[str | Path], variables: dict[str, str]) -> str:
             cwd=home,
             env={
                 "PATH": os.environ["PATH"],
-                "PYTHONPATH": os.environ.get("CLIENT_PACKAGES", ""),
                 "HOME": home,
                 "CLIENT_SYSTEM": SYSTEM,
                 "CLIENT_TASK": TASK,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from support.episodes import call
-from support.looking import SAID
+from support.looking import SAID, THINKING
 
 Dialect = Literal["chat", "responses", "messages"]
 
@@ -32,7 +32,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Client:
-    """`name` has the version. `packages` are for pip, or for npm if the program is an `.mjs` file."""
+    """`name` has the version. `packages` are for pip, or for npm if `program` is an `.mjs` file."""
 
     name: str
     program: str
@@ -50,6 +50,12 @@ def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dia
     return dict.fromkeys(dialects, Expected(overflow, requests))
 
 
+SHELL = (
+    "Let me look. " + call("bash", command="echo x"),
+    THINKING + call("bash", command="echo y") + call("bash", command="echo z"),
+    THINKING + "All seen.",
+)
+"""The same task for an agent with a shell."""
 CHANGED = "the client changed what was served"
 
 CLIENTS = (
@@ -73,6 +79,7 @@ CLIENTS = (
         "haystack_agent.py",
         ("haystack-ai==3.4.1",),
         everywhere("BadRequestError", "chat", "responses"),
+        quick=True,
     ),
     Client(
         "agno 3.1.10",
@@ -92,17 +99,16 @@ CLIENTS = (
         "pydantic_ai_agent.py",
         ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
         everywhere("ModelContextWindowExceededError", "chat", "responses", "messages"),
+        quick=True,
     ),
     Client(
         "instructor 1.17.0",
         "instructor_structured.py",
         ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.14.0"),
-        dict.fromkeys(
-            ("chat", "responses", "messages"),
-            Expected("InstructorRetryException", turns=(2,)),
-        ),
+        dict.fromkeys(("chat", "messages"), Expected("InstructorRetryException", turns=(2,))),
         (call("Seen", count="many"), call("Seen", count=3)),
         streams=(False,),
+        quick=True,
     ),
     Client(
         "strands-agents 1.62.0",
@@ -123,9 +129,9 @@ CLIENTS = (
         everywhere("ContextWindowExceededError", "chat", "messages"),
     ),
     Client(
-        "claude-agent-sdk",
+        "claude-agent-sdk 0.2.189",
         "claude_agent_sdk_agent.py",
-        ("claude-agent-sdk",),
+        ("claude-agent-sdk==0.2.189",),
         everywhere("Prompt is too long", "messages"),
         tuple(reply.replace('"look"', '"mcp__tools__look"') for reply in SAID),
     ),
@@ -140,5 +146,60 @@ CLIENTS = (
             "zod",
         ),
         everywhere("AI_APICallError", "chat", "responses", "messages"),
+    ),
+    Client(
+        "mini-swe-agent 2.4.6",
+        "mini_swe_agent.py",
+        ("mini-swe-agent==2.4.6", "litellm==1.110.2"),
+        everywhere("ContextWindowExceededError", "chat", "responses", "messages"),
+        (
+            "Let me look. " + call("bash", command="echo x"),
+            THINKING + call("bash", command="echo y") + call("bash", command="echo z"),
+            call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo seen"),
+        ),
+        streams=(False,),
+    ),
+    Client(
+        "semantic-kernel 1.45.0",
+        "semantic_kernel_agent.py",
+        ("semantic-kernel==1.45.0", "openai==3.57.0"),
+        everywhere("ServiceResponseException", "chat", "responses"),
+        tuple(reply.replace('"look"', '"Tools-look"') for reply in SAID),
+    ),
+    Client(
+        "smolagents 1.26.0, `ToolCallingAgent`",
+        "smolagents_agent.py",
+        ("smolagents[openai]==1.26.0",),
+        {"chat": Expected("AgentGenerationError", turns=(1, 1, 1), forks=(CHANGED, CHANGED))},
+        (*SAID[:2], call("final_answer", answer="All seen.")),
+    ),
+    Client(
+        "autogen-agentchat 0.7.5",
+        "autogen_agent.py",
+        (
+            "autogen-agentchat==0.7.5",
+            "autogen-ext[openai,anthropic]==0.7.5",
+            "anthropic==0.125.0",
+        ),
+        {
+            "chat": Expected("BadRequestError"),
+            "messages": Expected("BadRequestError", turns=(1, 2), forks=(CHANGED,)),
+        },
+    ),
+    Client(
+        "pi 0.73.1",
+        "pi.mjs",
+        ("@mariozechner/pi-coding-agent@0.73.1",),
+        everywhere("no output", "chat", "responses", "messages", requests=2),
+        SHELL,
+        streams=(True,),
+    ),
+    Client(
+        "Qwen Code 0.24.4",
+        "qwen_code.mjs",
+        ("@qwen-code/qwen-code@0.24.4",),
+        everywhere("exit status 1", "chat", "responses", "messages"),
+        tuple(reply.replace('"bash"', '"run_shell_command"') for reply in SHELL),
+        streams=(True,),
     ),
 )

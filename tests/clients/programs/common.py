@@ -35,6 +35,6 @@ def run(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
         print("answer:", " ".join(str(asyncio.run(main())).split()))
     except Reported as error:
         print("error:", error)
-    except Exception as error:  # noqa: BLE001 - the table names what each client raises
+    except Exception as error:
         traceback.print_exc()
         print("error:", type(error).__name__)
