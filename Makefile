@@ -13,7 +13,7 @@ TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo learn test test-all test-tokens test-transformers test-openai test-peers faults fuzz check docs bench clean
+.PHONY: demo learn test test-all test-tokens test-transformers test-openai test-clients test-peers faults fuzz check docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -53,6 +53,10 @@ OPENAI_FILES := tests/unit/in_process tests/unit/server/test_openai_client.py te
 test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 	PYTHONPATH=$(VENV)/openai-oldest $(VENV)/bin/python -c "import openai; print('openai', openai.__version__)"
 	PYTHONPATH=$(VENV)/openai-oldest $(PYTEST) $(OPENAI_FILES) $(XDIST) $(PYTEST_ARGS)
+
+# Play clients of other projects against the endpoint, and print the table of docs/dialects.md. CLIENTS="langgraph pi" selects some.
+test-clients: $(VENV)/.quick
+	PYTHONPATH=tests $(VENV)/bin/python -m clients --folder $(VENV)/clients $(CLIENTS)
 
 # Tests that need packages which are only on GitHub. If they cannot be installed, this is reported, and their tests are skipped.
 # PEERS may name local checkouts ("PATH -e PATH"): slime is installed with -e, because the files of its example are in no package.

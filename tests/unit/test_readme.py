@@ -52,7 +52,7 @@ def test_the_limits_that_the_security_page_names_are_settings() -> None:
     limits = re.findall(
         r"`(\w+)`", text.partition("Limits, all in `EndpointSettings`:")[2].partition("Together")[0]
     )
-    assert len(limits) == 9
+    assert len(limits) == 10
     assert set(limits) <= set(EndpointSettings.model_fields)
 
 

@@ -1,0 +1,24 @@
+"""smolagents' agent with tools."""
+
+from __future__ import annotations
+
+from common import KEY, STREAM, TASK, URL, run
+from smolagents import OpenAIModel, ToolCallingAgent, tool
+
+
+@tool
+def look(at: str) -> str:
+    """Look at something.
+
+    Args:
+        at: What to look at.
+    """
+    return f"seen {at}"
+
+
+async def main() -> object:
+    model = OpenAIModel("m", api_base=f"{URL}/v1", api_key=KEY)
+    return ToolCallingAgent([look], model, stream_outputs=STREAM).run(TASK)
+
+
+run(main)

@@ -1,0 +1,211 @@
+"""The clients that `make test-clients` runs, and what each must show.
+
+A client is a program of `programs/` with the packages of one project. By default, its task is one
+call of the tool `look`, then two calls in one turn, then an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from support.episodes import call
+from support.looking import SAID, THINKING
+
+Dialect = Literal["chat", "responses", "messages"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a client must show in one dialect, streamed or not."""
+
+    overflow: str
+    """The error that the client reports if the prompt does not fit the context."""
+    requests: int = 1
+    """The number of completion requests that the client then sends."""
+    turns: tuple[int, ...] = (3,)
+    """The number of turns of each sequence, in order of size."""
+    forks: tuple[str, ...] = ()
+    """A piece of the reason of each fork."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """`name` has the version. `packages` are for pip, or for npm if `program` is an `.mjs` file."""
+
+    name: str
+    program: str
+    packages: tuple[str, ...]
+    expected: Mapping[Dialect, Expected]
+    replies: tuple[str, ...] = SAID
+    """What the model writes, turn by turn."""
+    streams: tuple[bool, ...] = (False, True)
+    quick: bool = False
+    """`make test-all` plays this client too."""
+
+
+def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dialect, Expected]:
+    """Expect one sequence and the same error in each of `dialects`."""
+    return dict.fromkeys(dialects, Expected(overflow, requests))
+
+
+SHELL = (
+    "Let me look. " + call("bash", command="echo x"),
+    THINKING + call("bash", command="echo y") + call("bash", command="echo z"),
+    THINKING + "All seen.",
+)
+"""The same task for an agent with a shell."""
+CHANGED = "the client changed what was served"
+
+CLIENTS = (
+    Client(
+        "langgraph 1.2.24",
+        "langgraph_agent.py",
+        (
+            "langgraph==1.2.24",
+            "langchain==1.4.3",
+            "langchain-openai==1.7.4",
+            "langchain-anthropic==1.7.10",
+        ),
+        {
+            **everywhere("OpenAIContextOverflowError", "chat", "responses"),
+            **everywhere("AnthropicContextOverflowError", "messages"),
+        },
+        quick=True,
+    ),
+    Client(
+        "haystack 3.4.1",
+        "haystack_agent.py",
+        ("haystack-ai==3.4.1",),
+        everywhere("BadRequestError", "chat", "responses"),
+        quick=True,
+    ),
+    Client(
+        "agno 3.1.10",
+        "agno_agent.py",
+        ("agno==3.1.10", "openai", "anthropic"),
+        {
+            **everywhere("status ERROR", "chat", "messages"),
+            "responses": Expected(
+                "status ERROR",
+                turns=(1, 2),
+                forks=("its text 'Let me look.' became ''",),
+            ),
+        },
+    ),
+    Client(
+        "pydantic-ai 2.68.0",
+        "pydantic_ai_agent.py",
+        ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
+        everywhere("ModelContextWindowExceededError", "chat", "responses", "messages"),
+        quick=True,
+    ),
+    Client(
+        "instructor 1.17.0",
+        "instructor_structured.py",
+        ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.14.0"),
+        dict.fromkeys(("chat", "messages"), Expected("InstructorRetryException", turns=(2,))),
+        (call("Seen", count="many"), call("Seen", count=3)),
+        streams=(False,),
+        quick=True,
+    ),
+    Client(
+        "strands-agents 1.62.0",
+        "strands_agent.py",
+        ("strands-agents[openai,anthropic]==1.62.0",),
+        everywhere("ContextWindowOverflowException", "chat", "responses", "messages"),
+    ),
+    Client(
+        "llama-index-core 0.14.25",
+        "llama_index_agent.py",
+        ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"),
+        everywhere("BadRequestError", "chat", "responses"),
+    ),
+    Client(
+        "google-adk 2.13.0",
+        "google_adk_agent.py",
+        ("google-adk==2.13.0", "litellm==1.110.2"),
+        everywhere("ContextWindowExceededError", "chat", "messages"),
+    ),
+    Client(
+        "claude-agent-sdk 0.2.189",
+        "claude_agent_sdk_agent.py",
+        ("claude-agent-sdk==0.2.189",),
+        everywhere("ResultError", "messages", requests=6),
+        tuple(reply.replace('"look"', '"mcp__tools__look"') for reply in SAID),
+    ),
+    Client(
+        "Vercel AI SDK 7.0.173",
+        "vercel_ai.mjs",
+        (
+            "ai@7.0.173",
+            "@ai-sdk/openai@4.0.118",
+            "@ai-sdk/openai-compatible@2.0.92",
+            "@ai-sdk/anthropic@3.0.140",
+            "zod",
+        ),
+        everywhere("AI_APICallError", "chat", "responses", "messages"),
+    ),
+    Client(
+        "mini-swe-agent 2.4.6",
+        "mini_swe_agent.py",
+        ("mini-swe-agent==2.4.6", "litellm==1.110.2"),
+        everywhere("ContextWindowExceededError", "chat", "responses", "messages"),
+        (
+            "Let me look. " + call("bash", command="echo x"),
+            THINKING + call("bash", command="echo y") + call("bash", command="echo z"),
+            call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo seen"),
+        ),
+        streams=(False,),
+    ),
+    Client(
+        "semantic-kernel 1.45.0",
+        "semantic_kernel_agent.py",
+        ("semantic-kernel==1.45.0", "openai==3.57.0"),
+        {
+            "chat": Expected("ServiceResponseException", turns=(1, 2), forks=(CHANGED,)),
+            "responses": Expected("AgentExecutionException"),
+        },
+        tuple(reply.replace('"look"', '"Tools-look"') for reply in SAID),
+    ),
+    Client(
+        "smolagents 1.26.0, `ToolCallingAgent`",
+        "smolagents_agent.py",
+        ("smolagents[openai]==1.26.0",),
+        {"chat": Expected("AgentGenerationError", turns=(1, 1, 1), forks=(CHANGED, CHANGED))},
+        (*SAID[:2], call("final_answer", answer="All seen.")),
+    ),
+    Client(
+        "autogen-agentchat 0.7.5",
+        "autogen_agent.py",
+        (
+            "autogen-agentchat==0.7.5",
+            "autogen-ext[openai,anthropic]==0.7.5",
+            "anthropic==0.125.0",
+        ),
+        {
+            "chat": Expected("BadRequestError"),
+            "messages": Expected("BadRequestError", turns=(1, 2), forks=(CHANGED,)),
+        },
+    ),
+    Client(
+        "pi 0.73.1",
+        "pi.mjs",
+        ("@mariozechner/pi-coding-agent@0.73.1",),
+        everywhere("no output", "chat", "responses", "messages", requests=2),
+        SHELL,
+        streams=(True,),
+    ),
+    Client(
+        "Qwen Code 0.24.4",
+        "qwen_code.mjs",
+        ("@qwen-code/qwen-code@0.24.4",),
+        {
+            "chat": Expected("exit status 1"),
+            "responses": Expected("exit status 1", turns=(2, 1), forks=(CHANGED,)),
+        },
+        tuple(reply.replace('"bash"', '"run_shell_command"') for reply in SHELL),
+        streams=(True,),
+    ),
+)
