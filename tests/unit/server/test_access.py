@@ -257,6 +257,15 @@ def test_no_object_is_built_from_a_body_with_too_many_items(unit: str, compresse
     assert peak(refused) < 4 * len(raw) + 10**6  # the decompressed text and its buffers
 
 
+@pytest.mark.parametrize("end", ["", "\\"])
+def test_a_text_that_is_not_closed_is_read_once(end: str) -> None:
+    limit = 1000
+    text = b"{" + b"," * limit + b'"' + b'\\"' * 200_000 + end.encode()
+    items = received._ITEM.finditer(text)
+    assert [len(item.group()) for item in items] == [1, 400_001 + len(end)]
+    assert not received.has_more_items(text, limit)
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

@@ -109,6 +109,16 @@ def test_a_turn_that_the_template_shows_is_none(
             'get_weather(city="Rome")',
             "calls",
         ),
+        (said("AB C", **THINK), f"A<call>B C{THOUGHT}", f"A{THOUGHT}", "text"),
+        (said("AB C", **THINK), f"A<call>B C{THOUGHT}", f"AB C{THOUGHT}", None),
+        (
+            calls(call(1, {"city": "L'Aquila"})),
+            "get_weather L'Aquila",
+            r"get_weather L\'Aquila",
+            None,
+        ),
+        (said("<'&amp;\n"), "<'&amp;\n", "&lt;&#39;&amp;amp;", None),
+        (said('{"a": "\n"}'), '{"a": "\n"}', r"{\"a\": \"\\n\"}", None),
         (calls(call(1, '{"city": "Zür')), 'get_weather {"city": "Zür', "get_weather {}", None),
     ],
 )

@@ -31,8 +31,10 @@ LONG = LARGE // 4
 """The maximum number of tokens that are parsed, or written as JSON, on the event loop."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
-_ITEM = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
-"""A value of a JSON text (of an array or an object: its bracket), or a name in an object."""
+_ITEM = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
+"""A value of a JSON text (of an array or an object: its bracket), or a name in an object. A text
+that is not closed ends with the body, so that each byte is read once.
+"""
 
 
 @dataclass(frozen=True, slots=True)

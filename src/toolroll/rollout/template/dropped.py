@@ -1,7 +1,7 @@
 """Find the part of a sampled turn that its template does not show in history.
 
-Only text counts. Spacing, JSON escapes, HTML escapes and the markers of the model's format may
-differ. A call whose arguments cannot be read has no text here: its message has no form for them.
+Only text counts. Spacing, escapes (of JSON, Python and HTML) and the markers of the model's format
+may differ. A call with unreadable arguments has no text here: its message has no form for them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+
+from jinja2.utils import htmlsafe_json_dumps
 
 from toolroll.rollout.template.bodies import texts_of
 from toolroll.rollout.types import Message
@@ -22,28 +24,55 @@ def dropped_part(turn: Message, sampled: str, shown: str) -> str | None:
 
     `turn` is the prepared message of the text `sampled`. Text that was not sampled is ignored.
     """
-    said, rest = squashed(sampled), squashed(shown)
+    source, rest = _normal(sampled), _normal(shown)
     parts = {"text": turn.get("content"), "reasoning": turn.get("reasoning_content")}
     texts = [(name, str(text)) for name, text in parts.items() if text]
     # The longest first: a short answer may occur in the reasoning before it.
     for name, text in sorted(texts, key=lambda part: -len(squashed(part[1]))):
-        for piece in [text] if _form_in(said, text) is not None else text.splitlines():
+        for piece in _sampled_pieces(text, source):
             form = _form_in(rest, piece)
-            if form is not None:
-                rest = rest.replace(form, "\0", 1) if form else rest
-            elif _form_in(said, piece) is not None:
+            if form is None:
                 return name
+            rest = rest.replace(form, "\0", 1) if form else rest
     names = Counter(call["function"]["name"] for call in turn.get("tool_calls") or ())
     lacks_a_call = any(
-        min(said.count(squashed(name)), count) > rest.count(squashed(name))
+        min(source.count(_normal(name)), count) > rest.count(_normal(name))
         for name, count in names.items()
     )
     if lacks_a_call or any(
-        _form_in(said, text) is not None and _form_in(rest, text) is None
+        _form_in(source, text) is not None and _form_in(rest, text) is None
         for text in _argument_texts(turn)
     ):
         return "calls"
     return None
+
+
+def _sampled_pieces(text: str, source: str) -> Iterator[str]:
+    """Yield the longest pieces of `text` that `source` contains. A parser joins the texts around a
+    call, so a text need not be one piece.
+    """
+    if _form_in(source, text) is not None:
+        yield text
+        return
+    for line in text.splitlines():
+        start = 0
+        while start < len(line):
+            stop = _longest(line, start, source)
+            if line[start:stop].strip():
+                yield line[start:stop]
+            start = max(stop, start + 1)
+
+
+def _longest(line: str, start: int, source: str) -> int:
+    """Return the largest `stop` for which `source` contains `line[start:stop]`."""
+    low, high = start, len(line)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _form_in(source, line[start:middle]) is not None:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _argument_texts(turn: Message) -> Iterator[str]:
@@ -57,17 +86,23 @@ def _argument_texts(turn: Message) -> Iterator[str]:
         yield from texts_of(arguments)
 
 
-def _form_in(squashed_text: str, text: str) -> str | None:
-    """Return the form of `text` that is in `squashed_text`, without white space."""
+def _form_in(normal: str, text: str) -> str | None:
+    """Return the form of `text` that is in `normal`, the normal form of another text."""
     text = text.strip()
     forms = (
         text,
         json.dumps(text, ensure_ascii=False)[1:-1],
         json.dumps(text)[1:-1],
-        html.escape(text),
-        repr(text)[1:-1],
+        str(htmlsafe_json_dumps(text))[1:-1],
     )
-    return next((form for form in map(squashed, forms) if form in squashed_text), None)
+    return next((form for form in map(_normal, forms) if form in normal), None)
+
+
+def _normal(text: str) -> str:
+    """Return `text` without white space, HTML escapes and backslashes. Text that was escaped twice,
+    such as JSON in JSON, has the same form as text that was escaped once.
+    """
+    return squashed(html.unescape(html.unescape(text))).replace("\\", "")
 
 
 def squashed(text: str) -> str:
