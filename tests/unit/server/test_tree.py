@@ -294,15 +294,30 @@ EDIT: Any = {
                 "replace_all": {"type": "boolean", "default": False},
                 "where": {"$ref": "#/$defs/Where"},
                 "edits": {"type": "array", "items": {"$ref": "#/$defs/Where"}},
+                "maybe": {"anyOf": [{"$ref": "#/$defs/Where"}, {"type": "null"}]},
+                "all": {"allOf": [{"$ref": "#/$defs/Where"}]},
+                "pair": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Where"}, {}]}},
+                "mode": {"$ref": "#/$defs/Mode"},
+                "width": {"anyOf": [{"default": 5}, {"default": 6}]},
+                "labels": {"additionalProperties": {"default": ""}},
             },
             "required": ["file_path"],
             "$defs": {
                 "Where": {"type": "object", "properties": {"line": {"default": None}}},
+                "Mode": {"type": "string", "default": "fast"},
             },
         },
     },
 }
-SAMPLED = {"file_path": "a.py", "where": {}, "edits": [{"line": 1}, {}]}
+SAMPLED = {
+    "file_path": "a.py",
+    "where": {},
+    "edits": [{"line": 1}, {}],
+    "maybe": {},
+    "all": {},
+    "pair": [{}],
+    "labels": {},
+}
 
 
 @pytest.mark.parametrize("history", ["fork", "preserve"])
@@ -311,6 +326,10 @@ SAMPLED = {"file_path": "a.py", "where": {}, "edits": [{"line": 1}, {}]}
     [
         ({"replace_all": False}, None),
         ({"count": 1, "where": {"line": None}, "edits": [{"line": 1}, {"line": None}]}, None),
+        ({"maybe": {"line": None}, "all": {"line": None}}, None),
+        ({"pair": [{"line": None}], "mode": "fast"}, None),
+        ({"width": 5}, "the argument 'width' was added to the arguments"),
+        ({"labels": {"a": ""}}, "the argument 'labels'"),
         ({"replace_all": True}, "the argument 'replace_all' was added to the arguments"),
         ({"replace_all": 0}, "the argument 'replace_all' was added to the arguments"),
         ({"where": {"line": 2}}, "the argument 'where'"),
