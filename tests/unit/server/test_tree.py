@@ -363,6 +363,35 @@ async def test_an_argument_that_equals_its_default_is_no_change(
             assert forks[0] == f"{EDITED}: message 1 (assistant) of the served history {changed}"
 
 
+def offering(name: str, **count: Any) -> Any:
+    """The tool `name` with an argument `n` that has the schema `count`."""
+    parameters = {"type": "object", "properties": {"n": count}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("last", [[], [offering("look", default=6)], [offering("other")]])
+@pytest.mark.parametrize("first", [{"default": 5}, {"default": 6}, {}])
+async def test_a_default_that_changes_changes_no_earlier_call(
+    tokenizer: Any, first: dict[str, Any], last: list[Any]
+) -> None:
+    """Two agents of one session may define the same tool. Its first definition counts."""
+    said = [call("look", n=5), call("look", n=6), "Done.", "Done."]
+    saying = lambda request: said[request.call]
+    async with endpoint(tokenizer, saying) as bench:
+        talks: list[list[Any]] = []
+        for user, count in (("Hi", first), ("Hello", {"default": 5})):
+            messages: list[Any] = [{"role": "user", "content": user}]
+            body = {"messages": messages, "tools": [offering("look", **count)]}
+            _, answer = await bench.post("/sessions/s/v1/chat/completions", body)
+            reply = answer["choices"][0]["message"]
+            talks.append([*messages, reply, *_results(reply)])
+        for messages in talks:
+            body = {"messages": messages, "tools": last}
+            await bench.post("/sessions/s/v1/chat/completions", body)
+        forks = (await bench.get("/sessions/s/trajectories"))["forks"]
+        assert [reason for reason in forks if not reason.startswith(TOOLS_CHANGED)] == [NEW_ROOT]
+
+
 async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) -> None:
     other: Any = {
         "type": "function",
