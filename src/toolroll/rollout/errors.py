@@ -78,18 +78,22 @@ class ContextOverflowError(EngineError):
 
 
 def prompt_too_long(
-    tokens: int, most: int, reported: str = "", **fields: Any
+    tokens: int | None, most: int | None, reported: str = "", **fields: Any
 ) -> ContextOverflowError:
-    """Return the error for a prompt of `tokens` tokens, if the engine accepts at most `most`.
-    `reported`: the engine's own message, if it refused the prompt. `fields`: see `EngineError`.
+    """Return the error for a prompt of `tokens` tokens, if the engine accepts at most `most`. Both
+    are None if the engine does not report them. `reported`: the engine's own message, if it refused
+    the prompt. `fields`: see `EngineError`.
 
     Agents recognize a prompt that is too long by the message, not by the code: Claude Code, pi,
     langchain and newer versions of litellm by its first words, older versions of litellm by
     "maximum input length is". Then they shorten the conversation.
     """
+    sizes, limit = f": {tokens} tokens > {most} maximum", f"{most} tokens"
+    if tokens is None:
+        sizes, limit = "", "exceeded"
     return ContextOverflowError(
-        f"prompt is too long: {tokens} tokens > {most} maximum. The maximum input length is {most} "
-        f"tokens: shorten the conversation{f' ({reported})' if reported else ''}",
+        f"prompt is too long{sizes}. The maximum input length is {limit}: shorten the conversation"
+        f"{f' ({reported})' if reported else ''}",
         **fields,
     )
 

@@ -201,7 +201,7 @@ def test_a_schema_without_an_end_has_an_answer() -> None:
         parameters = Offered([{"type": "function", "function": tool}]).parameters("f")
         assert parameters is not None
         assert parameters.schema.allowed.kinds is None
-        assert parameters.member("k") is None
+        assert parameters.schema.member("k") is None
 
 
 # --- what pydantic writes -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.server.in_process import ManagedSession, ToolrollClient
 from toolroll.rollout.template.delta import RenderedDelta
+from toolroll.rollout.template.record import AnswerRecord
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/s/v1/chat/completions"
@@ -100,6 +101,34 @@ async def test_what_is_committed_while_others_are_checked_is_checked_too(tokeniz
             for one in found["trajectories"]
             for turn in one["turns"]
         )
+
+
+@pytest.mark.parametrize("path", [CHAT, "/sessions/s/v1/completions"])
+async def test_what_is_committed_while_logprobs_are_compared_is_compared_too(
+    tokenizer: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop is free in the meantime."""
+    begun, go_on, loop = threading.Event(), threading.Event(), threading.get_ident()
+    check, compared = AnswerRecord.check, list[tuple[int, bool]]()
+
+    def slow(record: AnswerRecord, trajectories: Any) -> str | None:
+        compared.append((len(trajectories), threading.get_ident() == loop))
+        begun.set()
+        assert threading.get_ident() == loop or go_on.wait(60)
+        return check(record, trajectories)
+
+    monkeypatch.setattr(AnswerRecord, "check", slow)
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
+    ) as bench:
+        await bench.post(CHAT, {"messages": [USER]})
+        asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
+        await asyncio.to_thread(begun.wait)
+        other: Any = {"messages": [{"role": "user", "content": "Bye"}]}
+        status, _ = await bench.post(path, other if path == CHAT else {"prompt": "Bye"})
+        assert status == 200
+        go_on.set()
+        assert ((await asking)["mismatches"], compared) == ({}, [(1, False), (2, False)])
 
 
 async def test_a_check_that_fails_is_made_again(tokenizer: Any) -> None:

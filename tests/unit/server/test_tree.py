@@ -294,15 +294,30 @@ EDIT: Any = {
                 "replace_all": {"type": "boolean", "default": False},
                 "where": {"$ref": "#/$defs/Where"},
                 "edits": {"type": "array", "items": {"$ref": "#/$defs/Where"}},
+                "maybe": {"anyOf": [{"$ref": "#/$defs/Where"}, {"type": "null"}]},
+                "all": {"allOf": [{"$ref": "#/$defs/Where"}]},
+                "pair": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Where"}, {}]}},
+                "mode": {"$ref": "#/$defs/Mode"},
+                "width": {"anyOf": [{"default": 5}, {"default": 6}]},
+                "labels": {"additionalProperties": {"default": ""}},
             },
             "required": ["file_path"],
             "$defs": {
                 "Where": {"type": "object", "properties": {"line": {"default": None}}},
+                "Mode": {"type": "string", "default": "fast"},
             },
         },
     },
 }
-SAMPLED = {"file_path": "a.py", "where": {}, "edits": [{"line": 1}, {}]}
+SAMPLED = {
+    "file_path": "a.py",
+    "where": {},
+    "edits": [{"line": 1}, {}],
+    "maybe": {},
+    "all": {},
+    "pair": [{}],
+    "labels": {},
+}
 
 
 @pytest.mark.parametrize("history", ["fork", "preserve"])
@@ -311,6 +326,10 @@ SAMPLED = {"file_path": "a.py", "where": {}, "edits": [{"line": 1}, {}]}
     [
         ({"replace_all": False}, None),
         ({"count": 1, "where": {"line": None}, "edits": [{"line": 1}, {"line": None}]}, None),
+        ({"maybe": {"line": None}, "all": {"line": None}}, None),
+        ({"pair": [{"line": None}], "mode": "fast"}, None),
+        ({"width": 5}, "the argument 'width' was added to the arguments"),
+        ({"labels": {"a": ""}}, "the argument 'labels'"),
         ({"replace_all": True}, "the argument 'replace_all' was added to the arguments"),
         ({"replace_all": 0}, "the argument 'replace_all' was added to the arguments"),
         ({"where": {"line": 2}}, "the argument 'where'"),
@@ -342,6 +361,35 @@ async def test_an_argument_that_equals_its_default_is_no_change(
         else:
             changed = f"was changed: {argument} of its call 'Edit'"
             assert forks[0] == f"{EDITED}: message 1 (assistant) of the served history {changed}"
+
+
+def offering(name: str, **count: Any) -> Any:
+    """The tool `name` with an argument `n` that has the schema `count`."""
+    parameters = {"type": "object", "properties": {"n": count}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("last", [[], [offering("look", default=6)], [offering("other")]])
+@pytest.mark.parametrize("first", [{"default": 5}, {"default": 6}, {}])
+async def test_a_default_that_changes_changes_no_earlier_call(
+    tokenizer: Any, first: dict[str, Any], last: list[Any]
+) -> None:
+    """Two agents of one session may define the same tool. Its first definition counts."""
+    said = [call("look", n=5), call("look", n=6), "Done.", "Done."]
+    saying = lambda request: said[request.call]
+    async with endpoint(tokenizer, saying) as bench:
+        talks: list[list[Any]] = []
+        for user, count in (("Hi", first), ("Hello", {"default": 5})):
+            messages: list[Any] = [{"role": "user", "content": user}]
+            body = {"messages": messages, "tools": [offering("look", **count)]}
+            _, answer = await bench.post("/sessions/s/v1/chat/completions", body)
+            reply = answer["choices"][0]["message"]
+            talks.append([*messages, reply, *_results(reply)])
+        for messages in talks:
+            body = {"messages": messages, "tools": last}
+            await bench.post("/sessions/s/v1/chat/completions", body)
+        forks = (await bench.get("/sessions/s/trajectories"))["forks"]
+        assert [reason for reason in forks if not reason.startswith(TOOLS_CHANGED)] == [NEW_ROOT]
 
 
 async def test_other_tools_fork_where_the_template_shows_them(tokenizer: Any) -> None:

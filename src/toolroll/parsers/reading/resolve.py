@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from referencing import Registry
@@ -55,7 +55,7 @@ class Allowed(NamedTuple):
     strings: frozenset[str] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schema:
     """A JSON schema: a document, or a part of one.
 
@@ -90,23 +90,27 @@ class Schema:
         except _TooMany:
             return Allowed()
 
+    @cached_property
+    def default(self) -> tuple[()] | tuple[Any]:
+        """The default of a value, or () if there is none. A default in a branch of `anyOf` or
+        `oneOf` is none, because the value may fit another branch.
+        """
+        try:
+            return _Question().default(self, 0)
+        except _TooMany:
+            return ()
+
     def member(self, key: str) -> Schema | None:
         """Return the schema of the property `key`, or None if there is none.
 
         A property that `properties` does not name may have any schema of `patternProperties` or
         `additionalProperties`.
         """
-        return self._part(lambda node: _property(node, key))
+        return _part(self, _property, key)
 
     def item(self, index: int) -> Schema | None:
         """Return the schema of the item at `index` of an array, or None if there is none."""
-        return self._part(lambda node: _item(node, index))
-
-    def _part(self, step: _Step) -> Schema | None:
-        try:
-            return _Question().part(self, step, 0)
-        except _TooMany:
-            return None
+        return _part(self, _item, index)
 
     def within(self, node: Any) -> Schema:
         """Return the schema of `node`, which is a part of this schema."""
@@ -168,6 +172,18 @@ class _Question:
                 allowed = _both(allowed, _either(branches))
         return allowed
 
+    def default(self, schema: Schema, depth: int) -> tuple[()] | tuple[Any]:
+        """Return the default of `schema`, or of the first schema that applies together with it.
+        Raises `_TooMany`.
+        """
+        self._count(depth)
+        if not isinstance(schema.node, Mapping):
+            return ()
+        if "default" in schema.node:
+            return (schema.node["default"],)
+        defaults = (self.default(part, depth + 1) for part in schema.everything())
+        return next(filter(None, defaults), ())
+
     def part(self, schema: Schema, step: _Step, depth: int) -> Schema | None:
         """Return the schema that `step` finds in `schema` and in what it refers to. Raises
         `_TooMany`.
@@ -182,6 +198,14 @@ class _Question:
             branches = [self.part(part, step, depth + 1) for part in schema.branches(word)]
             parts.append(_combined("anyOf", branches))
         return _combined("allOf", parts)
+
+
+@lru_cache(maxsize=1 << 14)  # bounded, because a model may write any number of keys
+def _part(schema: Schema, find: Callable[[Any, Any], Any], key: str | int) -> Schema | None:
+    try:
+        return _Question().part(schema, lambda node: find(node, key), 0)
+    except _TooMany:
+        return None
 
 
 def _combined(word: str, parts: Iterable[Schema | None]) -> Schema | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -14,27 +14,13 @@ from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.types import CallStatus, ToolCall
 
 
-class ToolSchema:
+class ToolSchema(NamedTuple):
     """The JSON schema of a tool's parameters. `validator` is None if arguments cannot be
     checked.
     """
 
-    def __init__(self, schema: Schema, validator: BoundedValidator | None) -> None:
-        self.schema = schema
-        self.validator = validator
-        self._members: dict[str, Schema | None] = {}
-
-    def member(self, key: str) -> Schema | None:
-        """Return the schema of the parameter `key`, or None if it is unknown."""
-        if key in self._members:
-            return self._members[key]
-        schema = self.schema.member(key)
-        if len(self._members) < _MOST_MEMBERS:  # a model may write any number of keys
-            self._members[key] = schema
-        return schema
-
-
-_MOST_MEMBERS = 1000
+    schema: Schema
+    validator: BoundedValidator | None
 
 
 class Offered:
@@ -56,7 +42,7 @@ class Offered:
 def parameter(offered: Offered | None, name: str, key: str) -> Schema | None:
     """Return the schema of the parameter `key` of the tool `name`, or None if it is unknown."""
     parameters = offered.parameters(name) if offered is not None else None
-    return parameters.member(key) if parameters is not None else None
+    return parameters.schema.member(key) if parameters is not None else None
 
 
 def check_call(call: ToolCall, offered: Offered) -> ToolCall:

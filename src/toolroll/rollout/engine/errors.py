@@ -34,13 +34,18 @@ different worker.
 """
 _RETRYABLE = frozenset({408, 425, 429, 502, 503, 504})
 _OVERFLOW = re.compile(
-    r"\((\d+) tokens\) is longer than the model's context length \((\d+) tokens|"
-    r"exceeds the model's maximum context length of (\d+) tokens.*?a total of (\d+) tokens|"
-    r"\((\d+) tokens\) exceeds the maximum allowed length \((\d+) tokens",
+    r"longer than the model's context length|exceeds the model's maximum context length|exceeds "
+    r"the maximum allowed length"
+)
+"""SGLang's messages for a prompt that is too long, or whose answer does not fit."""
+_SIZES = re.compile(r"\((\d+) tokens\).*?\((\d+) tokens\)", re.DOTALL)
+"""The number of tokens of a prompt, and the limit that it reaches or exceeds."""
+_TOTAL = re.compile(
+    r"length of (\d+) tokens.*?(\d+) tokens from the input.*?(\d+) tokens for the completion",
     re.DOTALL,
 )
-"""SGLang's messages for a prompt that is too long, or whose answer does not fit. Each contains the
-number of tokens and the limit.
+"""The context length, and the numbers of tokens of a prompt and of the answer that it leaves no
+room for.
 """
 
 
@@ -51,7 +56,8 @@ class Failure:
     `status`: the HTTP status, or None if no answer came. `retry`: another attempt may succeed.
     `server_fault`: the engine answered 500. This is retried only once, because it recurs if the
     request itself is the cause. `overflow`: if the prompt is too long, the number of its tokens and
-    the largest number that the engine accepts. `retry_after`: how many seconds the server asks to
+    the largest number that leaves room for the answer. Both are None if the engine does not report
+    them. `retry_after`: how many seconds the server asks to
     wait. `lost`: there was no connection, or it broke, so the engine may be down. `down`: a router
     reports that its workers are down. `running`: the engine may still be working on the request, so
     the request must be aborted.
@@ -62,7 +68,7 @@ class Failure:
     body: str = ""
     retry: bool = False
     server_fault: bool = False
-    overflow: tuple[int, int] | None = None
+    overflow: tuple[int | None, int | None] | None = None
     retry_after: float | None = None
     lost: bool = False
     down: bool = False
@@ -88,12 +94,17 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
     )
 
 
-def _overflow(message: str) -> tuple[int, int] | None:
-    found = _OVERFLOW.search(message)
-    if found is None:
+def _overflow(message: str) -> tuple[int | None, int | None] | None:
+    """Return `Failure.overflow`."""
+    if not _OVERFLOW.search(message):
         return None
-    limit, tokens = sorted(int(number) for number in found.groups() if number is not None)
-    return tokens, min(limit, tokens - 1)  # SGLang refuses a prompt of the limit's length too
+    if total := _TOTAL.search(message):
+        limit, tokens, answer = map(int, total.groups())
+        return tokens, max(0, limit - answer)
+    if sizes := _SIZES.search(message):
+        tokens, limit = map(int, sizes.groups())
+        return tokens, min(limit, tokens - 1)  # SGLang refuses a prompt of the limit's length too
+    return None, None
 
 
 def from_exception(error: Exception) -> Failure:

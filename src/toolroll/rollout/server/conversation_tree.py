@@ -145,8 +145,9 @@ class ConversationTree:
         self._by_reply: dict[Digest, TurnNode] = {}
         self._by_prompt: dict[Digest, TurnNode] = {}
         self._next: dict[int, TurnNode] = {}
-        # `Prompt.tools_key`, and the schemas of its tools
-        self._tools: dict[bytes, tuple[bytes, Schemas]] = {}
+        # Tool lists are long, so all turns with identical tools share one `Prompt.tools_key`.
+        self._tools: dict[bytes, bytes] = {}
+        # The first schema of each tool. All digests are made under it, even if it changes later.
         self._schemas: Schemas = {}
 
     # --- planning ---------------------------------------------------------------------------------
@@ -162,9 +163,7 @@ class ConversationTree:
         cannot render the conversation. `reasoning`: the parser's tags for reasoning.
         """
         tools_key = orjson.dumps(tools)
-        _, own_schemas = self._tools.get(tools_key) or (tools_key, schemas_of(tools))
-        # a request without tools, such as one for a summary, still repeats calls
-        schemas = {**self._schemas, **own_schemas}
+        schemas = self._schemas_with(tools_key)
         echo = Echo(schemas=schemas)
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
@@ -185,6 +184,12 @@ class ConversationTree:
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
         return self._forked(request, turn, served, reason)
+
+    def _schemas_with(self, tools_key: bytes) -> Schemas:
+        """Return the schemas of the session's tools and of new tools in the list `tools_key`."""
+        if tools_key in self._tools:
+            return self._schemas
+        return {**schemas_of(orjson.loads(tools_key)), **self._schemas}
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
@@ -308,14 +313,9 @@ class ConversationTree:
 
     def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
         """Add the turn whose reply was sampled as `node`."""
-        # Tool lists are long, so all turns with identical tools share one key.
-        if prompt.tools_key not in self._tools:
-            schemas = schemas_of(orjson.loads(prompt.tools_key))
-            self._tools[prompt.tools_key] = prompt.tools_key, schemas
-            # a new dict, because a request may be planned in another thread
-            self._schemas = {**self._schemas, **schemas}
-        tools_key, schemas = self._tools[prompt.tools_key]
-        schemas = {**self._schemas, **schemas}
+        # The schemas before the key, because a request may be planned in another thread.
+        schemas = self._schemas = self._schemas_with(prompt.tools_key)
+        tools_key = self._tools.setdefault(prompt.tools_key, prompt.tools_key)
         digest = Echo(prompt.digest, schemas).add(reading.message)
         turn = TurnNode(
             prompt.turn,

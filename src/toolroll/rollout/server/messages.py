@@ -15,6 +15,8 @@ from typing import Any
 
 import orjson
 
+from toolroll.parsers.reading.resolve import Schema
+from toolroll.parsers.reading.schema import Offered
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.server.errors import ApiError, invalid, not_rendered, refused
 from toolroll.rollout.server.nesting import too_deep, too_deep_text
@@ -37,14 +39,12 @@ _FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
 _INERT = frozenset({"provider_specific_fields", "annotations"})
 """Fields that client libraries add to messages and that models never see."""
 
-_MOST_REFERENCES = 8
-"""The number of `$ref` in a row that are followed."""
-
 Digest = bytes
 START: Digest = b""
 
-Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON schemas of the parameters of tools, by the tool's name."""
+Schemas = Mapping[str, Schema | None]
+"""The schemas of the parameters of tools, by the tool's name. None if no parameter has a default.
+"""
 
 
 def read_messages(
@@ -208,54 +208,37 @@ def call_form(call: Mapping[str, Any], schemas: Schemas) -> list[Any]:
     name = call["function"]["name"]
     # `_call` reads a call without arguments as "{}".
     arguments = canonical(call["function"].get("arguments") or "{}")
-    schema = schemas.get(name)
-    return [name, arguments if schema is None else _without_defaults(arguments, schema, schema)]
+    return [name, _without_defaults(arguments, schemas.get(name))]
 
 
 def schemas_of(tools: Sequence[Tool]) -> Schemas:
-    """Return the schemas of those `tools` whose arguments may have defaults."""
-    functions = (tool["function"] for tool in tools)
-    return {
-        function["name"]: function["parameters"]
-        for function in functions
-        if b'"default":' in orjson.dumps(function.get("parameters"))
-    }
+    """Return the schemas of the parameters of `tools`."""
+    offered, schemas = Offered(tools), dict[str, Schema | None]()
+    for name, function in offered.functions.items():
+        parameters = offered.parameters(name)
+        has_default = b'"default":' in orjson.dumps(function.get("parameters"))
+        schemas[name] = parameters.schema if parameters is not None and has_default else None
+    return schemas
 
 
-def _without_defaults(value: Any, schema: Any, root: Any) -> Any:
-    """Return `value` without the fields that equal their default in `schema`, at any depth. `root`
-    is the schema to which a `$ref` refers.
-    """
-    schema = _referenced(schema, root)
+def _without_defaults(value: Any, schema: Schema | None) -> Any:
+    """Return `value` without the fields that equal their default in `schema`, at any depth."""
+    if schema is None:
+        return value
     if isinstance(value, list):
-        return [_without_defaults(item, schema.get("items"), root) for item in value]
-    fields = schema.get("properties")
-    if not isinstance(value, dict) or not isinstance(fields, dict):
+        return [_without_defaults(item, schema.item(index)) for index, item in enumerate(value)]
+    if not isinstance(value, dict):
         return value
     kept = {}
     for name, item in value.items():
-        field = fields.get(name)
-        rest = _without_defaults(item, field, root)
-        if isinstance(field, dict) and "default" in field:
-            default = _without_defaults(_same_numbers(field["default"]), field, root)
-            if json_form(rest) == json_form(default):
-                continue
-        kept[name] = rest
+        field = schema.member(name)
+        rest = _without_defaults(item, field)
+        for default in field.default if field is not None else ():
+            if json_form(rest) == json_form(_without_defaults(_same_numbers(default), field)):
+                break
+        else:
+            kept[name] = rest
     return kept
-
-
-def _referenced(schema: Any, root: Any) -> Mapping[str, Any]:
-    """Return the schema to which `schema` refers, or an empty schema if it cannot be found."""
-    for _ in range(_MOST_REFERENCES):
-        if not isinstance(schema, dict):
-            return {}
-        path = schema.get("$ref")
-        if not isinstance(path, str):
-            return schema
-        schema = root if path.startswith("#") else None
-        for step in path[1:].split("/")[1:]:
-            schema = schema.get(step) if isinstance(schema, dict) else None
-    return {}
 
 
 def json_form(value: Any) -> bytes:

@@ -15,6 +15,7 @@ import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from toolroll.rollout.server.completion_index import CompletionIndex
@@ -144,9 +145,14 @@ class LiveSession:
             self.mismatches[kind] += 1
         turn.checked = True
 
-    def check_trajectories(self) -> None:
-        """Compare the session's trajectories with the engine's answers."""
-        kind = self.record.check(self.session.trajectories())
+    def record_check(self) -> Callable[[], str | None]:
+        """Return a function that compares the session's present trajectories with the engine's
+        answers, and returns the kind of the first mismatch, or None. It may run in a thread.
+        """
+        return partial(self.record.copy().check, self.session.trajectories())
+
+    def record_checked(self, kind: str | None) -> None:
+        """Record the result of `record_check`."""
         if kind is not None:
             self.mismatches[kind] = 1
 

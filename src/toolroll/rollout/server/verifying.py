@@ -27,10 +27,13 @@ def _forget(live: LiveSession, turn: TurnNode, _task: asyncio.Task[None]) -> Non
 
 async def check_all(live: LiveSession) -> None:
     """Verify the sequences of `live`, including sequences that are committed while this runs."""
-    while live.tree.unchecked():
-        start_checks(live)
-        await live.checked()
-    live.check_trajectories()
+    nodes = -1
+    while nodes != live.session.nodes:
+        while live.tree.unchecked():
+            start_checks(live)
+            await live.checked()
+        nodes = live.session.nodes
+        live.record_checked(await asyncio.to_thread(live.record_check()))
 
 
 def check_all_now(live: LiveSession) -> None:
@@ -40,7 +43,7 @@ def check_all_now(live: LiveSession) -> None:
     for turn in live.tree.unchecked():
         sequence = sequence_of(turn, live.session, live.record)
         live.check_done(turn, turn.template.verifier.check(sequence))
-    live.check_trajectories()
+    live.record_checked(live.record_check()())
 
 
 async def _check(live: LiveSession, turn: TurnNode) -> None:

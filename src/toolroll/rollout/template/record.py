@@ -55,6 +55,13 @@ class AnswerRecord:
             answers.stopped = stopped if answers.stopped == stopped else None
             answers.logprobs.append(_logprob_digest(completion.logprobs))
 
+    def copy(self) -> AnswerRecord:
+        """Return a copy to which later answers are not added."""
+        record = AnswerRecord()
+        for key, answers in self._answers.items():
+            record._answers[key] = _Answers(answers.stopped, answers.logprobs[:])
+        return record
+
     def check_turns(
         self,
         ids: IdArray,
