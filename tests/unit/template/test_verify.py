@@ -104,18 +104,28 @@ def test_every_change_of_a_delta_or_prompt_is_found(
     assert missed == []
 
 
-@pytest.mark.parametrize("name", ["gptoss", "lfm2_2_5"])
-def test_the_first_prompt_shows_reasoning_that_the_template_reads_from_another_field(
-    name: str,
-) -> None:
+THOUGHT: Message = {"reasoning_content": "A thought."}
+NO_TEXT: Message = {"content": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("gptoss", THOUGHT),  # reads it from the field `thinking`
+        ("lfm2_2_5", THOUGHT),
+        ("gptoss", NO_TEXT),  # refuses null
+        ("glm4moe", NO_TEXT),  # writes "None"
+        ("deepseekv3", NO_TEXT),
+        ("llama3_1", NO_TEXT),
+    ],
+)
+def test_a_first_prompt_with_a_call_is_right_in_every_form(name: str, more: Message) -> None:
     template = ChatTemplate(tokenizer_for(trl_template(name)))
-    before = [
-        {"role": "user", "content": "Look there."},
-        {**calling("one"), "reasoning_content": "A thought."},
-        result("one"),
-    ]
+    before = [{"role": "user", "content": "Look."}, {**calling("one"), **more}, result("one")]
     prompt = template.prompt(before, [TOOL])
-    assert "A thought." in template.encoder.decode(prompt)
+    text = template.encoder.decode(prompt)
+    assert ("A thought." in text) == (more is THOUGHT)
+    assert "None" not in text
     ids = [*prompt, *template.encoder.encode("Done.", previous=prompt[-1])]
     span = TurnSpan(len(prompt), len(ids), len(before))
     messages = [*before, {"role": "assistant", "content": "Done."}]

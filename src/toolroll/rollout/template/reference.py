@@ -70,6 +70,8 @@ class ReferenceRender:
                 made["content"] = [{**part, "type": "text"} for part in made["content"]]
             else:
                 made["content"] = "".join(str(part["text"]) for part in made["content"])
+        if made.get("content") is None and made.get("tool_calls") and not self._takes_null:
+            made["content"] = ""
         if made.get("tool_calls"):
             made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
         if made.get("reasoning_content") and self._takes_thinking(made):
@@ -103,6 +105,27 @@ class ReferenceRender:
             except RENDER_ERRORS:
                 continue
         return False
+
+    @cached_property
+    def _takes_null(self) -> bool:
+        """False if the template raises for a turn with calls whose content is null, or writes
+        None or null, but renders it with an empty content.
+        """
+        calling = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
+        for tools in ([_TOOL], None):
+            texts: list[str | None] = []
+            for content in ("", None):
+                try:
+                    talk = [_USER, {**calling, "content": content}, _result("x")]
+                    texts.append(self.render(talk, tools, generate=False))
+                except RENDER_ERRORS:
+                    texts.append(None)
+            empty, null = texts
+            if empty is not None:
+                return null is not None and all(
+                    null.count(word) <= empty.count(word) for word in ("None", "null")
+                )
+        return True
 
     def _takes_parts(self, role: str) -> bool:
         """Return True if the template renders all texts of a message whose content is a list of

@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, Literal
 
@@ -205,9 +205,12 @@ class Renderer:
 
     def with_content(self, message: Message) -> Message:
         """Return `message` with its text parts in the form that the template accepts for its role:
-        a list of parts, or one string.
+        a list of parts, or one string. If the template does not accept null as the content of a
+        turn with calls, it becomes an empty text.
         """
         content = message.get("content")
+        if content is None and message.get("tool_calls") and not self._takes_null:
+            return {**message, "content": ""}
         if content is None or isinstance(content, str):
             return message
         parts = _text_parts(content)
@@ -215,6 +218,24 @@ class Renderer:
         if role not in self._takes_parts:
             self._takes_parts[role] = self._shows_parts(role)
         return {**message, "content": parts if self._takes_parts[role] else _joined(parts)}
+
+    @cached_property
+    def _takes_null(self) -> bool:
+        """False if the template refuses null as the content of a turn with calls (gpt-oss), or
+        writes it as text (GLM-4.5).
+        """
+        form = self.argument_form or "dict"
+        call = _with_arguments(_call({"x": "x"}), form)
+        for after, tools in itertools.product(([_result()], []), ([_TOOL], None)):
+            null, empty = (
+                self._shows([_USER, {**call, "content": content}, *after], tools)
+                for content in (None, "")
+            )
+            if empty is not None:
+                return null is not None and not any(
+                    null.count(text) > empty.count(text) for text in ("None", "null")
+                )
+        return True
 
     def _with_reasoning(self, message: Message) -> Message:
         """Return `message` with its reasoning also in the field `thinking`, if the template reads
