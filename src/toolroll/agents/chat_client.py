@@ -222,7 +222,8 @@ class ChatClient:
         """Send `request`: the messages, tools and sampling parameters. The client adds the model.
 
         `allow_length`: return an answer that the token limit truncated, with the finish reason
-        "length". By default, the request is retried with twice the token limit.
+        "length". By default, the request is retried with twice the token limit. If the prompt and
+        this limit do not fit into the context, the error is that of the truncated answer.
 
         Raises `ContextOverflowError` if the server reports that the prompt is too long,
         `EngineUnreachableError` if the server did not answer for `engine_timeout` seconds, and
@@ -230,6 +231,7 @@ class ChatClient:
         """
         config = self._config
         attempt = deaths = 0
+        truncated: Failure | None = None
         while True:
             ended = self._outage.ended
             outcome = await self._attempt(orjson.dumps({"model": config.model, **request}))
@@ -239,7 +241,7 @@ class ChatClient:
                 if outcome.finish_reason != "length" or allow_length:
                     return replace(outcome, attempts=attempt)
                 request = _with_more_room(request, outcome.usage["completion_tokens"])
-                outcome = Failure(
+                outcome = truncated = Failure(
                     "the token limit truncated the answer (finish_reason 'length'): raise "
                     "max_tokens, or turn the model's reasoning off",
                     200,
@@ -253,6 +255,8 @@ class ChatClient:
                     continue
             wait = outcome.retry_after or 0.0
             if not outcome.retry or attempt > config.retries or wait > config.max_backoff:
+                if truncated is not None and _is_overflow(outcome):
+                    outcome = truncated  # the prompt was not too long with the lower limit
                 raise self._error(outcome, attempt)
             pause = min(config.backoff * 2.0 ** (attempt - 1), config.max_backoff)
             await self._sleep(max(pause * (0.5 + self._jitter() / 2), wait))
@@ -303,15 +307,18 @@ class ChatClient:
         if wait > self._config.max_backoff:
             limit = f"max_backoff ({self._config.max_backoff:g} s)"
             words = f"Retry-After is {wait:g} s, longer than {limit}: {words}"
-        refused = status is not None and 400 <= status < 500
-        overflow = failure.overflow or (refused and _OVERFLOW.search(failure.body))
         times = f"{attempts} attempt{'s' if attempts > 1 else ''}"
-        return (ContextOverflowError if overflow else EngineError)(
+        return (ContextOverflowError if _is_overflow(failure) else EngineError)(
             f"{self.url} failed after {times}: {words}",
             status=status,
             body=failure.body,
             attempts=attempts,
         )
+
+
+def _is_overflow(failure: Failure) -> bool:
+    refused = failure.status is not None and 400 <= failure.status < 500
+    return bool(failure.overflow or (refused and _OVERFLOW.search(failure.body)))
 
 
 def _with_more_room(request: Mapping[str, Any], sampled: int) -> dict[str, Any]:

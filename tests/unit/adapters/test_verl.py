@@ -142,6 +142,8 @@ def test_why_an_episode_was_aborted() -> None:
     assert why_aborted(result) == "engine_abort"
     result.info["error"] = {"type": "EngineError", "message": "no answer"}
     assert why_aborted(result) == "no answer"
+    result.info["error"] = "an agent's own text"
+    assert why_aborted(result) == "engine_abort"
 
 
 async def test_an_episode_without_logprobs_is_aborted_with_a_zero_mask() -> None:

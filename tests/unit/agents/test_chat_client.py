@@ -234,6 +234,16 @@ async def test_a_truncated_answer_gets_more_room_by_what_the_server_allowed() ->
         assert (found.reply.content, found.finish_reason, found.attempts) == ("hal", "length", 1)
 
 
+async def test_a_raised_limit_that_does_not_fit_is_not_an_overflow_of_the_prompt() -> None:
+    cut = completion("hal", finish="length")
+    refused = fails(400, "This model's maximum context length is 4096 tokens")
+    async with scripted(cut, refused) as talk:
+        with pytest.raises(EngineError, match="2 attempts: the token limit truncated") as caught:
+            await talk.client.complete(REQUEST | {"max_tokens": 2048})
+    assert not isinstance(caught.value, ContextOverflowError)
+    assert [body["max_tokens"] for body in talk.server.bodies] == [2048, 4096]
+
+
 async def test_no_server() -> None:
     async with scripted(completion("hi")) as talk:
         pass

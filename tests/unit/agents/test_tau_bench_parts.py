@@ -457,7 +457,7 @@ async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
         assert played[0].metrics()["user_calls"] == 3.0 and played[0].metrics()["user_cost"] > 0
 
 
-@pytest.mark.parametrize("finish", UNFINISHED)
+@pytest.mark.parametrize("finish", [reason for reason in UNFINISHED if reason != "length"])
 async def test_an_unfinished_answer_is_no_line_of_a_litellm_user(
     litellm: ModuleType, finish: str | None
 ) -> None:
@@ -469,6 +469,19 @@ async def test_an_unfinished_answer_is_no_line_of_a_litellm_user(
         vars(litellm)["finishes"] += [finish] * 3
         with pytest.raises(UserSimulatorError, match=f"were unfinished .*{finish!r}"):
             await user.step("Which one?")
+
+
+async def test_a_truncated_answer_of_a_litellm_user_is_not_sampled_again(
+    litellm: ModuleType,
+) -> None:
+    """The same request has the same token limit."""
+    async with _users() as users:
+        user = users.make()
+        await user.reset("Order a cup.")
+        vars(litellm)["finishes"] += ["length", "stop"]
+        with pytest.raises(UserSimulatorError, match="token limit truncated"):
+            await user.step("Which one?")
+    assert vars(litellm)["finishes"] == ["stop"]
 
 
 async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(litellm: ModuleType) -> None:

@@ -182,6 +182,6 @@ def test_a_second_reset_counts_from_zero() -> None:
     task = MULTI_TURN_BASE.tasks("test")[0]
     env.reset(task, 0)
     env.step(Action("", (ToolCall("no_such_tool", {}, ""),)))
-    assert env.metrics()["env_calls"] == env.metrics()["tool_errors"] == 1.0
+    assert env.metrics()["calls"] == env.metrics()["tool_errors"] == 1.0
     env.reset(task, 0)
-    assert env.metrics()["env_calls"] == env.metrics()["tool_errors"] == 0.0
+    assert env.metrics()["calls"] == env.metrics()["tool_errors"] == 0.0

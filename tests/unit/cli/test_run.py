@@ -5,6 +5,7 @@ is stopped.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -146,8 +147,32 @@ def test_a_run_that_lost_too_many_episodes_does_not_look_like_a_success(
     )  # fmt: skip
     assert result.exit_code == status, result.stdout
     assert rows(result)["reward (mean)"].endswith(cell)
-    told = f"{len(failing)} of 20 episodes have no reward, and --max-lost" in result.stdout
+    told = f"{len(failing)} of 20 episodes have no reward, and --max-lost allows" in result.stdout
     assert told is bool(status)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ("0", "desk: no episode has a reward\n"),
+        ("0-1", "1 of 2 episodes have no reward, and --max-lost allows a share of 0.005\n"),
+    ],
+)
+def test_an_episode_that_ended_without_a_reward_was_not_aborted(
+    engine: EmbeddedEngine, tmp_path: Path, tasks: str, words: str
+) -> None:
+    command = ["--tasks", tasks, "--out", tmp_path / "out", "--max-lost", "0.005"]
+    assert run(engine, *command).exit_code == 0
+    file = tmp_path / "out" / "episodes.jsonl"
+    file.write_bytes(re.sub(rb'"reward":[\d.]+,"step_rewards"', b'"reward":null,"step_rewards"',
+                            file.read_bytes(), count=1))  # fmt: skip
+    result = run(engine, *command)
+    assert result.exit_code == 1
+    assert words in result.stdout
+    exported = toolroll(
+        "export", tmp_path / "out", "--out", tmp_path / "data", "--format", "tau-bench"
+    ).stdout
+    assert f"1 of {1 + len(tasks) // 2} tasks have no graded episode" in exported
 
 
 def test_numbers_of_an_environment_and_bad_lines_break_no_folder(

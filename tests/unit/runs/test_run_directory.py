@@ -134,6 +134,28 @@ def test_a_settings_file_that_cannot_be_read_is_refused(
         pass
 
 
+@pytest.mark.parametrize("newer", [(True, True), (False, True)])
+def test_a_folder_with_episodes_of_another_schema_version_is_refused(
+    tmp_path: Path, newer: tuple[bool, ...]
+) -> None:
+    with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
+        folder.append(episode("t-0"))
+        folder.append(episode("t-1", reason=StopReason.ENGINE_ERROR))
+    file = tmp_path / FILE_NAME
+    lines = file.read_bytes().splitlines(keepends=True)
+    before = b"".join(
+        line.replace(b'"schema_version":1', b'"schema_version":2') if changed else line
+        for line, changed in zip(lines, newer, strict=True)
+    )
+    file.write_bytes(before)
+    words = rf"{FILE_NAME}, line {newer.index(True) + 1}: .*version 2; this toolroll reads 1"
+    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
+        pass
+    with pytest.raises(UsageError, match=words):
+        list(read_episodes(tmp_path, on_bad_line=lambda message: None))
+    assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize("aborted", [False, True])
 def test_a_mistake_before_the_first_finished_episode_does_not_bind_the_folder(
     tmp_path: Path, aborted: bool

@@ -30,8 +30,8 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return a copy of `found`, which `reset` returned. The environment cannot change the copy.
-    Raise `EnvironmentFailure` if `found` is not valid.
+    """Return a copy of `found`, which `reset` returned (see `_checked`). Raise
+    `EnvironmentFailure` if `found` is not valid.
     """
     if not isinstance(found, Observation):
         raise EnvironmentFailure(
@@ -43,8 +43,8 @@ def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> O
 def checked_step(
     where: str, found: Any, action: Action, most_bytes: int = MOST_BYTES
 ) -> StepResult:
-    """Return a copy of `found`, which the function `where` returned. The environment cannot change
-    the copy. Raise `EnvironmentFailure` if `found` is not valid.
+    """Return a copy of `found`, which the function `where` returned (see `_checked`). Raise
+    `EnvironmentFailure` if `found` is not valid.
     """
     if not isinstance(found, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")
@@ -65,9 +65,9 @@ def checked_step(
 
 
 def _checked(where: str, found: T, most_bytes: int) -> T:
-    """Return a copy of `found` with valid messages, tools and info, which the environment cannot
-    change. The class of `found` may be a subclass with another constructor, so the constructor is
-    not called.
+    """Return a copy of `found` with valid messages, tools and info. The environment cannot change
+    the messages and tools of the copy. The values in its info are not copied. The class of `found`
+    may be a subclass with another constructor, so the constructor is not called.
     """
     made = copy(found)
     reader = _Reader(where)
@@ -153,15 +153,18 @@ def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]
     """
     if not isinstance(found, Mapping):
         return {}, f"{env}.metrics must return a mapping of numbers, not {shown(found)}"
-    values = dict(_Reader(f"{env}.metrics").read(found.items()))
-    numbers = {key_text(name): finite(value) for name, value in values.items()}
-    kept = {_metric(name): value for name, value in numbers.items() if value is not None}
-    wrong = "; ".join(
-        f"{key_text(name)}: {shown(value)}"
-        for name, value in values.items()
-        if numbers[key_text(name)] is None
-    )
-    return kept, f"{env}.metrics must return finite numbers, not {wrong}" if wrong else None
+    numbers: dict[str, float] = {}
+    wrong = []
+    for key, value in _Reader(f"{env}.metrics").read(found.items()):
+        text, number = key_text(key), finite(value)
+        if number is None:
+            wrong.append(f"{text}: {shown(value)}")
+        elif _metric(text) in numbers:
+            wrong.append(f"{text}: {shown(value)} (a second value)")
+        else:
+            numbers[_metric(text)] = number
+    words = "; ".join(wrong)
+    return numbers, f"{env}.metrics must return finite numbers, not {words}" if wrong else None
 
 
 def _metric(name: str) -> str:

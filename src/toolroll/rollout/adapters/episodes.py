@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import UsageError, error_in
 from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
@@ -248,8 +248,7 @@ def why_aborted(result: InteractionResult) -> str:
     """Return why an episode was aborted: the message of its error, or its stop reason if the engine
     aborted it without an error.
     """
-    error = result.info.get("error") or {}
-    return str(error.get("message") or result.stop_reason)
+    return str(error_in(result.info).get("message") or result.stop_reason)
 
 
 async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

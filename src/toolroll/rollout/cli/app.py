@@ -371,20 +371,17 @@ def _show(
     for outcome in outcomes:
         name, lost = outcome.summary.env, outcome.report["lost"]
         if lost["episodes"] and not outcome.summary.graded:
-            failed = True
-            print_line(
-                console,
-                f"{name}: nothing was graded: every episode was aborted, the last one by: "
-                f"{outcome.failure}",
-            )
+            words = "no episode has a reward"
         elif lost["share"] > max_lost:
-            failed = True
-            print_line(
-                console,
-                f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
-                f"--max-lost {max_lost:g} allows {max_lost:.0%}. The last one was aborted by: "
-                f"{outcome.failure}",
+            words = (
+                f"{lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
+                f"--max-lost allows a share of {max_lost:g}"
             )
+        else:
+            continue
+        failed = True
+        cause = f". The last aborted episode: {outcome.failure}" if outcome.failure else ""
+        print_line(console, f"{name}: {words}{cause}")
     if failed:
         raise typer.Exit(1)
 

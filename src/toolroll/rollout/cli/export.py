@@ -70,7 +70,7 @@ def _lost(folder: Path, env: str | None) -> list[str]:
     """Return a message for each environment whose summary says that episodes have no reward."""
     return [
         f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward and are left "
-        f"out; {lost['tasks']} of {part['of_tasks']} tasks have no other episode"
+        f"out; {lost['tasks']} of {part['of_tasks']} tasks have no graded episode"
         for name, part in read_summary(folder).items()
         if env in (None, name) and (lost := part["lost"])["episodes"]
     ]

@@ -99,14 +99,15 @@ def to_line(episode: Episode) -> bytes:
 def from_line(line: bytes) -> Episode:
     """Return the episode that is in one line.
 
-    Raise `UsageError` if the line has a different schema version, and `ValueError` if it is not a
-    valid episode.
+    Raise `UsageError` if the line has the number of a different schema version, and `ValueError` if
+    it is not a valid episode.
     """
     data = orjson.loads(line)
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
-        raise UsageError(
-            f"the episode file has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}"
+        error = UsageError if isinstance(version, int) else ValueError
+        raise error(
+            f"the episode has schema version {version!r}; this toolroll reads {SCHEMA_VERSION}"
         )
     record = EpisodeRecord.model_validate(data)
     trajectories = tuple(map(from_json, record.trajectories))
@@ -222,7 +223,8 @@ def read_episodes(
     """Yield the episodes in a file, or in the folder that contains the file.
 
     An incomplete last line and repeated lines are skipped. If any other line is not a valid
-    episode, raise `UsageError`, or call `on_bad_line` with the error's message and continue.
+    episode, raise `UsageError`, or call `on_bad_line` with the error's message and continue. If a
+    line has a different schema version, always raise `UsageError`.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file
@@ -235,7 +237,9 @@ def read_episodes(
             seen.add(digest)
             try:
                 episode = from_line(line)
-            except (UsageError, ValueError) as error:
+            except UsageError as error:
+                raise UsageError(f"{file}, line {number}: {error}") from error
+            except ValueError as error:
                 # not JSON, or not an episode (pydantic's ValidationError is a ValueError)
                 why = capped(" ".join(str(error).split()), _WHY)
                 message = f"{file}, line {number}, is not a valid episode: {why}"

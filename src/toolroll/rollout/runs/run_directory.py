@@ -205,7 +205,7 @@ class RunDirectory:
                 try:
                     episode = from_line(line)
                     aborted = episode.result.status is Status.ABORTED and episode.env == self.env
-                except (UsageError, ValueError):  # in `bad_lines`
+                except ValueError:  # in `bad_lines`
                     aborted = False
                 self.dropped += aborted
                 if not aborted:

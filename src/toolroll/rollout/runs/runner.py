@@ -64,7 +64,7 @@ RERUN = frozenset(
 )
 """The failures that a retry may fix. `token_error` and `internal_error` would recur."""
 
-_REASONS = {
+_REASONS = {  # from the best status to the worst
     Status.COMPLETED: StopReason.DONE,
     Status.TRUNCATED: StopReason.MAX_STEPS,
     Status.ABORTED: StopReason.INTERNAL_ERROR,
@@ -376,7 +376,8 @@ def check_ids(tasks: Sequence[Task]) -> None:
 def checked_result(result: Any) -> InteractionResult:
     """Return an agent's result in a form that the episode file can store. Its reward is a float.
 
-    Raise `TypeError` or `ValueError` if the result is not valid.
+    If the status and the stop reason disagree, the worse one is kept. An aborted episode has no
+    reward. Raise `TypeError` or `ValueError` if the result is not valid.
     """
     if not isinstance(result, InteractionResult):
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
@@ -388,9 +389,12 @@ def checked_result(result: Any) -> InteractionResult:
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]
     result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
-    if result.stop_reason is StopReason.DONE:  # the default: an agent may set only the status
+    severity = list(_REASONS).index
+    if severity(result.status) > severity(status_of(result.stop_reason)):
         result.stop_reason = _REASONS[result.status]
     result.status = status_of(result.stop_reason)
+    if result.status is Status.ABORTED:
+        result.reward = None
     if any(step is not None and finite(step) is None for step in result.step_rewards):
         raise ValueError(
             f"asolve returned the step rewards {shown(result.step_rewards)}: they must be finite"

@@ -6,7 +6,8 @@ raises `LoopBlocked` in the code. This also interrupts `time.sleep`, locks and s
 interrupt C code that never returns to Python (docs/reliability.md).
 
 Invariant: the handler raises only while a task that was passed to `watch` runs, and only after the
-task's time limit. So it never interrupts toolroll's own code, or another episode.
+task's time limit. So it never interrupts another episode, or toolroll's own code other than code
+that the task calls.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from toolroll.rollout.runtime.time_limit import Deadline, current_deadline
 
-_SIGNAL = signal.SIGURG  # ignored by default, and hardly used
+_SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, and hardly used; not on Windows
 _INTERVAL = 0.25
 _GRACE = 1.0
 """The number of seconds after a limit in which the event loop should have ended the code."""
@@ -45,10 +46,14 @@ def watch(task: asyncio.Task[Any]) -> None:
 @contextmanager
 def watched_loop() -> Iterator[None]:
     """Enforce the time limits of watched tasks in this context. Without effect outside the main
-    thread, or if the program has a handler for the signal.
+    thread, on Windows, or if the program has a handler for the signal.
     """
     main = threading.main_thread()
-    if threading.current_thread() is not main or signal.getsignal(_SIGNAL) != signal.SIG_DFL:
+    if (
+        threading.current_thread() is not main
+        or _SIGNAL is None
+        or signal.getsignal(_SIGNAL) != signal.SIG_DFL
+    ):
         yield
         return
     ended = threading.Event()

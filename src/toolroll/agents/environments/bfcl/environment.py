@@ -102,7 +102,7 @@ class BfclEnvironment(Environment):
         errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
         turns = float(self._turn + 1)
         return {
-            "env_calls": float(self._calls),
+            "calls": float(self._calls),
             "tool_errors": float(self._errors.total()),
             "user_turns": turns,
             **errors,

@@ -138,7 +138,7 @@ class TauBenchEnvironment(Environment):
         metrics.
         """
         user = self._user.metrics() if self._user is not None else {}
-        return {"env_calls": float(self._calls), "tool_errors": float(self._errors), **user}
+        return {"calls": float(self._calls), "tool_errors": float(self._errors), **user}
 
     async def close(self) -> None:
         """Close the user simulator."""

@@ -128,13 +128,17 @@ def _stand_in_for_litellm() -> Iterator[None]:
 
 def whole_completion(*args: Any, **kwargs: Any) -> Any:
     """Call litellm's `completion`, up to `_ATTEMPTS` times if the answer is unfinished. After that,
-    raise `UserSimulatorError`.
+    or if the token limit truncated an answer, raise `UserSimulatorError`.
     """
     for _ in range(_ATTEMPTS):
         answer = import_litellm().completion(*args, **kwargs)
         finish = answer.choices[0].finish_reason if answer.choices else "no choices"
         if finish in FINISHED:
             return answer
+        if finish == "length":  # the same request would have the same limit
+            raise UserSimulatorError(
+                "the token limit truncated the user model's answer (finish_reason 'length')"
+            )
     raise UserSimulatorError(
         f"{_ATTEMPTS} answers of the model were unfinished (the last finish_reason: {finish!r})"
     )
