@@ -30,7 +30,15 @@ def install(client: Client, folder: Path) -> list[str | Path]:
     if not done.is_file() or done.read_text() != repr(client.packages):
         if node:
             home.mkdir(parents=True, exist_ok=True)
-            npm = ["npm", "install", "--prefix", home, "--no-audit", "--no-fund", "--silent"]
+            npm: list[str | Path] = [
+                "npm",
+                "install",
+                "--prefix",
+                home,
+                "--no-audit",
+                "--no-fund",
+                "--silent",
+            ]
             subprocess.run([*npm, *client.packages], check=True)
         else:
             subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)

@@ -116,7 +116,7 @@ def variants(
         yield "user fails", agent, [(line, calls * 2) for line, calls in user]
     if texts:
         calls = agent[:-1]
-        spoken = ("; ".join(texts), [("calculate", {"expression": "1 + 1"})])
+        spoken: tuple[str, Calls] = ("; ".join(texts), [("calculate", {"expression": "1 + 1"})])
         yield "silent", [*calls, ("Goodbye.", [])], user
         yield "one missing", [*calls, ("; ".join(["All else:", *texts[1:]]), [])], user
         yield "beside a call", [*calls, spoken, ("Goodbye.", [])], user

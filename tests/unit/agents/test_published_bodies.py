@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.episodes import call, judge, serving
@@ -249,7 +249,7 @@ class NamesNone(NamesLlama):
 async def test_an_adapter_of_none_is_the_model_s(kind: type[PublishedAgent], parse: Any) -> None:
     inherits = {} if parse else {"_parse_tool": TrainableToolCallingAgent._parse_tool}
     more: dict[str, Any] = {} if kind is NamesNone else {"openai_adapter": None}
-    result, shop = await played(type("Kind", (kind,), inherits), **more)
+    result, shop = await played(cast(Any, type("Kind", (kind,), inherits)), **more)
     assert (result.info.get("error"), result.reward) == (None, 1.0)
     assert [action.name for action in shop.actions] == ["look", "buy"]
 

@@ -393,7 +393,8 @@ async def test_only_the_first_of_two_episodes_in_asolve_has_the_session_of_the_r
     async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, served):
         agent.served = served
         params = {"max_new_tokens": 200}
-        await agent.asolve(env, None, params, 3, 1, task=Task("3", 3), seed=7, session_id="s")
+        run: Any = agent.asolve
+        await run(env, None, params, 3, 1, task=Task("3", 3), seed=7, session_id="s")
         first, second = [entry.routing_key for entry in engine.log]
     assert (first, second not in ("s", "", None)) == ("s", True)
     assert env.asked == (Task("3", 3), 0)

@@ -297,7 +297,10 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(
     [
         (["run", "desk"], "--model: must be given"),
         (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
-        (["run", "desk", "--model", "embedded", "--engine", "http://127.0.0.1:9"], "127.0.0.1:9"),
+        (
+            "run desk --model embedded --engine http://127.0.0.1:9 --engine-timeout 0".split(),
+            "127.0.0.1:9",
+        ),
         (
             ["run", "desk", "--model", "embedded", "--samples", "0"],
             "--samples: must be at least 1",

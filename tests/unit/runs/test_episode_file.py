@@ -219,6 +219,7 @@ def test_no_line_breaks_its_folder(changes: dict[tuple[Any, ...], Any]) -> None:
         assert len(stored) + len(bad) == 3
         assert all("line 2, is not a valid episode: " in message for message in bad)
         dropped = 0
+        part: dict[str, Any] = {}
         for _ in range(2):  # what the first resume writes does not break the second
             with RunDirectory(folder, "pond", {}) as run:
                 assert run.bad_lines == bad

@@ -23,7 +23,7 @@ from typing import Any
 
 from toolroll.rollout.runtime.time_limit import Deadline, current_deadline
 
-_SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, and hardly used; not on Windows
+_SIGNAL: int | None = getattr(signal, "SIGURG", None)  # ignored by default, and hardly used; not on Windows
 _INTERVAL = 0.25
 _GRACE = 1.0
 """The number of seconds after a limit in which the event loop should have ended the code."""
@@ -56,12 +56,12 @@ def watched_loop() -> Iterator[None]:
     ):
         yield
         return
-    ended = threading.Event()
+    ended, number = threading.Event(), _SIGNAL
 
     def look() -> None:
         while not ended.wait(_INTERVAL):
             if any(_is_over(deadline) for deadline in list(_deadlines.values())):
-                signal.pthread_kill(main.ident or 0, _SIGNAL)
+                signal.pthread_kill(main.ident or 0, number)
 
     signal.signal(_SIGNAL, _interrupt)
     thread = threading.Thread(target=look, name="toolroll-watch", daemon=True)

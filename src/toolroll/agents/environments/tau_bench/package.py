@@ -130,6 +130,7 @@ def whole_completion(*args: Any, **kwargs: Any) -> Any:
     """Call litellm's `completion`, up to `_ATTEMPTS` times if the answer is unfinished. After that,
     or if the token limit truncated an answer, raise `UserSimulatorError`.
     """
+    finish = ""
     for _ in range(_ATTEMPTS):
         answer = import_litellm().completion(*args, **kwargs)
         finish = answer.choices[0].finish_reason if answer.choices else "no choices"
