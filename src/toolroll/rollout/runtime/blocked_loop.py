@@ -23,7 +23,8 @@ from typing import Any
 
 from toolroll.rollout.runtime.time_limit import Deadline, current_deadline
 
-_SIGNAL: int | None = getattr(signal, "SIGURG", None)  # ignored by default, and hardly used; not on Windows
+# Ignored by default, and hardly used. Windows does not have it.
+_SIGNAL: int | None = getattr(signal, "SIGURG", None)
 _INTERVAL = 0.25
 _GRACE = 1.0
 """The number of seconds after a limit in which the event loop should have ended the code."""
