@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -100,7 +101,7 @@ class Both:
     def agree(self, talk: Sequence[Any], tools: Any = None, *, generate: bool = True) -> bool:
         """Compare the texts, or the refusals; return whether there was a text."""
         form = as_text if self.renderer.argument_form == "text" else as_dict
-        given = [form(message) for message in talk]
+        given = [self.fields(form(message)) for message in talk]
         try:
             expected = self.native_parts(given, tools, generate=generate)
         except Exception as error:
@@ -109,6 +110,35 @@ class Both:
             assert str(error) in str(refused.value)
             return False
         assert self.ours(talk, tools, generate=generate) == expected
+        return True
+
+    def fields(self, message: Any) -> Any:
+        """`message` with its reasoning also as `thinking` if the template reads only this field,
+        and with an empty content instead of null beside calls if the template does not take null.
+        """
+        only_thinking = "thinking" in self.source and "reasoning_content" not in self.source
+        if message.get("reasoning_content") and only_thinking:
+            message = {**message, "thinking": message["reasoning_content"]}
+        if message["content"] is None and message.get("tool_calls") and not self.takes_null:
+            message = {**message, "content": ""}
+        return message
+
+    @cached_property
+    def takes_null(self) -> bool:
+        """Whether a call beside null is neither refused nor rendered with the word for null."""
+        form = as_text if self.renderer.argument_form == "text" else as_dict
+        for end in ([result("ok")], []):
+            texts = []
+            for content in ("", None):
+                try:
+                    call = form({**calling({"at": "x"}), "content": content})
+                    texts.append(self.native([USER, call, *end], [TOOL]))
+                except Exception:
+                    texts.append("")
+            empty, null = texts
+            if empty:
+                words = ("None", "null")
+                return bool(null) and all(null.count(it) == empty.count(it) for it in words)
         return True
 
     def native_parts(self, talk: list[Any], tools: Any, *, generate: bool) -> str:
@@ -235,8 +265,7 @@ def test_gpt_oss_shows_its_thought(tokenizer: Any) -> None:
     both = Both(tokenizer, trl_template("gptoss"))
     talk = [USER, calling({"at": "x"}, reasoning_content="I look there."), result("a frog")]
     assert both.agree(talk, [TOOL])
-    aliased = "I look there." in both.native(talk, [TOOL])
-    assert ("I look there." in both.ours(talk, [TOOL])) is aliased
+    assert "I look there." in both.ours(talk, [TOOL])
 
 
 def test_variables_that_are_arguments_of_transformers_are_left_to_it(tokenizer: Any) -> None:

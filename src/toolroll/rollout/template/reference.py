@@ -112,11 +112,11 @@ class ReferenceRender:
         None or null, but renders it with an empty content.
         """
         calling = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
-        for tools in ([_TOOL], None):
+        for end, tools in itertools.product(([_result("x")], []), ([_TOOL], None)):
             texts: list[str | None] = []
             for content in ("", None):
                 try:
-                    talk = [_USER, {**calling, "content": content}, _result("x")]
+                    talk = [_USER, {**calling, "content": content}, *end]
                     texts.append(self.render(talk, tools, generate=False))
                 except RENDER_ERRORS:
                     texts.append(None)
