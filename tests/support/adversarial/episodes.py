@@ -108,7 +108,7 @@ class Scripted:
         reply = Reply(output_ids=said.ids, stop=bool(said.stop))
         self.voice.lines[dialogue.session.session_id].append(reply)
 
-    def parse(self, said: str) -> ParsedReply:
+    def parse(self, said: str, *_: object) -> ParsedReply:
         """The planned message, whatever `said` is."""
         turn = self.planned
         calls = tuple(
