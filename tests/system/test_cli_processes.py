@@ -165,10 +165,7 @@ async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address
         ) == (2, True)
         return
     assert process.returncode == 1
-    assert (
-        "desk: nothing was graded: every episode was aborted, the last one by: http://127.0.0.1"
-        in out
-    )
+    assert "desk: no episode has a reward. The last aborted episode: http://127.0.0.1" in out
     assert "WARNING: 2 of 2 episodes were aborted and excluded from rewards: engine_error 2" in out
 
 

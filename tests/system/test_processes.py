@@ -118,7 +118,7 @@ async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) ->
     for one in found.values():
         assert one["info"]["looks"] == 7
         assert "lock" in one["info"]["lock"]
-        assert one["info"]["error"] == "Needy('no')"
+        assert one["info"]["env/error"] == "Needy('no')"
 
 
 async def test_an_error_that_cannot_be_sent_is_told_in_its_words(ponds: EmbeddedEngine) -> None:

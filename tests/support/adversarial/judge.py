@@ -143,7 +143,7 @@ class Judge:
         tools: Sequence[Tool] | None,
         *,
         generate: bool,
-        assistant: bool = True,
+        as_they_are: Sequence[Message] = (),
     ) -> Render:
         text = self.text(messages, tools, generate=generate)
         if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
@@ -151,9 +151,7 @@ class Judge:
         try:
             masked = self.text(
                 [
-                    self._masked(message)
-                    if assistant or message["role"] != "assistant"
-                    else message
+                    message if any(message is it for it in as_they_are) else self._masked(message)
                     for message in messages
                 ],
                 self._masked(list(tools or ())),
@@ -418,15 +416,22 @@ class Judge:
         tools: Sequence[Tool] | None,
     ) -> bool | None:
         """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
-        encoded anew from there. Control-token text of the assistant may be either text or a token:
-        the messages do not say which of the two was sampled. None: it is unclear which control
+        encoded anew from there. Control-token text of an assistant message may be text or a token,
+        unless `stream` has the message's text in the tokenizer's own tokens: the messages do not
+        say which of the two was sampled. None: it is unclear which control
         tokens are the template's."""
         try:
-            text, allowed = self._marks(messages, tools, assistant=False)
-            _, required = self._marks(messages, tools, assistant=True)
+            ids, stream = list(ids), list(stream)
+            either = [
+                message
+                for message in messages
+                if message["role"] == "assistant"
+                and not _holds(stream, self.plain(str(message.get("content") or "")))
+            ]
+            text, allowed = self._marks(messages, tools, either)
+            _, required = self._marks(messages, tools, ())
         except Unclear:
             return None
-        ids, stream = list(ids), list(stream)
 
         def fresh(rest: list[int], start: int) -> bool:
             marks = self._claimed(rest, text, start)
@@ -448,11 +453,14 @@ class Judge:
         return False
 
     def _marks(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, assistant: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        as_they_are: Sequence[Message],
     ) -> tuple[str, set[tuple[int, int]]]:
-        """The render, and the places of the template's own control tokens; of the assistant's too
-        if its texts are not masked (`assistant`)."""
-        render = self._render(messages, tools, generate=True, assistant=assistant)
+        """The render, and the places of the template's own control tokens, and of those in the
+        messages `as_they_are`."""
+        render = self._render(messages, tools, generate=True, as_they_are=as_they_are)
         return render.text, set(render.marks)
 
     def _claimed(self, ids: Sequence[int], text: str, start: int) -> set[tuple[int, int]] | None:
@@ -471,3 +479,11 @@ class Judge:
             marks |= {(start - len(mark), start)} if mark else set()
             piece = []
         return marks if start == len(text) else None
+
+
+def _holds(stream: list[int], part: list[int]) -> bool:
+    """Whether `part` is somewhere in `stream`; nothing is not."""
+    width = len(part)
+    return bool(part) and any(
+        stream[at : at + width] == part for at in range(len(stream) - width + 1)
+    )
