@@ -83,6 +83,6 @@ async def test_the_benchmark_says_why_a_turn_failed() -> None:
     process = await started(*command, stderr=asyncio.subprocess.PIPE)
     out, told = await asyncio.wait_for(process.communicate(), PATIENCE)
     assert process.returncode == 1
-    assert "turn 1 of talk-0 was refused: the prompt of 34" in told.decode()
+    assert "turn 1 of talk-0 was refused: prompt is too long: 34" in told.decode()
     assert b"Traceback" not in told
     assert not out
