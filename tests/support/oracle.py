@@ -108,6 +108,11 @@ class Oracle:
             (_as_dict, _as_text), (False, True), (True, False) if reads_thinking else (False,)
         ):
             prepared = [_prepared(message, form, joins=joins) for message in messages]
+            if not self._takes_null:
+                prepared = [
+                    {**m, "content": ""} if m.get("tool_calls") and m.get("content") is None else m
+                    for m in prepared
+                ]
             if thinks:
                 prepared = [
                     {**m, "thinking": m["reasoning_content"]} if m.get("reasoning_content") else m
@@ -126,6 +131,28 @@ class Oracle:
             if _shows_parts(prepared, str(text)):
                 return str(text)
         raise Refused(str(failure)) from failure
+
+    @cached_property
+    def _takes_null(self) -> bool:
+        """Whether a call beside null is neither refused nor rendered with the word for null."""
+        user: Message = {"role": "user", "content": "x"}
+        for arguments in ({"x": "x"}, '{"x":"x"}'):
+            function = {"name": "x", "arguments": arguments}
+            calls = [{"id": "callid000", "type": "function", "function": function}]
+            texts = []
+            for content in ("", None):
+                turn = {"role": "assistant", "content": content, "tool_calls": calls}
+                try:
+                    texts.append(
+                        str(self.tokenizer.apply_chat_template([user, turn], tokenize=False))
+                    )
+                except Exception:
+                    texts.append("")
+            empty, null = texts
+            if empty:
+                words = ("None", "null")
+                return bool(null) and all(null.count(word) == empty.count(word) for word in words)
+        return True
 
     @cached_property
     def _plain(self) -> Tokenizer:
