@@ -193,7 +193,8 @@ def test_numbers_of_an_environment_and_bad_lines_break_no_folder(
     assert again.exit_code == 0
     assert "line 2, is not a valid episode: " in again.stdout
     assert rows(again)["episodes"] == "4"
-    for command in (["view", out], ["export", out, "--out", tmp_path / "data"]):
+    export = ["export", out, "--out", tmp_path / "data", "--format", "tau-bench"]
+    for command in (["view", out], export):
         assert "line 2, is not a valid episode: " in toolroll(*command).stdout
 
 
