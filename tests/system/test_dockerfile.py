@@ -1,4 +1,4 @@
-"""The Dockerfile, read without a Docker daemon: the linter accepts it, and it fits `toolroll serve`.
+"""The Dockerfile, read without a Docker daemon: a linter accepts it, and it fits `toolroll serve`.
 
 No test builds the image.
 """
