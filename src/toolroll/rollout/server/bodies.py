@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.server.received import LONG
 from toolroll.rollout.server.result import Choice, CompletionResult
 from toolroll.rollout.template.encode import Encoder
@@ -106,7 +107,7 @@ def tokens(served: CompletionResult) -> dict[str, Any]:
 
 def prompt_token_ids(served: CompletionResult) -> dict[str, Any]:
     """Return the field `prompt_token_ids`."""
-    return {"prompt_token_ids": orjson.Fragment(b"[" + served.prompt_json + b"]")}
+    return {"prompt_token_ids": orjson.Fragment(b"[" + ids_json(served.prompt_ids) + b"]")}
 
 
 def constraint(served: CompletionResult) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import ref
 
 from toolroll.rollout.server.completions import TextPrompt
 from toolroll.rollout.server.conversation_tree import Prompt
@@ -38,13 +37,13 @@ def commit_chat(
     assert dialect is not None and asked is not None
     live.check()
     observed = live.tree.observe(prompt)
-    source, nodes, kept = ref(pending), [], dialect.kept(asked, result)
+    nodes, kept = [], dialect.kept(asked, result)
     for choice in result.choices:
         node = live.session.sample(choice.completion, result.sampling_params, after=observed)
         live.record.add(result.prompt_ids, choice.completion)
         assert choice.reading is not None
         turn = live.tree.commit(prompt, node, choice.reading)
-        turn.source = source
+        live.requests[node.index] = pending
         live.trace.append((node, dialect.kind))
         if asked.lineage:
             live.session.label(node, asked.lineage)

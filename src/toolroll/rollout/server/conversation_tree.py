@@ -37,7 +37,6 @@ from toolroll.rollout.server.messages import (
     schemas_of,
     with_served_ids,
 )
-from toolroll.rollout.server.result import joined_ids
 from toolroll.rollout.server.template_cache import same_switches
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
@@ -93,16 +92,6 @@ class Prompt:
             return self
         ids = self.input_ids[drop:]
         return replace(self, input_ids=ids, delta=ids, dropped=self.input_ids[:drop])
-
-    def ids_json(self, before: bytes | None) -> bytes:
-        """Return `input_ids` as JSON text without brackets.
-
-        `before` is the stored JSON text of the prompt of `turn`, or None if it was dropped. If this
-        prompt continues `turn`, only the new ids are converted.
-        """
-        if before is None or self.turn is None or self.parent != self.turn.node:
-            return joined_ids(self.input_ids)
-        return joined_ids(before, self.turn.node.ids, self.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +252,7 @@ class ConversationTree:
         delta, after = cursor.after(
             turn.sampled, [served[-1], *request.added], tools if changed else None
         )
-        ids = turn.ids_with(delta, self.session)
+        ids = np.concatenate([self.session.path_ids(turn.node), delta])
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
         return request.at(
             turn.node,

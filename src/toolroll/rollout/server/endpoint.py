@@ -47,7 +47,7 @@ from toolroll.rollout.server.prefill import (
 )
 from toolroll.rollout.server.protocol import CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
-from toolroll.rollout.server.result import Choice, CompletionResult, joined_ids
+from toolroll.rollout.server.result import Choice, CompletionResult
 from toolroll.rollout.server.sampling import (
     EngineCapabilities,
     ToolUse,
@@ -182,10 +182,8 @@ class Endpoint:
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = live.as_served(await call_of_size(plan, large=large), pending.stored)
             asked.messages.clear()  # a whole conversation, not needed while the engine samples
-            answered = prompt.turn.answered() if prompt.turn is not None else None
-            prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
-            if answered is not None:
-                live.pending.forget(answered)  # the client continues this answer, so it has it
+            if prompt.turn is not None:
+                live.forget_request(prompt.turn)
             first = live.number(prompt, request.n, pending.stored)
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
@@ -194,7 +192,7 @@ class Endpoint:
             )  # fmt: skip
             pending.stream_context = context
             completions, sent = await self._sample(
-                live, template, prompt.input_ids, prompt_json, params, request, pending, top
+                live, template, prompt.input_ids, params, request, pending, top
             )
             made, choices = partial(self._chat_choice, prompt, sent, use, context), []
             for completion, seed in zip(completions, seeds, strict=True):
@@ -202,7 +200,7 @@ class Endpoint:
                 choices.append(await call_of_size(made, completion, seed, large=long))
             result = CompletionResult(
                 context.answer_id, context.created, self.model, prompt.input_ids, choices, sent,
-                prompt_json, use.constrained, first, dialect.exact, stops,
+                use.constrained, first, dialect.exact, stops,
             )  # fmt: skip
             result.commit = lambda: self._commit_reply(live, prompt, parsed, result, pending)
             result.render = lambda: dialect.body(asked, result)
@@ -295,16 +293,15 @@ class Endpoint:
             plan = await call_of_size(planned, large=large)
             stored = pending.stored
             ids = plan.input_ids if stored is None else live.prompt_of(stored)
-            prompt_json = joined_ids(ids)
             completions, sent = await self._sample(
-                live, self.served.template, ids, prompt_json, params, request, pending, top
+                live, self.served.template, ids, params, request, pending, top
             )
             choices = []
             for completion in completions:
                 read_text = partial(self._text, completion, sent, stops)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
-            result = CompletionResult(*name, self.model, ids, choices, sent, prompt_json)
+            result = CompletionResult(*name, self.model, ids, choices, sent)
             result.commit = lambda: commit_text(live, plan, result, pending)
             result.render = lambda: text_body(
                 result,
@@ -369,7 +366,6 @@ class Endpoint:
         live: LiveSession,
         template: ChatTemplate,
         ids: IdArray,
-        prompt_json: bytes,
         params: Mapping[str, Any],
         request: Sampling,
         pending: PendingRequest[CompletionResult],
@@ -387,7 +383,6 @@ class Endpoint:
             input_ids=ids,
             sampling_params=sent,
             session_id=live.id,
-            input_ids_json=prompt_json,
             extra=extra,
         )
 

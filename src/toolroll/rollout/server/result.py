@@ -35,8 +35,8 @@ class Choice:
 class CompletionResult:
     """The answers to a request.
 
-    `prompt_json`: `prompt_ids` as JSON text without brackets (`joined_ids`). `constrained`: the
-    request field that caused a grammar constraint, if there was one. `first`: the number of earlier
+    `constrained`: the request field that caused a grammar constraint, if there was one. `first`:
+    the number of earlier
     answers to the same prompt. `exact`: True if the body ends with the prompt's ids.
     `stop_strings`: the stop strings that are cut from a chat reply's text. `commit` is called once,
     when the answers are returned. `saved` is done once they are on disk. `render` returns the body
@@ -49,7 +49,6 @@ class CompletionResult:
     prompt_ids: IdArray
     choices: list[Choice]
     sampling_params: Mapping[str, Any]
-    prompt_json: bytes
     constrained: str | None = None
     first: int = 0
     exact: bool = True
@@ -69,7 +68,12 @@ class CompletionResult:
         if not self.exact:
             return self._rest
         return b"".join(
-            (memoryview(self._rest)[:-1], b',"prompt_token_ids":[', self.prompt_json, b"]}")
+            (
+                memoryview(self._rest)[:-1],
+                b',"prompt_token_ids":[',
+                ids_json(self.prompt_ids),
+                b"]}",
+            )
         )
 
     def write(self) -> None:
@@ -91,11 +95,3 @@ class CompletionResult:
             "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-def joined_ids(*parts: IdArray | bytes) -> bytes:
-    """Return the ids of all `parts` as JSON text without brackets. A part is an array of ids, or
-    already text in this form.
-    """
-    texts = (part if isinstance(part, bytes) else ids_json(part) for part in parts)
-    return b",".join(text for text in texts if text)

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.server.config import EndpointSettings
@@ -78,6 +79,10 @@ class LiveSession:
     responses: ResponseStore = field(default_factory=ResponseStore)
     created: float = field(default_factory=time.time)
     used: float = field(default_factory=time.monotonic)
+    requests: WeakValueDictionary[int, PendingRequest[CompletionResult]] = field(
+        default_factory=WeakValueDictionary
+    )
+    """The requests whose answers are kept for a retry, by the index of the answer's node."""
     log: SessionLog | None = None
     """Writes the session to disk. It is None if the session is kept in memory only."""
 
@@ -104,6 +109,14 @@ class LiveSession:
         if stored is None:
             return prompt
         return replace(prompt, input_ids=self.prompt_of(stored), turn=None)
+
+    def forget_request(self, turn: TurnNode) -> None:
+        """Drop the request that produced `turn`, because a later request continues the turn, which
+        shows that the client has it.
+        """
+        request = self.requests.pop(turn.node.index, None)
+        if request is not None:
+            self.pending.forget(request)
 
     def prompt_of(self, stored: StoredAnswer) -> IdArray:
         """Return the ids from which `stored` was sampled."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import ReferenceType
 
 import numpy as np
 import orjson
 
 from toolroll.rollout.server.messages import Digest, same_reasoning
-from toolroll.rollout.server.pending import PendingRequest
-from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -53,30 +50,6 @@ class TurnNode:
     """
     checked: bool = False
     """True if the sequence that ends with this turn was verified."""
-    source: ReferenceType[PendingRequest[CompletionResult]] | None = None
-    """A weak reference to the request that produced this turn, while it is cached for a retry."""
-
-    def answered(self) -> PendingRequest[CompletionResult] | None:
-        """Return the request that produced this turn, or None if it is no longer cached. Only the
-        first call returns the request; later calls return None.
-        """
-        source, self.source = self.source, None
-        return source() if source is not None else None
-
-    def ids_with(self, delta: IdArray, session: Session) -> IdArray:
-        """Return the ids of the conversation up to and including the reply, then `delta`. If the
-        turn's request is still cached, its prompt is reused, because collecting the ids from the
-        tree takes longer.
-        """
-        # read it once: another request may clear it while this one is planned in a thread
-        source = self.source
-        work = source() if source is not None else None
-        begun = (
-            [work.task.result().prompt_ids, self.node.ids]
-            if work is not None
-            else [session.path_ids(self.node)]
-        )
-        return np.concatenate([*begun, delta])
 
     def messages(self) -> list[Message]:
         """Return the conversation up to and including the reply, as it was served."""
