@@ -226,7 +226,7 @@ class Endpoint:
 
     def _translated(self, dialect: Dialect, live: LiveSession, data: dict[str, Any]) -> Asked:
         """Translate the body `data`, and return the request with validated messages."""
-        asked = dialect.translate(live, data)
+        asked = dialect.translate(data, live.responses)
         continued = bool(asked.request.continue_final_message)
         messages = read_messages(
             asked.messages, developer=self.templates.developer, answer=not continued

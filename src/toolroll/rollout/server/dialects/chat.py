@@ -29,11 +29,11 @@ from toolroll.rollout.server.dialects.dialect import (
     StreamContext,
     data_line,
 )
+from toolroll.rollout.server.dialects.stored_response import ResponseStore
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sampling import top_logprobs
-from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.template.encode import Encoder
 
 
@@ -50,7 +50,7 @@ class ChatCompletions(Dialect):
     model: str
     openrlhf_token_ids: bool
 
-    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(ChatRequest, data)
         given, request.messages = request.messages, []

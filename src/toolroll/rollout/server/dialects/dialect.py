@@ -15,11 +15,10 @@ from typing import Any, ClassVar, Protocol
 import orjson
 
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.dialects.stored_response import KeptResponse
+from toolroll.rollout.server.dialects.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Tool
 
@@ -108,8 +107,10 @@ class Dialect(ABC):
     """The last bytes of a stream."""
 
     @abstractmethod
-    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request in `data`. Raise `ApiError` if it is not valid."""
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+        """Return the request in `data`. Raise `ApiError` if it is not valid. `responses`: the
+        stored responses of the session, to which the request may refer.
+        """
 
     @abstractmethod
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:

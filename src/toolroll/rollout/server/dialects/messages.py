@@ -27,6 +27,7 @@ from toolroll.rollout.server.dialects.messages_writer import (
     error_body,
     message_body,
 )
+from toolroll.rollout.server.dialects.stored_response import ResponseStore
 from toolroll.rollout.server.dialects.switches import (
     all_switches,
     effort_switches,
@@ -36,7 +37,6 @@ from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.prefill import split_prefill
 from toolroll.rollout.server.protocol import ChatRequest, read
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.template_cache import TemplateCache
 
 
@@ -54,7 +54,7 @@ class AnthropicMessages(Dialect):
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(MessagesRequest, data)
         if request.max_tokens is None:

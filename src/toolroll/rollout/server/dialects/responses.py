@@ -30,13 +30,12 @@ from toolroll.rollout.server.dialects.responses_writer import (
     state_of,
     usage_of,
 )
-from toolroll.rollout.server.dialects.stored_response import KeptResponse
+from toolroll.rollout.server.dialects.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.messages import with_role
 from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
 from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message
@@ -73,10 +72,10 @@ class OpenAIResponses(Dialect):
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(ResponsesRequest, data)
-        messages = self._messages(live, request)
+        messages = self._messages(request, responses)
         request.input = ""
         drop = self.settings.server_tools == "drop"
         tools, names = read_tools(request.tools or (), drop=drop)
@@ -102,14 +101,14 @@ class OpenAIResponses(Dialect):
         own = Own(request, names, metadata)
         return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
 
-    def _messages(self, live: LiveSession, request: ResponsesRequest) -> list[Message]:
+    def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
         instructions = request.instructions or ""
-        new = read_items(request.input, reasons=self.reasons, find=live.responses.item)
+        new = read_items(request.input, reasons=self.reasons, find=responses.item)
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )
         if request.previous_response_id is not None:
-            stored = live.responses.get(request.previous_response_id)
+            stored = responses.get(request.previous_response_id)
             if stored is None:
                 raise not_found(request.previous_response_id, "previous_response_id")
             messages = stored.messages(instructions)
