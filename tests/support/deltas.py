@@ -7,8 +7,8 @@ from typing import Any
 
 from toolroll.parsers.types import Delta
 from toolroll.rollout.server.dialects.chat import ChatWriter
-from toolroll.rollout.server.dialects.dialect import StreamContext
 from toolroll.rollout.server.protocol import ChatRequest
+from toolroll.rollout.server.result import StreamContext
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import load_embedded_tokenizer
 

@@ -31,7 +31,7 @@ from toolroll.rollout.server.completions import check_prompt, plan_text
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.chat import ChatCompletions
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest, StreamContext
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest
 from toolroll.rollout.server.dialects.messages import AnthropicMessages
 from toolroll.rollout.server.dialects.responses import OpenAIResponses
 from toolroll.rollout.server.errors import ApiError
@@ -47,7 +47,7 @@ from toolroll.rollout.server.prefill import (
 )
 from toolroll.rollout.server.protocol import CompletionRequest, Sampling, read
 from toolroll.rollout.server.received import LONG, Received
-from toolroll.rollout.server.result import Choice, CompletionResult
+from toolroll.rollout.server.result import Choice, CompletionResult, StreamContext
 from toolroll.rollout.server.sampling import (
     EngineCapabilities,
     ToolUse,

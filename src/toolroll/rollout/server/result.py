@@ -12,7 +12,8 @@ import orjson
 from toolroll.parsers.types import Delta
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.runtime.jsonable import ids_json
-from toolroll.rollout.types import Completion, IdArray, Message
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.types import Completion, IdArray, Message, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,35 @@ class Choice:
     reading: ParsedTurn | None = None
     shown: Message | None = None
     stream: Callable[[Choice], Sequence[Delta]] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamContext:
+    """The data that a stream needs before the answer is finished.
+
+    `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
+    completion. It determines the ids of the choice's tool calls. `answer_id` and `created`: the
+    values that the finished answer will have. `prompt_tokens`: the length of the prompt.
+    `stop_strings`: the stop strings that are cut from the text. `in_reasoning`: True if the prompt
+    ends inside reasoning. For a text completion, `tools`, `seeds`, `prompt_tokens` and
+    `in_reasoning` are not set.
+    """
+
+    template: ChatTemplate
+    sampling_params: Mapping[str, Any]
+    tools: Sequence[Tool] | None = None
+    seeds: Sequence[str] = ()
+    answer_id: str = ""
+    created: int = 0
+    prompt_tokens: int = 0
+    stop_strings: Sequence[str] = ()
+    in_reasoning: bool = False
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The ids of the tokens that end an answer."""
+        own = self.sampling_params.get("stop_token_ids") or ()
+        return frozenset({*self.template.stop_token_ids, *own})
 
 
 @dataclass(slots=True, eq=False)

@@ -16,9 +16,8 @@ from toolroll.parsers.types import Delta
 from toolroll.rollout.model.call_ids import call_id, with_call_ids
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import parse_options
-from toolroll.rollout.server.dialects.dialect import StreamContext
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.result import Choice
+from toolroll.rollout.server.result import Choice, StreamContext
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
 
 Piece = tuple[str, list[Span]]

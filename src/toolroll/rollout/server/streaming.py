@@ -19,17 +19,12 @@ from toolroll.rollout.server.bodies import (
     text_logprobs,
     tokens,
 )
-from toolroll.rollout.server.dialects.dialect import (
-    Event,
-    ParsedRequest,
-    ReplyWriter,
-    StreamContext,
-)
+from toolroll.rollout.server.dialects.dialect import Event, ParsedRequest, ReplyWriter
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import api_error
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.protocol import CompletionRequest
-from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.result import CompletionResult, StreamContext
 from toolroll.rollout.server.stream_deltas import TextStream, choice_stream
 
 

@@ -22,17 +22,11 @@ from toolroll.rollout.server.bodies import (
     is_long,
     tokens,
 )
-from toolroll.rollout.server.dialects.dialect import (
-    Asked,
-    Dialect,
-    Event,
-    StreamContext,
-    data_line,
-)
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, Event, data_line
 from toolroll.rollout.server.dialects.stored_response import ResponseStore
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.protocol import ChatRequest, read
-from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.result import CompletionResult, StreamContext
 from toolroll.rollout.server.sampling import top_logprobs
 from toolroll.rollout.template.encode import Encoder
 

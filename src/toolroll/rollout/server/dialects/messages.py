@@ -12,7 +12,7 @@ from typing import Any
 
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import system_places, text_parts
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect, StreamContext
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect
 from toolroll.rollout.server.dialects.lineage import lineage_of, split_attribution
 from toolroll.rollout.server.dialects.messages_blocks import (
     PARAGRAPH,
@@ -36,7 +36,7 @@ from toolroll.rollout.server.dialects.switches import (
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.prefill import split_prefill
 from toolroll.rollout.server.protocol import ChatRequest, read
-from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.result import CompletionResult, StreamContext
 from toolroll.rollout.server.template_cache import TemplateCache
 
 

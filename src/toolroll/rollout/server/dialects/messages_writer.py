@@ -14,10 +14,10 @@ from typing import Any
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta, ToolCall
 from toolroll.rollout.server.dialects.blocks import input_json, input_of, renamed
-from toolroll.rollout.server.dialects.dialect import Event, StreamContext
+from toolroll.rollout.server.dialects.dialect import Event
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.pieces import pieces_of
-from toolroll.rollout.server.result import Choice, CompletionResult
+from toolroll.rollout.server.result import Choice, CompletionResult, StreamContext
 
 _ERROR_TYPES = {
     401: "authentication_error",

@@ -15,7 +15,7 @@ import orjson
 
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect, StreamContext
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.responses_items import (
     Names,
@@ -35,7 +35,7 @@ from toolroll.rollout.server.dialects.switches import all_switches, effort_switc
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.messages import with_role
 from toolroll.rollout.server.protocol import ChatRequest, NamedChoice, NamedFunction, read
-from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.result import CompletionResult, StreamContext
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message
