@@ -13,7 +13,7 @@ from typing import Any
 
 from toolroll.rollout.server.completions import TextPrompt
 from toolroll.rollout.server.conversation_tree import Prompt
-from toolroll.rollout.server.dialects.dialect import ParsedRequest
+from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
@@ -25,37 +25,36 @@ NEW_TEXT = "another text of the same session"
 def commit_chat(
     live: LiveSession,
     prompt: Prompt,
-    parsed: ParsedRequest,
     result: CompletionResult,
     pending: PendingRequest[CompletionResult],
+    *,
     switches: Mapping[str, Any],
+    kind: str,
+    lineage: Mapping[str, str],
+    kept: KeptResponse | None,
 ) -> None:
     """Commit a reply of any dialect. `switches`: the switches that the request added to the served
-    template (`TemplateCache.switches_of`).
+    template (`TemplateCache.switches_of`). `kind`: the name of the reply's API in the trace.
+    `lineage`: the client's labels. `kept`: the stored response of the Responses API, if any.
     """
-    dialect, asked = parsed.dialect, parsed.asked
-    assert dialect is not None and asked is not None
     live.check()
-    observed = live.tree.observe(prompt)
-    nodes, kept = [], dialect.kept(asked, result)
+    observed, nodes = live.tree.observe(prompt), []
     for choice in result.choices:
         node = live.session.sample(choice.completion, result.sampling_params, after=observed)
         live.record.add(result.prompt_ids, choice.completion)
         assert choice.reading is not None
         turn = live.tree.commit(prompt, node, choice.reading)
         live.requests[node.index] = pending
-        live.trace.append((node, dialect.kind))
-        if asked.lineage:
-            live.session.label(node, asked.lineage)
+        live.trace.append((node, kind))
+        if lineage:
+            live.session.label(node, lineage)
         if kept is not None:
             live.responses.add(turn, kept)
         nodes.append(node)
     if prompt.preserved:
         live.mismatches["preserved"] += 1
     if live.log is not None:
-        saved = live.log.chat(
-            prompt, result, pending.key, nodes, switches, dialect.kind, asked.lineage, kept
-        )
+        saved = live.log.chat(prompt, result, pending.key, nodes, switches, kind, lineage, kept)
         _wait_for(saved, live, result, nodes)
 
 

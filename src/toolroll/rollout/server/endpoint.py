@@ -457,8 +457,18 @@ class Endpoint:
         result: CompletionResult,
         pending: PendingRequest[CompletionResult],
     ) -> None:
-        switches = self.templates.switches_of(prompt.template)
-        commit_chat(live, prompt, parsed, result, pending, switches)
+        dialect, asked = parsed.dialect, parsed.asked
+        assert dialect is not None and asked is not None
+        commit_chat(
+            live,
+            prompt,
+            result,
+            pending,
+            switches=self.templates.switches_of(prompt.template),
+            kind=dialect.kind,
+            lineage=asked.lineage,
+            kept=dialect.kept(asked, result),
+        )
         if self.settings.verify == "always":
             start_checks(live)
 
