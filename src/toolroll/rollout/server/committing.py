@@ -54,7 +54,16 @@ def commit_chat(
     if prompt.preserved:
         live.mismatches["preserved"] += 1
     if live.log is not None:
-        saved = live.log.chat(prompt, result, pending.key, nodes, switches, kind, lineage, kept)
+        saved = live.log.chat(
+            prompt,
+            result,
+            pending.key,
+            nodes,
+            switches=switches,
+            kind=kind,
+            lineage=lineage,
+            kept=kept,
+        )
         _wait_for(saved, live, result, nodes)
 
 

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.stored_answer import StoredAnswer
+from toolroll.rollout.server.result import StoredAnswer
 
 T = TypeVar("T")
 

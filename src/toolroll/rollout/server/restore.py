@@ -21,16 +21,16 @@ from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.conversation_tree import Prompt
 from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.journal import read_lines
-from toolroll.rollout.server.session_log import IDS, completion_of, top_of, unpacked
+from toolroll.rollout.server.result import StoredAnswer
+from toolroll.rollout.server.session_log import IDS, SessionLog, completion_of, top_of, unpacked
 from toolroll.rollout.server.sessions import LiveSession
-from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.delta import SampledText
 
 Key = tuple[str, int]
-Make = Callable[[str, int], LiveSession]
+Make = Callable[[str, int], tuple[LiveSession, SessionLog]]
 _NO_REPLY = ParsedReply("")
 
 
@@ -38,14 +38,14 @@ _NO_REPLY = ParsedReply("")
 class Restored:
     """The unfinished sessions of a journal, and the number of sessions with each name."""
 
-    sessions: dict[Key, LiveSession] = field(default_factory=dict)
+    sessions: dict[Key, tuple[LiveSession, SessionLog]] = field(default_factory=dict)
     samples: Counter[str] = field(default_factory=Counter)
     stale: int = 0
     """The number of bytes that belong to finished sessions."""
 
 
 def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[Key]) -> Restored:
-    """Return the unfinished sessions in the journal `path`. `make` returns an empty session with a
+    """Return the unfinished sessions in the journal `path`. `make` returns an empty session and its
     log. `done` are the keys of the sessions in the episode file.
 
     Raise `UsageError` with the line number if a line cannot be read or contradicts earlier lines.
@@ -62,24 +62,23 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
                 found.stale += len(line) + (builders.pop(key).log.size if key in builders else 0)
                 continue
             if key not in builders:
-                builders[key] = _Builder(make(*key), templates)
+                builders[key] = _Builder(*make(*key), templates)
             builders[key].add(data, len(line))
         except Exception as error:
             raise UsageError(
                 f"{path}, line {number}, cannot be restored ({error!r}): repair the file, or move "
                 f"it away (the unfinished sessions are then lost)"
             ) from error
-    found.sessions = {key: builder.live for key, builder in builders.items()}
+    found.sessions = {key: (builder.live, builder.log) for key, builder in builders.items()}
     return found
 
 
 class _Builder:
     """Rebuilds one session from its lines."""
 
-    def __init__(self, live: LiveSession, templates: TemplateCache) -> None:
-        assert live.log is not None
+    def __init__(self, live: LiveSession, log: SessionLog, templates: TemplateCache) -> None:
         self.live = live
-        self.log = live.log
+        self.log = log
         self._templates = templates
         self._turns: dict[int, TurnNode] = {}
         self._requests: dict[int, bytes] = {}
@@ -194,14 +193,14 @@ class _Builder:
             tuple(map(top_of, data["choices"])),
         )
         key = bytes.fromhex(data["key"])
-        self.log.answers.setdefault(key, []).append(stored)
+        self.live.restored.setdefault(key, []).append(stored)
         self._requests |= {node.index: key for node in nodes}
 
     def _forget(self, node: Node) -> None:
         """Drop the stored answer that contains `node` as a choice."""
         key = self._requests.get(node.index)
         if key is not None:
-            stored = self.log.answers.get(key, [])
+            stored = self.live.restored.get(key, [])
             stored[:] = [answer for answer in stored if node not in answer.nodes]
 
     def _parent(self, data: dict[str, Any]) -> Node | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -12,6 +12,7 @@ import orjson
 from toolroll.parsers.types import Delta
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.runtime.jsonable import ids_json
+from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, IdArray, Message, Tool
 
@@ -125,3 +126,32 @@ class CompletionResult:
             "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
+
+
+TopLogprobs = Sequence[Sequence[tuple[float, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """The answer with the id `id`. Its choices are `nodes`.
+
+    `first`: the number of earlier answers to the prompt. `top`: the most likely tokens of each
+    choice, if the request asked for them.
+    """
+
+    id: str
+    created: int
+    first: int
+    nodes: tuple[Node, ...]
+    sampling_params: Mapping[str, Any]
+    top: tuple[TopLogprobs | None, ...]
+
+    @property
+    def completions(self) -> list[Completion]:
+        """The completions that the engine sampled, one per node."""
+        found = []
+        for node, top in zip(self.nodes, self.top, strict=True):
+            completion = node.completion
+            assert completion is not None
+            found.append(replace(completion, top_logprobs=top))
+        return found

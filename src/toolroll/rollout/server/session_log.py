@@ -21,7 +21,6 @@ from toolroll.rollout.server.dialects.stored_response import KeptResponse
 from toolroll.rollout.server.errors import ApiError, server_stopping
 from toolroll.rollout.server.journal import Journal
 from toolroll.rollout.server.result import Choice, CompletionResult
-from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.types import Completion, IdArray, WeightVersion
 
@@ -35,7 +34,7 @@ class SessionLog:
     sessions with this name.
     """
 
-    __slots__ = ("_journal", "answers", "ended", "params", "sample", "session_id", "size", "texts")
+    __slots__ = ("_journal", "ended", "params", "sample", "session_id", "size", "texts")
 
     def __init__(self, session_id: str, sample: int, journal: Journal) -> None:
         self.session_id = session_id
@@ -43,16 +42,9 @@ class SessionLog:
         self.size = 0
         """The number of bytes of the session in the journal."""
         self.ended = False
-        self.answers: dict[bytes, list[StoredAnswer]] = {}
-        """The answers that were restored from disk, by the key of their request."""
         self.texts: dict[bytes, int] = {}
         self.params: Mapping[str, Any] | None = None
         self._journal = journal
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The session's identity, which is unique even among sessions with the same name."""
-        return self.session_id, self.sample
 
     def check(self) -> None:
         """Raise `ApiError` if the session has ended, or if nothing more can be saved."""
@@ -84,6 +76,7 @@ class SessionLog:
         result: CompletionResult,
         request_key: bytes,
         nodes: Sequence[Node],
+        *,
         switches: Mapping[str, Any],
         kind: str,
         lineage: Mapping[str, str],

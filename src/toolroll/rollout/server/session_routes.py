@@ -108,7 +108,7 @@ class SessionRoutes:
 def _shown(live: LiveSession) -> dict[str, Any]:
     return {
         "session_id": live.id,
-        "sample": live.log.sample if live.log is not None else 0,
+        "sample": live.sample,
         "finished": False,
         "turns": len(live.trace),
         "tokens": live.session.tokens,

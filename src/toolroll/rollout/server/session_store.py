@@ -128,9 +128,9 @@ class SessionStore:
         self._samples = found.samples
         for name, sample in self.finished:
             self._samples[name] = max(self._samples[name], sample + 1)
-        lives = sorted(found.sessions.values(), key=lambda live: live.created)
-        self._logs = {live.log.key: live.log for live in lives if live.log is not None}
-        newest = {live.id: live for live in sorted(lives, key=_sample)}
+        lives = sorted((live for live, _ in found.sessions.values()), key=lambda live: live.created)
+        self._logs = {key: log for key, (_, log) in found.sessions.items()}
+        newest = {live.id: live for live in sorted(lives, key=lambda live: live.sample)}
         self._sessions.restore(live for live in lives if newest[live.id] is live)
         self._stale = found.stale
         self._compact()
@@ -145,10 +145,15 @@ class SessionStore:
                 f" (removed an incomplete last line of {torn} bytes)" if torn else "",
             )
 
-    def _restored(self, name: str, sample: int) -> LiveSession:
+    def _restored(self, name: str, sample: int) -> tuple[LiveSession, SessionLog]:
         live = self._sessions.empty(name)
-        live.log = SessionLog(name, sample, self.journal)
-        return live
+        return live, self._log(live, sample)
+
+    def _log(self, live: LiveSession, sample: int) -> SessionLog:
+        """Give `live` a log in the journal."""
+        live.sample = sample
+        live.log = log = SessionLog(live.id, sample, self.journal)
+        return log
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -157,9 +162,8 @@ class SessionStore:
         self.journal.check()
         sample = self._samples[live.id]
         self._samples[live.id] += 1
-        live.log = SessionLog(live.id, sample, self.journal)
-        live.log.begin(live.sampling_params, live.created)
-        self._logs[live.log.key] = live.log
+        log = self._logs[live.id, sample] = self._log(live, sample)
+        log.begin(live.sampling_params, live.created)
 
     def finish(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
         """Start a task that aborts the requests of `live`, accepts no new ones, and appends `live`
@@ -187,25 +191,25 @@ class SessionStore:
 
     async def _finish(self, live: LiveSession) -> dict[str, Any]:
         log = live.log
-        assert log is not None, "a session without a log"
+        assert isinstance(log, SessionLog)
         await end(live)
         log.ended = True
         await log.saved()  # an answer that cannot be saved is not trained
         await self._settle(live)
-        episode = session_episode(live, ENV, log.sample, str(self.settings.get("model") or ""))
-        if episode is not None and log.key not in self.finished:
+        episode = session_episode(live, ENV, live.sample, str(self.settings.get("model") or ""))
+        if episode is not None and live.key not in self.finished:
             try:
                 async with self._appending:
                     await asyncio.to_thread(self._directory.append, episode)
             except UsageError as error:
                 raise ApiError(503, "storage_failed", str(error)) from error
-            self.finished[log.key] = len(live.trace)
-        self._logs.pop(log.key, None)
+            self.finished[live.key] = len(live.trace)
+        self._logs.pop(live.key, None)
         saved = log.end()
         self._stale += log.size
         await asyncio.shield(saved)
         self._compact()
-        return self.written(*log.key)
+        return self.written(*live.key)
 
     def written(self, name: str, sample: int) -> dict[str, Any]:
         """Return the data about a finished session that clients get. `file` is the path of the
@@ -277,11 +281,6 @@ def store_settings(served: Model, name: str | None) -> dict[str, Any]:
         "history": template.history,
         "parser": served.parser.name,
     }
-
-
-def _sample(live: LiveSession) -> int:
-    assert live.log is not None, "a session without a log"
-    return live.log.sample
 
 
 def _finished(path: Path) -> dict[Key, int]:

@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -22,12 +22,10 @@ from weakref import WeakValueDictionary
 from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.conversation_tree import ConversationTree, Prompt
-from toolroll.rollout.server.dialects.stored_response import ResponseStore
+from toolroll.rollout.server.dialects.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.errors import ApiError, server_stopping
 from toolroll.rollout.server.pending import PendingRequest, PendingRequests
-from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.session_log import SessionLog
-from toolroll.rollout.server.stored_answer import StoredAnswer
+from toolroll.rollout.server.result import CompletionResult, StoredAnswer
 from toolroll.rollout.server.turn import TurnNode
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
@@ -48,6 +46,53 @@ def check_id(session_id: str) -> str:
         )
         raise ApiError(400, "invalid_session_id", words, param="session_id")
     return session_id
+
+
+class Log(Protocol):
+    """Writes one session to disk. `SessionLog` implements this interface. The futures that its
+    methods return are done once the data is on disk.
+    """
+
+    ended: bool
+
+    def check(self) -> None:
+        """Raise `ApiError` if the session has ended, or if nothing more can be saved."""
+        ...
+
+    async def saved(self) -> None:
+        """Wait until everything that was written so far is on disk."""
+        ...
+
+    def reward(self, reward: float, info: Mapping[str, Any]) -> asyncio.Future[None]:
+        """Write the session's reward."""
+        ...
+
+    def chat(
+        self,
+        prompt: Prompt,
+        result: CompletionResult,
+        request_key: bytes,
+        nodes: Sequence[Node],
+        *,
+        switches: Mapping[str, Any],
+        kind: str,
+        lineage: Mapping[str, str],
+        kept: KeptResponse | None,
+    ) -> asyncio.Future[None]:
+        """Write the answers to a chat request, which were committed as `nodes`."""
+        ...
+
+    def text(
+        self,
+        parent: Node | None,
+        delta: IdArray,
+        fork_reason: str | None,
+        result: CompletionResult,
+        request_key: bytes,
+        nodes: Sequence[Node],
+    ) -> asyncio.Future[None]:
+        """Write the answers to a text completion request, which were committed as `nodes`."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -83,13 +128,22 @@ class LiveSession:
         default_factory=WeakValueDictionary
     )
     """The requests whose answers are kept for a retry, by the index of the answer's node."""
-    log: SessionLog | None = None
-    """Writes the session to disk. It is None if the session is kept in memory only."""
+    log: Log | None = None
+    """It is None if the session is kept in memory only."""
+    sample: int = 0
+    """The number of earlier sessions with the same name."""
+    restored: dict[bytes, list[StoredAnswer]] = field(default_factory=dict)
+    """The answers that were restored from disk, by the key of their request."""
 
     @property
     def id(self) -> str:
         """The session's id."""
         return self.session.session_id
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The session's identity, which is unique even among sessions with the same name."""
+        return self.id, self.sample
 
     def number(self, prompt: Prompt, choices: int, stored: StoredAnswer | None) -> int:
         """Return the number of earlier answers to `prompt`, and add `choices` to this number. If
@@ -322,7 +376,7 @@ class Sessions:
         """
         self.add(live)
         pending = live.pending.start(key, choices, run)
-        stored = live.log.answers.get(key) if live.log is not None and retry else None
+        stored = live.restored.get(key) if retry else None
         if stored:
             pending.stored = stored.pop()
         pending.task.add_done_callback(lambda _: self._touched(live))
