@@ -37,8 +37,8 @@ from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.paths import hint_for, instead_of
 from toolroll.rollout.server.pending import PendingRequest, retry_number
 from toolroll.rollout.server.protocol import RewardRequest, SessionRequest, read
-from toolroll.rollout.server.received import LONG, receive
-from toolroll.rollout.server.result import CompletionResult
+from toolroll.rollout.server.receive import receive
+from toolroll.rollout.server.result import LONG, CompletionResult
 from toolroll.rollout.server.sampling import session_defaults
 from toolroll.rollout.server.session_routes import SessionRoutes
 from toolroll.rollout.server.sessions import LiveSession, check_id

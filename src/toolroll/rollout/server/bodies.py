@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.runtime.jsonable import ids_json
-from toolroll.rollout.server.received import LONG
-from toolroll.rollout.server.result import Choice, CompletionResult
+from toolroll.rollout.server.result import LONG, Choice, CompletionResult
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion, IdArray
 

@@ -46,8 +46,8 @@ from toolroll.rollout.server.prefill import (
     with_prefill,
 )
 from toolroll.rollout.server.protocol import CompletionRequest, Sampling, read
-from toolroll.rollout.server.received import LONG, Received
-from toolroll.rollout.server.result import Choice, CompletionResult, StreamContext
+from toolroll.rollout.server.received import Received
+from toolroll.rollout.server.result import LONG, Choice, CompletionResult, StreamContext
 from toolroll.rollout.server.sampling import (
     EngineCapabilities,
     ToolUse,

@@ -8,7 +8,6 @@ all compressed bodies are decoded in a thread, so that they do not block other r
 
 from __future__ import annotations
 
-import asyncio
 import re
 import zlib
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from itertools import islice
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.config import EndpointSettings
@@ -27,8 +25,6 @@ from toolroll.rollout.server.nesting import DEEPEST, too_deep
 
 LARGE = 100_000
 """The maximum number of bytes of JSON that are decoded on the event loop."""
-LONG = LARGE // 4
-"""The maximum number of tokens that are parsed, or written as JSON, on the event loop."""
 
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _ITEM = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
@@ -43,25 +39,6 @@ class Received:
 
     data: dict[str, Any]
     large: bool = False
-
-
-async def receive(request: web.Request, settings: EndpointSettings) -> Received:
-    """Return the body of `request`. Raise `ApiError` if it is too large, arrives too slowly, or is
-    not a JSON object.
-    """
-    if request.content_type != "application/json":
-        words = f"send Content-Type: application/json, not {request.content_type!r}"
-        raise ApiError(415, "unsupported_media_type", words)
-    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip", "deflate"):
-        raise ApiError(
-            415,
-            "unsupported_media_type",
-            f"Content-Encoding is {encoding!r}; it must be gzip, deflate or identity",
-        )
-    return await decoded(
-        await _raw(request, settings), compressed=encoding != "identity", settings=settings
-    )
 
 
 async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
@@ -92,22 +69,6 @@ def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Recei
     return Received(data, len(text) > LARGE)
 
 
-async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
-    raw = bytearray()
-    try:
-        async with asyncio.timeout(settings.receive):
-            async for chunk in request.content.iter_any():
-                raw += chunk
-                if len(raw) > settings.max_body:
-                    raise _too_large(settings.max_body)
-    except TimeoutError as error:
-        words = f"the request did not arrive within {settings.receive:g} s"
-        raise ApiError(408, "request_timeout", words, retry=True) from error
-    except web.RequestPayloadError as error:
-        raise ApiError(400, "invalid_body", "the body does not match its headers") from error
-    return bytes(raw)
-
-
 def _decompressed(raw: bytes, limit: int) -> bytes:
     """Decompress `raw`, without producing more than `limit` bytes."""
     made = zlib.decompressobj(_GZIP_OR_ZLIB)
@@ -117,7 +78,7 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
         words = f"the body does not have the encoding in its Content-Encoding: {error}"
         raise ApiError(400, "invalid_body", words) from error
     if len(text) > limit:
-        raise _too_large(limit)
+        raise body_too_large(limit)
     if not made.eof or made.unused_data:
         raise ApiError(
             400, "invalid_body", "the compressed body is incomplete, or has data after its end"
@@ -134,7 +95,7 @@ def has_more_items(text: bytes, limit: int) -> bool:
     return next(islice(_ITEM.finditer(text), limit, None), None) is not None
 
 
-def _too_large(limit: int) -> ApiError:
+def body_too_large(limit: int) -> ApiError:
     return ApiError(
         413, "body_too_large", f"the body is larger than the limit of {limit} bytes (--max-body)"
     )

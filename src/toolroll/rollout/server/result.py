@@ -16,6 +16,9 @@ from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, IdArray, Message, Tool
 
+LONG = 25_000
+"""The maximum number of tokens that are parsed, or written as JSON, on the event loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
