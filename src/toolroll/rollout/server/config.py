@@ -117,7 +117,7 @@ class EndpointSettings(BaseModel):
     @classmethod
     def _known(cls, params: dict[str, Any]) -> dict[str, Any]:
         from toolroll.rollout.engine.sampling_params import check_names
-        from toolroll.rollout.server.protocol import refusal_of
+        from toolroll.rollout.server.errors import refusal_of
         from toolroll.rollout.server.sampling_defaults import sampling_defaults
 
         if "n" in params:

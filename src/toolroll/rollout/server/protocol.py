@@ -6,12 +6,12 @@ SDKs. A label that does not affect the answer (`user`, `metadata` ...) is accept
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolroll.rollout.server.errors import ApiError, UnknownFieldError, invalid
+from toolroll.rollout.server.errors import ApiError, refusal_of
+from toolroll.rollout.server.sampling_defaults import Stops
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier"}
@@ -20,18 +20,6 @@ LABELS = frozenset(
 """Fields that do not affect the answer."""
 
 M = TypeVar("M", bound=BaseModel)
-T = TypeVar("T")
-
-
-def _no_empty(stop: T) -> T:
-    """Refuse an empty stop string: every text contains it."""
-    if stop == "" or (isinstance(stop, list) and "" in stop):
-        raise PydanticCustomError("empty_stop", "a stop string must not be empty")
-    return stop
-
-
-Stops = Annotated[str | list[str] | None, AfterValidator(_no_empty)]
-StopList = Annotated[list[str] | None, AfterValidator(_no_empty)]
 
 
 class Body(BaseModel):
@@ -219,42 +207,3 @@ def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
         return kind.model_validate(left)
     except ValidationError as error:
         raise refusal_of(error) from error
-
-
-def refusal_of(error: ValidationError, *within: str) -> ApiError:
-    """Return the `ApiError` (400) for `error`, pydantic's error for a request's body. `within`: the
-    path to the validated object, if it is only a part of the body.
-    """
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    first = next((one for one in errors if _is_unknown(one, errors[0])), errors[0])
-    place = [*within, *(part for part in first["loc"] if not _is_branch(part))]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(
-        "."
-    )
-    if first["type"] == "extra_forbidden":
-        hint = _INSTEAD.get(param)
-        words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
-        return UnknownFieldError(param, words)
-    return invalid(param, f"{param}: {first['msg']}")
-
-
-def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:
-    """Return True if `one` reports an unknown field, and lies in the same top-level field as
-    `first`. For a union, `first` is only about the union's first branch, so `one` may be the actual
-    cause.
-    """
-    return one["type"] == "extra_forbidden" and one["loc"][:1] == first["loc"][:1]
-
-
-def _is_branch(part: int | str) -> bool:
-    """Return True if `part` of an error's location is pydantic's name for a branch of a union, such
-    as `NamedChoice`, `list[str]` or `literal[...]`.
-    """
-    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))
-
-
-_INSTEAD = {
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "web_search_options": "offer a function tool that searches",
-}

@@ -17,13 +17,12 @@ from pydantic import ValidationError
 
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
 from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.errors import invalid, refused
+from toolroll.rollout.server.errors import invalid, refusal_of, refused
 from toolroll.rollout.server.protocol import (
     ChatRequest,
     CompletionRequest,
     NamedChoice,
     Sampling,
-    refusal_of,
 )
 from toolroll.rollout.server.sampling_defaults import sampling_defaults
 from toolroll.rollout.server.tool_choice import call_closer, call_grammar, strict_tag

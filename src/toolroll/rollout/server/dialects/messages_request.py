@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from toolroll.rollout.server.protocol import Body, StopList
+from toolroll.rollout.server.protocol import Body
+from toolroll.rollout.server.sampling_defaults import StopList
 
 
 class Thinking(Body):
