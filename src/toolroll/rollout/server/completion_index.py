@@ -18,7 +18,7 @@ class CompletionIndex:
     """The nodes of `session` that were returned as text completions."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._nodes: list[Node] = []
         self._decoded = 0
         self._by_text: dict[int, dict[bytes, list[Node]]] = {}
@@ -34,7 +34,7 @@ class CompletionIndex:
         fitting = [
             node
             for node in self._nodes
-            if node.stop <= len(ids) and self._session.shared_prefix(ids, node) == node
+            if node.stop <= len(ids) and self.session.shared_prefix(ids, node) == node
         ]
         return max(fitting, key=lambda node: node.stop, default=None)
 
@@ -56,7 +56,7 @@ class CompletionIndex:
     def _decode_new(self, encoder: Encoder) -> None:
         known = len(self._nodes)  # more may be appended while a thread decodes these
         for node in self._nodes[self._decoded : known]:
-            text = encoder.decode(self._session.path_ids(node))
+            text = encoder.decode(self.session.path_ids(node))
             same = self._by_text.setdefault(len(text), {})
             same.setdefault(blake2b(_bytes(text), digest_size=16).digest(), []).append(node)
         self._decoded = known

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolroll.rollout.server.completion_index import CompletionIndex
 from toolroll.rollout.server.errors import invalid
-from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
@@ -47,24 +47,24 @@ def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
         raise invalid("prompt", words)
 
 
-def plan_text(live: LiveSession, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
-    """Find the node of the session `live` that `prompt` extends, and return the prompt with its
-    exact ids. The session does not change. `check_prompt` must have accepted `prompt`.
+def plan_text(index: CompletionIndex, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
+    """Find the node in `index` that `prompt` extends, and return the prompt with its exact ids.
+    The session does not change. `check_prompt` must have accepted `prompt`.
     """
     if isinstance(prompt, str):
-        found = _extended_text(live, prompt, encoder)
+        found = _extended_text(index, prompt, encoder)
         if found is not None:
             return found
         ids = np.array(encoder.encode(prompt), dtype=np.int32)
         return TextPrompt(ids, None, ids)
     ids = np.array(prompt, dtype=np.int32)
-    node = live.texts.before_ids(ids)
+    node = index.before_ids(ids)
     return TextPrompt(ids, node, ids[node.stop if node else 0 :])
 
 
-def _extended_text(live: LiveSession, prompt: str, encoder: Encoder) -> TextPrompt | None:
-    for node, length in live.texts.before_text(prompt, encoder):
-        before, behind = live.session.path_ids(node), prompt[length:]
+def _extended_text(index: CompletionIndex, prompt: str, encoder: Encoder) -> TextPrompt | None:
+    for node, length in index.before_text(prompt, encoder):
+        before, behind = index.session.path_ids(node), prompt[length:]
         rest = encoder.encode(behind, previous=int(before[-1]))
         seam = before[-_SEAM:].tolist()
         left = encoder.decode(seam)

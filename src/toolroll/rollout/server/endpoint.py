@@ -282,7 +282,7 @@ class Endpoint:
         self._admit(live, request, key)
         params = sampling_params(request, self.settings, self.capabilities, live.sampling_params)
         top = top_logprobs(request)
-        planned = partial(plan_text, live, request.prompt, encoder)
+        planned = partial(plan_text, live.texts, request.prompt, encoder)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             stops = stop_strings(params)
