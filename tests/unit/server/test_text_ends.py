@@ -65,9 +65,9 @@ def test_a_prompt_is_found_as_if_all_texts_were_compared(
         (node.stop for node, _ in fitting), reverse=True
     )
     for node in nodes:
-        path = found._session.path_ids(node)
+        path = found.session.path_ids(node)
         longest = found.before_ids(path)
-        assert longest is not None and np.array_equal(found._session.path_ids(longest), path)
+        assert longest is not None and np.array_equal(found.session.path_ids(longest), path)
         shorter = found.before_ids(path[:-1])
         assert shorter is None or shorter.stop < len(path)
 
