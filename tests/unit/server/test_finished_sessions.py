@@ -15,11 +15,11 @@ from support.endpoints import Bench, endpoint
 from support.recorded import CHAT, USER, ask, delete, hold_the_end, policy
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server.received import Received
-from toolroll.rollout.server.session_store import JOURNAL_NAME
-from toolroll.rollout.server.sessions import LiveSession, end
+from toolroll.rollout.server.disk.session_store import JOURNAL_NAME
+from toolroll.rollout.server.requests.received import Received
+from toolroll.rollout.server.sessions.sessions import LiveSession, end
+from toolroll.rollout.server.sessions.verifying import start_checks
 from toolroll.rollout.server.streaming import event_lines
-from toolroll.rollout.server.verifying import start_checks
 from toolroll.rollout.testing import Reply
 
 

@@ -13,9 +13,9 @@ from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.worlds import TOOL
 
+from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.pending import request_key
+from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}

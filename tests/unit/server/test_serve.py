@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.serve import serve
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.http.serve import serve
 
 
 def test_another_address_needs_a_key() -> None:

@@ -25,30 +25,31 @@ from toolroll.parsers.types import Delta
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.bodies import is_long, text_body
-from toolroll.rollout.server.committing import commit_chat, commit_text
-from toolroll.rollout.server.completions import check_prompt, plan_text
-from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.conversation_tree import Prompt
-from toolroll.rollout.server.dialects.chat import ChatCompletions
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest
-from toolroll.rollout.server.dialects.messages import AnthropicMessages
-from toolroll.rollout.server.dialects.responses import OpenAIResponses
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.metrics import Metrics
-from toolroll.rollout.server.paths import api_of
-from toolroll.rollout.server.pending import PendingRequest, request_key
-from toolroll.rollout.server.prefill import (
+from toolroll.rollout.server.answers.bodies import is_long, text_body
+from toolroll.rollout.server.answers.result import LONG, Choice, CompletionResult, StreamContext
+from toolroll.rollout.server.answers.stream_deltas import choice_stream
+from toolroll.rollout.server.conversation.completions import check_prompt, plan_text
+from toolroll.rollout.server.conversation.conversation_tree import Prompt
+from toolroll.rollout.server.conversation.messages import read_messages
+from toolroll.rollout.server.conversation.prefill import (
     check_continued,
     sampled_part,
     split_prefill,
     with_prefill,
 )
-from toolroll.rollout.server.protocol import CompletionRequest, Sampling, read
-from toolroll.rollout.server.received import Received
-from toolroll.rollout.server.result import LONG, Choice, CompletionResult, StreamContext
-from toolroll.rollout.server.sampling import (
+from toolroll.rollout.server.conversation.template_cache import TemplateCache
+from toolroll.rollout.server.dialects.anthropic import AnthropicMessages
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.openai_chat import ChatCompletions
+from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
+from toolroll.rollout.server.disk.session_store import SessionStore
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.metrics import Metrics
+from toolroll.rollout.server.requests.paths import api_of
+from toolroll.rollout.server.requests.protocol import CompletionRequest, Sampling, read
+from toolroll.rollout.server.requests.received import Received
+from toolroll.rollout.server.requests.sampling import (
     EngineCapabilities,
     ToolUse,
     apply_tool_choice,
@@ -57,12 +58,11 @@ from toolroll.rollout.server.sampling import (
     stop_strings,
     top_logprobs,
 )
-from toolroll.rollout.server.session_store import SessionStore
-from toolroll.rollout.server.sessions import LiveSession, Sessions
-from toolroll.rollout.server.stream_deltas import choice_stream
-from toolroll.rollout.server.template_cache import TemplateCache
-from toolroll.rollout.server.tool_choice import check_called
-from toolroll.rollout.server.verifying import check_all, check_all_now, start_checks
+from toolroll.rollout.server.requests.tool_choice import check_called
+from toolroll.rollout.server.sessions.committing import commit_chat, commit_text
+from toolroll.rollout.server.sessions.pending import PendingRequest, request_key
+from toolroll.rollout.server.sessions.sessions import LiveSession, Sessions
+from toolroll.rollout.server.sessions.verifying import check_all, check_all_now, start_checks
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Protocol
 import orjson
 
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.dialects.stored_response import KeptResponse, ResponseStore
+from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
-from toolroll.rollout.server.result import CompletionResult, StreamContext
+from toolroll.rollout.server.requests.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.types import Tool
 
 Event = dict[str, Any]
