@@ -23,8 +23,8 @@ from support.worlds import TOOL
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.server.conversation_tree import EDITED
-from toolroll.rollout.server.dialects.responses_items import read_items
+from toolroll.rollout.server.conversation.conversation_tree import EDITED
+from toolroll.rollout.server.dialects.openai_responses_items import read_items
 from toolroll.rollout.testing import Reply
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
