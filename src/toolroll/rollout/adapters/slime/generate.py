@@ -9,12 +9,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from toolroll.rollout.adapters.slime.player import Player
 from toolroll.rollout.adapters.slime.samples import EpisodeSamples
-from toolroll.rollout.adapters.slime.settings import check_supported, read_settings, rollout_args
+from toolroll.rollout.adapters.slime.settings import (
+    attribute,
+    check_supported,
+    read_settings,
+    rollout_args,
+)
 from toolroll.rollout.errors import UsageError
 
 _SLIME_LOOP = "slime.rollout.sglang_rollout"
@@ -93,3 +99,14 @@ def _slime_stops(args: Any) -> Callable[[], bool]:
         return lambda: False
     state = module.GenerateState(args)
     return lambda: bool(state.aborted)
+
+
+async def with_sample_hooks(args: Any, made: Any, *, evaluation: bool) -> Any:
+    """Pass `made`, a sample or a list of samples, to slime's hooks for finished samples
+    (`--rollout-sample-hook-path`), and return their result.
+    """
+    if not attribute(args, "rollout_sample_hook_path"):
+        return made
+    return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(
+        args, made, evaluation=evaluation
+    )

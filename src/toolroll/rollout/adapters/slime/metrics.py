@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from toolroll.rollout.adapters.slime.filters import leaves
-from toolroll.rollout.adapters.slime.samples import KEY
+from toolroll.rollout.adapters.slime.samples import KEY, leaves
 
 _PER_EPISODE = (
     "turns",

@@ -10,6 +10,7 @@ has a zero mask and `remove_sample`. An aborted episode has no reward. `response
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from toolroll.rollout.adapters.sequences import TrainingSequence, training_sequences
@@ -123,3 +124,30 @@ def failure(sample: Any) -> Any:
     """Return the error of the sample's episode, or its stop reason if it has no error."""
     summary = sample.metadata[KEY]
     return summary.get("error") or summary["stop_reason"]
+
+
+def leaves(group: Iterable[Any]) -> Iterator[Any]:
+    """Yield the samples of a group, including those in the list of a forked episode."""
+    for item in group:
+        if isinstance(item, list):
+            yield from leaves(item)
+        else:
+            yield item
+
+
+def has_aborted(group: Iterable[Any]) -> bool:
+    """Return True if an episode of the group was aborted or has no reward."""
+    return any(sample.reward is None or sample.status.name == "ABORTED" for sample in leaves(group))
+
+
+def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
+    """Return True if all episodes of the group have rewards, and the rewards differ. This function
+    is for `--dynamic-sampling-filter-path`.
+
+    slime's normalization fails if a reward is missing. If all rewards are equal, all advantages are
+    0, so the group trains nothing.
+    """
+    if has_aborted(samples):
+        return False
+    rewards = {sample.get_reward_value(args) for sample in leaves(samples)}
+    return len(rewards) > 1

@@ -23,8 +23,12 @@ Rules:
 TRL is not imported, because its trainer is passed in.
 """
 
-from toolroll.rollout.adapters.trl.rollout_func import RolloutFunc, make_rollout_func
-from toolroll.rollout.adapters.trl.samples import reward, to_output
+from toolroll.rollout.adapters.trl.rollout_func import (
+    RolloutFunc,
+    make_rollout_func,
+    reward,
+    to_output,
+)
 from toolroll.rollout.adapters.trl.settings import TrlSettings
 from toolroll.rollout.adapters.trl.weights import weights_from_disk
 
