@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
-from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_results import MOST_BYTES
 from toolroll.rollout.types import Tool
 
 DEFAULT_ROLLOUT_ARGS: Mapping[str, Any] = {

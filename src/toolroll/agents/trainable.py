@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
-from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.hook_environment import (
     HookEnvironment,
@@ -45,13 +44,14 @@ from toolroll.agents.loop.published_hooks import (
     wrap_parse_tool,
 )
 from toolroll.agents.loop.result import build_result
-from toolroll.agents.loop.validation import check_messages
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation, DeltaHook
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_results import check_messages
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (

@@ -17,7 +17,6 @@ from operator import index
 from typing import Any
 
 from toolroll.agents.loop.hook_value import hook_value, reading, run_hook
-from toolroll.agents.loop.validation import checked_reward
 from toolroll.parsers.openai import (
     OpenAICompatibleToolCallAdapter,
     from_openai,
@@ -27,6 +26,7 @@ from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_results import checked_reward
 from toolroll.rollout.types import (
     Completion,
     GenerateRequest,

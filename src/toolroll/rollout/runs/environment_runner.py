@@ -25,15 +25,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
-from toolroll.agents.loop.call_policy import reject_action
-from toolroll.agents.loop.validation import (
-    MOST_BYTES,
-    check_size,
-    checked_metrics,
-    checked_observation,
-    checked_reward,
-    checked_step,
-)
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -41,6 +32,14 @@ from toolroll.rollout.errors import (
     TimeLimitError,
     UsageError,
     message_of,
+)
+from toolroll.rollout.runs.environment_results import (
+    MOST_BYTES,
+    check_size,
+    checked_metrics,
+    checked_observation,
+    checked_reward,
+    checked_step,
 )
 from toolroll.rollout.runtime.blocked_loop import LoopBlocked, watch
 from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
@@ -131,9 +130,9 @@ class EnvironmentRunner:
         try:
             yield
         except ActionError as error:
-            answers = reject_action(action, message_of(error, self._most_bytes + 1))
+            text = {"content": message_of(error, self._most_bytes + 1)}
             where = f"{self._name}.step raised an ActionError and"
-            check_size(where, answers, (), self._most_bytes)
+            check_size(where, [text] * max(1, len(action.tool_calls)), (), self._most_bytes)
             raise
 
     def _stepped(self, found: Any, action: Action) -> StepResult:
