@@ -37,11 +37,22 @@ class LoopBlocked(BaseException):
 _deadlines: dict[asyncio.Task[Any] | None, Deadline] = {}
 """The tasks of third-party code that have not ended."""
 
+_last: tuple[float, asyncio.Task[Any] | None] = (-1.0, None)
+"""When code was last interrupted, on the event loop's clock, and its task."""
+
 
 def watch(task: asyncio.Task[Any]) -> None:
     """Apply the time limits of the running task to `task` even if it blocks the event loop."""
     _deadlines[task] = current_deadline()
     task.add_done_callback(_deadlines.pop)
+
+
+def blocker_since(start: float) -> asyncio.Task[Any] | None:
+    """Return the task that was interrupted last, if that was after `start`, a time on the event
+    loop's clock. No time limit could be kept while it blocked the loop.
+    """
+    interrupted, task = _last
+    return task if interrupted >= start else None
 
 
 @contextmanager
@@ -76,11 +87,13 @@ def watched_loop() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _last
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs
         return
     if task in _deadlines and _is_over(_deadlines[task]):
+        _last = monotonic(), task
         raise LoopBlocked
 
 
