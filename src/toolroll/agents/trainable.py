@@ -128,8 +128,10 @@ class TrainableAgentMixin:
         if adapter is not TrainableAgentMixin.openai_adapter:
             cls._adapter = adapter
             cls.openai_adapter = TrainableAgentMixin.openai_adapter  # type: ignore[method-assign]
-        if "asolve" in vars(cls):
-            cls.asolve = with_episode_arguments(vars(cls)["asolve"])  # type: ignore[method-assign]
+        owner = next(base for base in cls.__mro__ if "asolve" in vars(base))
+        if owner is cls or not issubclass(owner, TrainableAgentMixin):  # another mixin may have one
+            asolve = with_episode_arguments(vars(owner)["asolve"])
+            cls.asolve = asolve  # type: ignore[method-assign]
 
     async def asolve(
         self,

@@ -332,6 +332,29 @@ class Again(Signature):
         return await super().asolve(*args)
 
 
+class Published:
+    """Another mixin, which knows nothing of toolroll."""
+
+    async def asolve(
+        self,
+        env: Any,
+        rollout_args: Any,
+        sampling_params: Any,
+        task_index: Any = None,
+        steps: int = 30,
+    ) -> InteractionResult:
+        parent: Any = super()
+        return await parent.asolve(env, rollout_args, sampling_params, task_index, steps)
+
+
+class Mixed(Published, TrainableToolCallingAgent):  # type: ignore[misc]
+    """The mixin's `asolve` comes first."""
+
+
+class MixedAgain(Mixed):
+    """Inherits an `asolve` that was wrapped already."""
+
+
 class NextTask(Signature):
     async def asolve(  # type: ignore[override]
         self,
@@ -366,6 +389,8 @@ class WithPartner(TrainableToolCallingAgent):
     [
         (Signature, (Task("3", 3), 7)),
         (Again, (Task("3", 3), 7)),
+        (Mixed, (Task("3", 3), 7)),
+        (MixedAgain, (Task("3", 3), 7)),
         (WithPartner, (Task("3", 3), 7)),
         (NextTask, (Task("4", 4), 7)),
     ],
