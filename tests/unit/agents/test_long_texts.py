@@ -232,7 +232,7 @@ async def test_the_limit_is_a_setting_of_every_agent(tokenizer: Any) -> None:
             make_agent(served, settings),
             make_do_nothing(threads, settings),
             make_baseline(threads, baseline),
-            TrainableToolCallingAgent(served=served, rollout_args=given),
+            TrainableToolCallingAgent(model=served, rollout_args=given),
         ):
             result = await player.asolve(world, task=Task("t", 0))
             assert "max_observation_bytes (10)" in result.info["error"]["message"]

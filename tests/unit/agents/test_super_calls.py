@@ -191,7 +191,7 @@ async def episode(
     env, task = (env, Task("3", 3)) if env is not None else make()
     async with serving(tokenizer(), policy) as (engine, served):
         agent = kind(TOOLS, WIKI, "m", "p", rollout_args={"verify": "always"})
-        agent.served = served
+        agent.model = served
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = await agent.asolve(
@@ -378,7 +378,7 @@ class WithPartner(TrainableToolCallingAgent):
         task_index: Any = None,
         steps: int = 30,
     ) -> InteractionResult:
-        partner = agent_of(TrainableToolCallingAgent, self.served)  # type: ignore[arg-type]
+        partner = agent_of(TrainableToolCallingAgent, self.model)  # type: ignore[arg-type]
         self.other = Listed()
         await partner.asolve(self.other, None, sampling_params)
         return await super().asolve(env, rollout_args, sampling_params, task_index, steps)
@@ -416,7 +416,7 @@ class BestOfTwo(Signature):
 async def test_only_the_first_of_two_episodes_in_asolve_has_the_session_of_the_run() -> None:
     env, agent = Listed(tool_texts=("It is here.",)), BestOfTwo(TOOLS, WIKI)
     async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, served):
-        agent.served = served
+        agent.model = served
         params = {"max_new_tokens": 200}
         run: Any = agent.asolve
         await run(env, None, params, 3, 1, task=Task("3", 3), seed=7, session_id="s")
@@ -476,7 +476,7 @@ async def test_hooks_called_directly_are_the_published_ones(opened: bool) -> Non
         agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine_url": served.url})
         agent.tokenizer, agent.url = tokenizer, served.url
         if opened:
-            agent.served = served
+            agent.model = served
         result = await agent.asolve(shop, None, None, 3)
         log = list(engine.log)
     assert agent.used == HOOKS

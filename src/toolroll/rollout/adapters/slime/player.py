@@ -87,12 +87,12 @@ class Player:
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
         self.limit = asyncio.Semaphore(concurrency(args, settings))
-        self.served = Model.from_args(
+        self.model = Model.from_args(
             rollout_args(args, settings),
             engine=lambda config: StoppableEngine(config, _is_stopped),
         )
         self._episodes = EpisodePlayer(
-            self.served,
+            self.model,
             settings,
             seed=int(attribute(args, "rollout_seed", 0)),
             stopped=_is_stopped,
@@ -124,7 +124,7 @@ class Player:
             )
         finally:
             _STOPPED.reset(token)
-        filler = next(iter(self.served.template.stop_token_ids), 0)
+        filler = next(iter(self.model.template.stop_token_ids), 0)
         samples = to_samples(sample, result, filler=filler, reward_key=self._reward_key)
         for made in samples:
             setattr(made, field, session)
