@@ -28,9 +28,9 @@ from toolroll.rollout.adapters.trl.rollout_func import (
     make_rollout_func,
     reward,
     to_output,
+    weights_from_disk,
 )
 from toolroll.rollout.adapters.trl.settings import TrlSettings
-from toolroll.rollout.adapters.trl.weights import weights_from_disk
 
 __all__ = [
     "RolloutFunc",
