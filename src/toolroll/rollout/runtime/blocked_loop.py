@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -37,7 +38,7 @@ class LoopBlocked(BaseException):
 _deadlines: dict[asyncio.Task[Any] | None, Deadline] = {}
 """The tasks of third-party code that have not ended."""
 
-_last: tuple[float, asyncio.Task[Any] | None] = (-1.0, None)
+_interrupted: deque[tuple[float, asyncio.Task[Any]]] = deque(maxlen=1)
 """When code was last interrupted, on the event loop's clock, and its task."""
 
 
@@ -51,8 +52,7 @@ def blocker_since(start: float) -> asyncio.Task[Any] | None:
     """Return the task that was interrupted last, if that was after `start`, a time on the event
     loop's clock. No time limit could be kept while it blocked the loop.
     """
-    interrupted, task = _last
-    return task if interrupted >= start else None
+    return next((task for when, task in _interrupted if when >= start), None)
 
 
 @contextmanager
@@ -87,13 +87,12 @@ def watched_loop() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    global _last
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs
         return
-    if task in _deadlines and _is_over(_deadlines[task]):
-        _last = monotonic(), task
+    if task is not None and task in _deadlines and _is_over(_deadlines[task]):
+        _interrupted.append((monotonic(), task))
         raise LoopBlocked
 
 

@@ -1,4 +1,4 @@
-"""`Desk`: one conversation at the service desk, with its scripted member, its judge and its factory.
+"""`Desk`: one conversation at the service desk, with its scripted member, judge and factory.
 
 Invariants: every episode has its own in-memory database. The reward is 1.0 if the final database
 equals the one after the reference actions, and the replies contain the required facts. Otherwise it

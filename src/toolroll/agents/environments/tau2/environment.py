@@ -39,9 +39,9 @@ PARTS = {
 def grade(
     domain: Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Return `{"reward", "database", "communicated", "assertions", "actions"}`. The reward is 1.0 if
-    every part of the task's reward basis holds, else 0.0. A part that is not in the basis is None.
-    `texts` are the agent's texts, one per message.
+    """Return `{"reward", "database", "communicated", "assertions", "actions"}`. The reward is 1.0
+    if every part of the task's reward basis holds, else 0.0. A part that is not in the basis is
+    None. `texts` are the agent's texts, one per message.
 
     - DB: the final database equals the database after the reference actions.
     - COMMUNICATE: one of the agent's messages contains each required text (`communicate_info`).
