@@ -22,18 +22,9 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
-from toolroll.agents.loop.call_policy import reject_action
-from toolroll.agents.loop.validation import (
-    MOST_BYTES,
-    check_size,
-    checked_metrics,
-    checked_observation,
-    checked_reward,
-    checked_step,
-)
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -42,7 +33,15 @@ from toolroll.rollout.errors import (
     UsageError,
     message_of,
 )
-from toolroll.rollout.runtime.blocked_loop import LoopBlocked, watch
+from toolroll.rollout.runs.environment_results import (
+    MOST_BYTES,
+    check_size,
+    checked_metrics,
+    checked_observation,
+    checked_reward,
+    checked_step,
+)
+from toolroll.rollout.runtime.blocked_loop import LoopBlocked, blocker_since, watch
 from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
@@ -131,9 +130,9 @@ class EnvironmentRunner:
         try:
             yield
         except ActionError as error:
-            answers = reject_action(action, message_of(error, self._most_bytes + 1))
+            text = {"content": message_of(error, self._most_bytes + 1)}
             where = f"{self._name}.step raised an ActionError and"
-            check_size(where, answers, (), self._most_bytes)
+            check_size(where, [text] * max(1, len(action.tool_calls)), (), self._most_bytes)
             raise
 
     def _stepped(self, found: Any, action: Action) -> StepResult:
@@ -242,7 +241,7 @@ class EnvironmentRunner:
         """Convert the errors of a call (see the module's invariants), and add the call's duration
         to `self.seconds`. `timeout` is the call's time limit of `seconds`.
         """
-        began = perf_counter()
+        start, clock = perf_counter(), monotonic()
         try:
             yield
         except (ActionError, UsageError):
@@ -250,22 +249,28 @@ class EnvironmentRunner:
         except Exception as error:
             if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
                 raise
+            blocker = blocker_since(clock)
+            if blocker is not None and blocker is self._task:
+                raise self._blocked(where, blocker) from error
             if timeout is not None and timeout.expired():
-                raise TimeLimitError(
-                    f"{where} took more than {seconds:g} s{self._runs_on()}"
-                ) from error
+                reason = self._still_runs() if blocker is None else _blocked_by(blocker)
+                raise TimeLimitError(f"{where} took more than {seconds:g} s{reason}") from error
             cause = (error.__cause__ if isinstance(error, ForeignExitError) else None) or error
-            if isinstance(cause, LoopBlocked):
-                place = _place(cause, type(self.env))
-                raise TimeLimitError(
-                    f"{where} blocked the event loop beyond its time limit{place}: it runs on the "
-                    "event loop, so it must await, or run blocking code in a thread"
-                ) from error
             raise EnvironmentFailure(
                 f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}"
             ) from error
         finally:
-            self.seconds += perf_counter() - began
+            self.seconds += perf_counter() - start
+
+    def _blocked(self, where: str, task: asyncio.Task[Any]) -> TimeLimitError:
+        """Return the error for a call whose `task` was interrupted by `LoopBlocked`."""
+        error = task.exception() if task.done() and not task.cancelled() else None
+        cause = error.__cause__ if error is not None else None
+        place = _place(cause, type(self.env)) if isinstance(cause, LoopBlocked) else ""
+        return TimeLimitError(
+            f"{where} blocked the event loop beyond its time limit{place}: it runs on the "
+            "event loop, so it must await, or run blocking code in a thread"
+        )
 
     async def _result(
         self,
@@ -299,7 +304,9 @@ class EnvironmentRunner:
     async def _on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` in its own task, and keep its changes to context variables."""
         context = contextvars.copy_context()
-        self._task = asyncio.create_task(call_in_task(function, *args), context=context)
+        self._task = asyncio.create_task(
+            call_in_task(function, *args), name=f"{self._name} of {self.task.id}", context=context
+        )
         watch(self._task)
         try:
             return await outcome(self._task)
@@ -308,7 +315,7 @@ class EnvironmentRunner:
                 if variable.get(None) is not value:
                     variable.set(value)
 
-    def _runs_on(self) -> str:
+    def _still_runs(self) -> str:
         if self._task is None or self._task.done():
             return ""
         return (
@@ -318,6 +325,13 @@ class EnvironmentRunner:
 
 def _same(value: T) -> T:
     return value
+
+
+def _blocked_by(task: asyncio.Task[Any]) -> str:
+    return (
+        f", because another environment blocked the event loop ({task.get_name()}): it must "
+        "await, or run blocking code in a thread"
+    )
 
 
 def _shown(error: BaseException) -> str:
