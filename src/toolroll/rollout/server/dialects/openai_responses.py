@@ -58,6 +58,13 @@ class Own:
     names: Names
     metadata: Mapping[str, Any]
 
+    @property
+    def encrypted(self) -> bool:
+        """True if reasoning items have an `encrypted_content`. With `store: false`, Qwen Code does
+        not ask for it, but sends reasoning back as text without it.
+        """
+        return bool(self.request.include) or not self.request.store
+
 
 @dataclass(frozen=True, eq=False)
 class OpenAIResponses(Dialect):
@@ -151,9 +158,7 @@ class OpenAIResponses(Dialect):
             "object": "response",
             "created_at": result.created,
             **state_of(result),
-            "output": output_of(
-                result, self.encoder, own.names, encrypted=bool(own.request.include)
-            ),
+            "output": output_of(result, self.encoder, own.names, encrypted=own.encrypted),
             "usage": usage_of(result, self.encoder),
         }
 
@@ -199,8 +204,7 @@ class OpenAIResponses(Dialect):
             **self._echo(asked),
         }
         own: Own = asked.own
-        encrypted = bool(own.request.include)
-        return self.writer_type(response, self.encoder, own.names, encrypted=encrypted)
+        return self.writer_type(response, self.encoder, own.names, encrypted=own.encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
