@@ -17,103 +17,25 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion, IdArray
 
 
-def chat_body(
-    served: CompletionResult,
-    encoder: Encoder,
-    *,
-    logprobs: bool,
-    top: int,
-    token_ids: bool,
-) -> dict[str, Any]:
-    """Return a `chat.completion` without the field `prompt_token_ids`, which
-    `CompletionResult.body` adds. `top`: the number of top logprobs at each position. `token_ids`:
-    add the top-level field `token_ids` for OpenRLHF.
-    """
-    choices = [
-        {
-            "index": index,
-            "message": wire_message(choice),
-            "finish_reason": finish_reason(choice),
-            "logprobs": chat_logprobs(choice.completion, encoder, top) if logprobs else None,
-            **exact(choice),
-        }
-        for index, choice in enumerate(served.choices)
-    ]
-    body = _answer(served, "chat.completion", choices)
-    return {**body, **(_openrlhf_token_ids(served) if token_ids else {})}
-
-
-def _openrlhf_token_ids(served: CompletionResult) -> dict[str, Any]:
-    """Return the ids of the prompt and of the first answer, under the names that OpenRLHF's example
-    uses.
-    """
-    ids = served.choices[0].completion.output_ids.tolist()
-    prompt = served.prompt_ids.tolist()
-    return {"token_ids": {"prompt_token_ids": prompt, "completion_token_ids": ids}}
-
-
-def text_body(
-    served: CompletionResult, encoder: Encoder, *, logprobs: int | None, prompt_ids: bool
-) -> dict[str, Any]:
-    """Return a `text_completion` without the top-level field `prompt_token_ids`, which
-    `CompletionResult.body` adds. `prompt_ids`: add a field `prompt_token_ids` to each choice, as
-    vLLM does.
-    """
-    repeated = prompt_token_ids(served) if prompt_ids else {}
-    choices = [
-        {
-            "index": index,
-            "text": choice.text,
-            "finish_reason": finish_reason(choice),
-            "logprobs": text_logprobs(choice.completion, encoder, logprobs)
-            if logprobs is not None
-            else None,
-            **exact(choice),
-            **repeated,
-        }
-        for index, choice in enumerate(served.choices)
-    ]
-    return _answer(served, "text_completion", choices)
-
-
-def is_long(completions: Sequence[Completion], *, logprobs: bool, top: int) -> bool:
+def is_long(completions: Sequence[Completion], top: int | None) -> bool:
     """Return True if writing `completions` as JSON takes so long that it should run in a thread.
-    Logprobs take long, because each entry requires decoding a token.
+    Logprobs take long, because each entry requires decoding a token. `top`: the number of top
+    logprobs at each position, or None if there are no logprobs.
     """
     tokens = sum(len(completion.output_ids) for completion in completions)
-    return tokens * (10 * (1 + top) if logprobs else 1) > LONG
+    return tokens * (1 if top is None else 10 * (1 + top)) > LONG
 
 
-def _answer(served: CompletionResult, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answer object of the type `kind` with `choices`."""
-    return {
-        "id": served.id,
-        "object": kind,
-        "created": served.created,
-        "model": served.model,
-        "choices": choices,
-        "usage": served.usage,
-        **constraint(served),
-    }
-
-
-def tokens(served: CompletionResult) -> dict[str, Any]:
-    """Return the field `prompt_token_ids`, and the field `constrained` if a grammar constrained the
-    sampling.
-    """
-    return {**prompt_token_ids(served), **constraint(served)}
-
-
-def prompt_token_ids(served: CompletionResult) -> dict[str, Any]:
+def prompt_token_ids(result: CompletionResult) -> dict[str, Any]:
     """Return the field `prompt_token_ids`."""
-    return {"prompt_token_ids": orjson.Fragment(b"[" + ids_json(served.prompt_ids) + b"]")}
+    return {"prompt_token_ids": orjson.Fragment(b"[" + ids_json(result.prompt_ids) + b"]")}
 
 
-def constraint(served: CompletionResult) -> dict[str, Any]:
+def constraint(result: CompletionResult) -> dict[str, Any]:
     """Return the field `constrained`, which names the request field that caused a grammar
     constraint. Return an empty dict if there was no constraint.
     """
-    return {"constrained": served.constrained} if served.constrained else {}
+    return {"constrained": result.constrained} if result.constrained else {}
 
 
 def exact(choice: Choice) -> dict[str, Any]:
@@ -128,8 +50,8 @@ def exact(choice: Choice) -> dict[str, Any]:
 
 def wire_message(choice: Choice) -> dict[str, Any]:
     """Return the assistant message for the client. It leaves out the prefill, if there is one."""
-    assert choice.reading is not None
-    return {**(choice.shown or choice.reading.message), "refusal": None}
+    assert choice.turn is not None
+    return {**(choice.shown or choice.turn.message), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str:
@@ -138,8 +60,8 @@ def finish_reason(choice: Choice) -> str:
     """
     if (
         choice.completion.finish_reason == "stop"
-        and choice.reading is not None
-        and choice.reading.parsed.tool_calls
+        and choice.turn is not None
+        and choice.turn.parsed.tool_calls
     ):
         return "tool_calls"
     return choice.completion.finish_reason

@@ -2,120 +2,101 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
 from typing import Any
-
-import orjson
 
 from toolroll.parsers.types import Delta
 from toolroll.rollout.model.turn import ParsedTurn
-from toolroll.rollout.runtime.jsonable import ids_json
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.types import Completion, IdArray, Message, Tool
+from toolroll.rollout.server.answers.choice_stream import ChoiceStream
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.types import Completion, IdArray, Message
+
+logger = logging.getLogger(__name__)
 
 LONG = 25_000
 """The maximum number of tokens that are parsed, or written as JSON, on the event loop."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
-    """One answer to a request. `text` is the text for the client. `reading` is the whole parsed
-    turn. `shown` is the message for the client, if it is only a part of the message of `reading`.
-    `stream` returns the deltas that a stream would send.
+    """One answer to a request. `text` is the text for the client. `turn` is the whole parsed turn.
+    `shown` is the message for the client, if it is only a part of the message of `turn`. `stream`
+    is a stream that was not used yet.
 
-    For a text completion, `reading`, `shown` and `stream` are None.
+    A text completion has only `completion` and `text`. A choice that was restored from disk has
+    only `completion` and, for a reply, `turn`.
     """
 
     completion: Completion
-    text: str
-    reading: ParsedTurn | None = None
+    text: str = ""
+    turn: ParsedTurn | None = None
     shown: Message | None = None
-    stream: Callable[[Choice], Sequence[Delta]] | None = field(default=None, repr=False)
+    stream: ChoiceStream | None = field(default=None, repr=False)
+
+    @cached_property
+    def pieces(self) -> list[Delta]:
+        """The reasoning, text and calls of a reply, in the order in which the model wrote them. The
+        joined deltas of a stream of the reply are these pieces.
+
+        In two cases, the order is not known. Then the calls come last. The first case is a reply
+        that continues an assistant message. The second is a reply that a stream could not send,
+        because the stream would contradict the finished reply.
+        """
+        assert self.turn is not None
+        if self.shown is None and self.stream is not None:
+            try:
+                return joined(self.stream.finish(self.completion, self.text, self.turn))
+            except ApiError as error:  # the message is right, so only a stream fails
+                logger.warning("the order of text and calls is not known: %s", error)
+        return list(_by_kind(self.shown or self.turn.message, self.turn))
 
 
-@dataclass(frozen=True, slots=True)
-class StreamContext:
-    """The data that a stream needs before the answer is finished.
-
-    `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
-    completion. It determines the ids of the choice's tool calls. `answer_id` and `created`: the
-    values that the finished answer will have. `prompt_tokens`: the length of the prompt.
-    `stop_strings`: the stop strings that are cut from the text. `in_reasoning`: True if the prompt
-    ends inside reasoning. For a text completion, `tools`, `seeds`, `prompt_tokens` and
-    `in_reasoning` are not set.
+def joined(steps: Iterable[Delta]) -> list[Delta]:
+    """Return the deltas `steps`. Adjacent deltas of the same kind are joined into one, except
+    calls.
     """
-
-    template: ChatTemplate
-    sampling_params: Mapping[str, Any]
-    tools: Sequence[Tool] | None = None
-    seeds: Sequence[str] = ()
-    answer_id: str = ""
-    created: int = 0
-    prompt_tokens: int = 0
-    stop_strings: Sequence[str] = ()
-    in_reasoning: bool = False
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """The ids of the tokens that end an answer."""
-        own = self.sampling_params.get("stop_token_ids") or ()
-        return frozenset({*self.template.stop_token_ids, *own})
+    pieces: list[Delta] = []
+    for _, same in groupby(steps, lambda step: step.kind):
+        first, *rest = same
+        if first.call is not None:
+            pieces += [first, *rest]
+        else:
+            pieces.append(replace(first, text="".join(step.text for step in (first, *rest))))
+    return pieces
 
 
-@dataclass(slots=True, eq=False)
+def _by_kind(message: Message, turn: ParsedTurn) -> Iterator[Delta]:
+    if thought := message.get("reasoning_content"):
+        yield Delta("reasoning", str(thought))
+    if text := message.get("content"):
+        yield Delta("content", str(text))
+    for call in turn.parsed.tool_calls:
+        yield Delta("tool_call", call=call)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class CompletionResult:
     """The answers to a request.
 
+    While the engine samples, `choices` is empty. `sampling_params`: the parameters that were sent.
     `constrained`: the request field that caused a grammar constraint, if there was one. `first`:
-    the number of earlier
-    answers to the same prompt. `exact`: True if the body ends with the prompt's ids.
-    `stop_strings`: the stop strings that are cut from a chat reply's text. `commit` is called once,
-    when the answers are returned. `saved` is done once they are on disk. `render` returns the body
-    without the prompt's ids at its end.
+    the number of earlier answers to the same prompt. `stop_strings`: the stop strings that are cut
+    from a chat reply's text.
     """
 
     id: str
     created: int
     model: str
     prompt_ids: IdArray
-    choices: list[Choice]
-    sampling_params: Mapping[str, Any]
+    choices: list[Choice] = field(default_factory=list)
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
     constrained: str | None = None
     first: int = 0
-    exact: bool = True
     stop_strings: Sequence[str] = ()
-    saved: asyncio.Future[None] | None = field(default=None, repr=False)
-    commit: Callable[[], None] | None = field(default=None, repr=False)
-    render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
-    _rest: bytes | None = field(default=None, repr=False)
-
-    @property
-    def body(self) -> bytes:
-        """Return the answer as JSON text. The answer is kept in this form for a retry, because
-        Python lists would be 10x as large.
-        """
-        self.write()
-        assert self._rest is not None
-        if not self.exact:
-            return self._rest
-        return b"".join(
-            (
-                memoryview(self._rest)[:-1],
-                b',"prompt_token_ids":[',
-                ids_json(self.prompt_ids),
-                b"]}",
-            )
-        )
-
-    def write(self) -> None:
-        """Convert the answer to JSON text, unless this was already done."""
-        if self._rest is None:
-            assert self.render is not None
-            self._rest = orjson.dumps(self.render())
-            self.render = None
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -129,32 +110,3 @@ class CompletionResult:
             "total_tokens": prompt + sampled,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-TopLogprobs = Sequence[Sequence[tuple[float, int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredAnswer:
-    """The answer with the id `id`. Its choices are `nodes`.
-
-    `first`: the number of earlier answers to the prompt. `top`: the most likely tokens of each
-    choice, if the request asked for them.
-    """
-
-    id: str
-    created: int
-    first: int
-    nodes: tuple[Node, ...]
-    sampling_params: Mapping[str, Any]
-    top: tuple[TopLogprobs | None, ...]
-
-    @property
-    def completions(self) -> list[Completion]:
-        """The completions that the engine sampled, one per node."""
-        found = []
-        for node, top in zip(self.nodes, self.top, strict=True):
-            completion = node.completion
-            assert completion is not None
-            found.append(replace(completion, top_logprobs=top))
-        return found

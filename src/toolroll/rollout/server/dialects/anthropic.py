@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.prefill import split_prefill
 from toolroll.rollout.server.conversation.stored_response import ResponseStore
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
@@ -28,7 +28,7 @@ from toolroll.rollout.server.dialects.anthropic_writer import (
     message_body,
 )
 from toolroll.rollout.server.dialects.blocks import system_places, text_parts
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.dialects.lineage import lineage_of, split_attribution
 from toolroll.rollout.server.dialects.switches import (
     all_switches,
@@ -49,12 +49,11 @@ class AnthropicMessages(Dialect):
 
     templates: TemplateCache
     settings: EndpointSettings
-    model: str
     reasons: bool
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(MessagesRequest, data)
         if request.max_tokens is None:
@@ -88,7 +87,7 @@ class AnthropicMessages(Dialect):
         )
         chat.messages = []
         lineage = {**lineage_of(data.get("metadata")), **attribution}
-        return Asked(chat, messages, tools, request, lineage)
+        return ParsedRequest(chat, messages, tools, request, lineage)
 
     def _switches(self, request: MessagesRequest) -> dict[str, Any]:
         switches: dict[str, Any] = {}
@@ -113,13 +112,13 @@ class AnthropicMessages(Dialect):
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return a `message`."""
         return message_body(result)
 
-    def writer(self, asked: Asked, context: StreamContext) -> MessagesWriter:
+    def writer(self, parsed: ParsedRequest, result: CompletionResult) -> MessagesWriter:
         """Return the writer of one stream."""
-        return MessagesWriter(context, self.model)
+        return MessagesWriter(result)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return Anthropic's error body."""

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import orjson
 
-from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.messages import with_role
 from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.openai_responses_items import (
     Names,
@@ -70,12 +70,11 @@ class OpenAIResponses(Dialect):
     encoder: Encoder
     templates: TemplateCache
     settings: EndpointSettings
-    model: str
     reasons: bool
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(ResponsesRequest, data)
         messages = self._messages(request, responses)
@@ -102,7 +101,7 @@ class OpenAIResponses(Dialect):
         chat.messages = []
         metadata = mapping(data.get("metadata") or {}, "metadata")
         own = Own(request, names, metadata)
-        return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
+        return ParsedRequest(chat, messages, tools, own, lineage_of(request.client_metadata))
 
     def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
         instructions = request.instructions or ""
@@ -140,12 +139,12 @@ class OpenAIResponses(Dialect):
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return a `response`."""
-        return {**self._answer(asked, result), **self._echo(asked)}
+        return {**self._answer(parsed, result), **self._echo(parsed, result)}
 
-    def _answer(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
-        own: Own = asked.own
+    def _answer(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        own: Own = parsed.own
         return {
             "id": result.id,
             "object": "response",
@@ -157,9 +156,9 @@ class OpenAIResponses(Dialect):
             "usage": usage_of(result, self.encoder),
         }
 
-    def _echo(self, asked: Asked) -> dict[str, Any]:
+    def _echo(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return the fields of the request that the response repeats."""
-        own: Own = asked.own
+        own: Own = parsed.own
         request = own.request
         choice: Any = request.tool_choice or "auto"
         if isinstance(choice, FunctionChoice):
@@ -167,7 +166,7 @@ class OpenAIResponses(Dialect):
         reasoning, text = request.reasoning, request.text
         form = {"format": {"type": "text"}}
         return {
-            "model": self.model,
+            "model": result.model,
             "instructions": request.instructions,
             "metadata": own.metadata,
             "tools": request.tools or [],
@@ -185,35 +184,35 @@ class OpenAIResponses(Dialect):
             "service_tier": "default",
         }
 
-    def writer(self, asked: Asked, context: StreamContext) -> ResponsesWriter:
+    def writer(self, parsed: ParsedRequest, result: CompletionResult) -> ResponsesWriter:
         """Return the writer of one stream."""
         response = {
-            "id": context.answer_id,
+            "id": result.id,
             "object": "response",
-            "created_at": context.created,
+            "created_at": result.created,
             "status": "in_progress",
             "incomplete_details": None,
             "error": None,
             "output": [],
             "usage": None,
-            **self._echo(asked),
+            **self._echo(parsed, result),
         }
-        own: Own = asked.own
+        own: Own = parsed.own
         encrypted = bool(own.request.include)
-        return self.writer_type(response, self.encoder, own.names, encrypted=encrypted)
+        return self.writer_type(result, response, self.encoder, own.names, encrypted=encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
         return renamed(error, _NAMES).body
 
-    def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
+    def kept(self, parsed: ParsedRequest, result: CompletionResult) -> KeptResponse | None:
         """Return the response, so that `previous_response_id` can refer to it. Return None if the
         request's `store` is false.
         """
-        request: ResponsesRequest = asked.own.request
+        request: ResponsesRequest = parsed.own.request
         if not request.store:
             return None
-        echo, answer = orjson.dumps(self._echo(asked)), self._answer(asked, result)
+        echo, answer = orjson.dumps(self._echo(parsed, result)), self._answer(parsed, result)
         return KeptResponse(result.id, request.instructions or "", echo, orjson.dumps(answer))
 
 

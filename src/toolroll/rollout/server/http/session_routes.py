@@ -14,8 +14,8 @@ from aiohttp import web
 from toolroll.rollout.server import metrics
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.http import openapi
-from toolroll.rollout.server.sessions.sessions import LiveSession, check_id
+from toolroll.rollout.server.sessions.live_session import LiveSession
+from toolroll.rollout.server.sessions.sessions import check_id
 
 Only = Callable[[web.Request], str | None]
 
@@ -35,8 +35,6 @@ class SessionRoutes:
             web.get("/sessions", self._list),
             web.post("/sessions/{session}/export", self._export),
             web.get("/metrics", self._metrics),
-            web.get("/openapi.json", self._openapi),
-            web.get("/docs", self._docs),
         ]
 
     def _all(self, request: web.Request) -> None:
@@ -90,20 +88,6 @@ class SessionRoutes:
             }
         )
         return web.Response(body=text.encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
-
-    async def _openapi(self, request: web.Request) -> web.StreamResponse:
-        return _json(self._document(request))
-
-    async def _docs(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(text=openapi.page(self._document(request)), content_type="text/html")
-
-    def _document(self, request: web.Request) -> dict[str, Any]:
-        routes = [
-            (route.method, route.resource.canonical)
-            for route in request.app.router.routes()
-            if route.resource is not None and route.method != "HEAD"
-        ]
-        return openapi.document(routes, keyed=self._endpoint.settings.api_key is not None)
 
 
 def _shown(live: LiveSession) -> dict[str, Any]:

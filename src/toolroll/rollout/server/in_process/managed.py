@@ -27,7 +27,7 @@ from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
 from toolroll.rollout.server.in_process.prompt_logprobs import prompt_logprobs
-from toolroll.rollout.server.sessions.sessions import LiveSession
+from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)
@@ -58,7 +58,9 @@ class ManagedSession:
             kwargs = {"continue_final_message": True, **kwargs}
         create = self.client.chat.completions.create
         async with self._slot(split):
-            reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
+            reply: ChatCompletion = await create(
+                **_sorted(create, kwargs, self.endpoint.model_name)
+            )
         await self._settled()
         return reply
 
@@ -69,7 +71,7 @@ class ManagedSession:
         await self._open()
         create = self.client.completions.create
         async with self._slot(split):
-            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
+            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model_name))
         await self._settled()
         return reply
 
@@ -94,7 +96,7 @@ class ManagedSession:
         if [prompt, messages, input_ids].count(None) != 2:
             raise UsageError("get_logprobs takes exactly one of prompt, messages and input_ids")
         await self._open()
-        template = self.endpoint.served.template
+        template = self.endpoint.model.template
         if messages is not None:
             read = read_messages(messages, answer=False)
             generate = read[-1]["role"] != "assistant"
@@ -134,7 +136,7 @@ class ManagedSession:
         if live is None:
             return {"sequences": {}, "tree": {}} if self.track_tree else {"nodes": []}
         self.endpoint.settle_now(live)  # requests through `client` are not settled yet
-        encoder = self.endpoint.served.template.encoder
+        encoder = self.endpoint.model.template.encoder
         if self.track_tree:
             nodes = tree_nodes(live.session, [node for node, _ in live.trace], encoder)
             return {"sequences": nodes, "tree": dict(nodes)}

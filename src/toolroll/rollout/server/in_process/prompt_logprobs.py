@@ -24,7 +24,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     too long, and `EngineError` if the engine answers without logprobs.
     """
     await endpoint.refresh()
-    limits, engine = endpoint.capabilities, endpoint.served.engine
+    limits, engine = endpoint.capabilities, endpoint.model.engine
     sent = [int(index) for index in ids]
     if not sent or top < 1:
         raise UsageError("get_logprobs needs a prompt that is not empty, and a top_k of at least 1")
@@ -39,7 +39,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
         "logprob_start_len": 0,
         "top_logprobs_num": top,
     }
-    answer = await endpoint.served.post(f"{engine.url}/generate", payload)
+    answer = await endpoint.model.post(f"{engine.url}/generate", payload)
     meta = answer.get("meta_info") or {}
     own, others = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
     if not own or not others or not len(own) == len(others) == len(sent):

@@ -10,10 +10,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.bodies import chat_logprobs, exact, is_long, tokens
+from toolroll.rollout.server.answers.bodies import (
+    chat_logprobs,
+    constraint,
+    exact,
+    is_long,
+    prompt_token_ids,
+)
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.stored_response import ResponseStore
-from toolroll.rollout.server.dialects.dialect import Asked, Event
+from toolroll.rollout.server.dialects.dialect import Event, ParsedRequest
 from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
 from toolroll.rollout.server.dialects.openai_responses_writer import ResponsesWriter
 from toolroll.rollout.template.encode import Encoder
@@ -22,13 +28,18 @@ from toolroll.rollout.template.encode import Encoder
 class ExactWriter(ResponsesWriter):
     """Writes one response, with the exact fields in the finished response."""
 
-    async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+    async def finish(self) -> AsyncIterator[Event]:
         """Yield the last events."""
-        large = is_long([result.choices[0].completion], logprobs=True, top=0)
+        result = self._result
+        large = is_long([result.choices[0].completion], top=0)
         sampled = await call_of_size(_sampled, result, self._encoder, large=large)
-        async for event in super().finish(result):
+        async for event in super().finish():
             if "response" in event:
-                event["response"] |= {**sampled, **tokens(result)}
+                event["response"] |= {
+                    **sampled,
+                    **prompt_token_ids(result),
+                    **constraint(result),
+                }
             yield event
 
 
@@ -37,18 +48,18 @@ class ExactResponses(OpenAIResponses):
     `stop_reason` and `weight_version` in the response.
     """
 
-    exact = True
     writer_type = ExactWriter
 
-    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
-        asked = super().translate(data, responses)
-        asked.request.logprobs = True
-        return asked
+        parsed = super().translate(data, responses)
+        parsed.chat.logprobs = True
+        return parsed
 
-    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
-        """Return a `response`. `CompletionResult.body` adds `prompt_token_ids`."""
-        return {**super().body(asked, result), **_sampled(result, self.encoder)}
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        """Return a `response`."""
+        sampled = _sampled(result, self.encoder)
+        return {**super().body(parsed, result), **sampled, **prompt_token_ids(result)}
 
 
 def _sampled(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
