@@ -13,7 +13,6 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.rollout.server.answers import bodies
 from toolroll.rollout.server.conversation.conversation_tree import ConversationTree
 from toolroll.rollout.server.dialects import openai_chat, openai_text
 from toolroll.rollout.server.http import app
@@ -275,7 +274,7 @@ async def test_many_logprobs_are_written_in_a_thread(
     on_the_loop: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bodies, "LONG", 200)  # instead of 25,000: the test engine streams slowly
+    monkeypatch.setattr(result, "LONG", 200)  # instead of 25,000: the test engine streams slowly
     async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
         asked = (
             {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}

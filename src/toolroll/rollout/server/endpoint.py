@@ -25,9 +25,8 @@ import orjson
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.bodies import is_long
 from toolroll.rollout.server.answers.choice_stream import ChoiceStream, TextStream
-from toolroll.rollout.server.answers.result import LONG, Choice, CompletionResult
+from toolroll.rollout.server.answers.result import LONG, Choice, CompletionResult, is_long
 from toolroll.rollout.server.conversation.completions import TextPrompt, check_prompt, plan_text
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
 from toolroll.rollout.server.conversation.messages import read_messages
@@ -40,9 +39,8 @@ from toolroll.rollout.server.conversation.prefill import (
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.anthropic import AnthropicMessages
 from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
-from toolroll.rollout.server.dialects.openai_chat import ChatCompletions
+from toolroll.rollout.server.dialects.openai_chat import ChatCompletions, TextCompletions
 from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
-from toolroll.rollout.server.dialects.openai_text import TextCompletions
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.metrics import Metrics

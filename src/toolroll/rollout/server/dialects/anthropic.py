@@ -16,25 +16,26 @@ from toolroll.rollout.server.conversation.stored_response import ResponseStore
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.anthropic_blocks import (
     PARAGRAPH,
+    MessagesRequest,
     read_blocks,
     read_tools,
     response_format,
     tool_choice,
 )
-from toolroll.rollout.server.dialects.anthropic_request import MessagesRequest
 from toolroll.rollout.server.dialects.anthropic_writer import (
     MessagesWriter,
     error_body,
     message_body,
 )
-from toolroll.rollout.server.dialects.blocks import system_places, text_parts
-from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
-from toolroll.rollout.server.dialects.lineage import lineage_of, split_attribution
-from toolroll.rollout.server.dialects.switches import (
+from toolroll.rollout.server.dialects.blocks import (
     all_switches,
     effort_switches,
+    system_places,
+    text_parts,
     thinking_switches,
 )
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.lineage import lineage_of, split_attribution
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.requests.protocol import ChatRequest, read

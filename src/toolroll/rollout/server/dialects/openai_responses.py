@@ -9,15 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import orjson
+from pydantic import Field
 
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.messages import with_role
 from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
-from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
+from toolroll.rollout.server.dialects.blocks import (
+    all_switches,
+    effort_switches,
+    mapping,
+    renamed,
+    system_places,
+)
 from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.openai_responses_items import (
@@ -26,20 +33,22 @@ from toolroll.rollout.server.dialects.openai_responses_items import (
     read_items,
     read_tools,
 )
-from toolroll.rollout.server.dialects.openai_responses_request import (
-    FunctionChoice,
-    ResponsesRequest,
-)
 from toolroll.rollout.server.dialects.openai_responses_writer import (
     ResponsesWriter,
     output_of,
     state_of,
     usage_of,
 )
-from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
-from toolroll.rollout.server.requests.protocol import ChatRequest, NamedChoice, NamedFunction, read
+from toolroll.rollout.server.requests.protocol import (
+    Body,
+    ChatRequest,
+    NamedChoice,
+    NamedFunction,
+    StreamOptions,
+    read,
+)
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message
 
@@ -237,3 +246,74 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
         words = "text.format.schema is missing"
         raise invalid("text.format.schema", words)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+class Reasoning(Body):
+    """The reasoning effort. `summary` and `generate_summary` have no effect: the reasoning is
+    always returned in full. `context` and `mode` must be OpenAI's defaults.
+    """
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class TextFormat(Body):
+    """An output format: text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """The output format and the verbosity."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FunctionChoice(Body):
+    """The function or the custom tool that must be called."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class ResponsesRequest(Body):
+    """`POST /v1/responses`. `service_tier` and `stream_options` do not affect the answer.
+    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
+    only this endpoint has.
+    """
+
+    model: str | None = None
+    input: str | list[Any]
+    instructions: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default=[])
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_logprobs: Literal[0] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    client_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -4,7 +4,7 @@ Invariants: every error response has the error format of the API that the reques
 code, and the header `x-should-retry`, which is true if a retry can succeed. A session can be
 reached with the server's key or with the session's own key (`access`). Nothing that a client sends
 becomes a file name. A session id is validated before it becomes a header of a request to the
-engine.
+engine. A route that concerns all sessions requires the server's own key, not one session's key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import orjson
 from aiohttp import web
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.bodies import Traced
-from toolroll.rollout.server.answers.result import LONG
+from toolroll.rollout.server.answers.result import LONG, Traced
 from toolroll.rollout.server.dialects.dialect import Dialect
 from toolroll.rollout.server.endpoint import Endpoint, Reply
 from toolroll.rollout.server.errors import ApiError, api_error
@@ -33,12 +32,11 @@ from toolroll.rollout.server.http.access import (
     session_key,
     sessions_in_keys,
 )
-from toolroll.rollout.server.http.receive import receive
-from toolroll.rollout.server.http.session_routes import SessionRoutes
+from toolroll.rollout.server.metrics import CONTENT_TYPE
 from toolroll.rollout.server.queries import QUERIES, Query, tokenize
 from toolroll.rollout.server.requests.paths import hint_for, instead_of
 from toolroll.rollout.server.requests.protocol import RewardRequest, SessionRequest, read
-from toolroll.rollout.server.requests.received import Received
+from toolroll.rollout.server.requests.received import Received, receive
 from toolroll.rollout.server.requests.sampling import session_defaults
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import retry_number
@@ -119,7 +117,9 @@ class EndpointServer:
             web.get("/sessions/{session}/trace", self._trace),
             web.post("/sessions/{session}/reward", self._reward),
             web.delete("/sessions/{session}", self._delete),
-            *SessionRoutes(self.endpoint, self._only).routes(),
+            web.get("/sessions", self._list),
+            web.post("/sessions/{session}/export", self._export),
+            web.get("/metrics", self._metrics),
         ]
         for prefix in ("", "/sessions/{session}"):
             for path, dialect in self.endpoint.dialects.items():
@@ -392,6 +392,60 @@ class EndpointServer:
         _SESSION.set(session_id)
         return _json({**(written or {"session_id": session_id}), "deleted": True})
 
+    # --- all sessions -----------------------------------------------------------------------------
+
+    def _all(self, request: web.Request) -> None:
+        """Raise `ApiError` if the key of `request` opens only one session."""
+        if self._only(request) is not None:
+            raise ApiError(401, "invalid_api_key", f"{request.path} needs the server's own key")
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        self._all(request)
+        live = [_shown(live) for live in self.endpoint.sessions.all()]
+        return _json({"object": "list", "data": [*live, *self._finished()]})
+
+    def _finished(self) -> list[dict[str, Any]]:
+        store = self.endpoint.store
+        return [
+            {"session_id": name, "sample": sample, "finished": True, "turns": turns}
+            for (name, sample), turns in (store.finished.items() if store is not None else ())
+        ]
+
+    async def _export(self, request: web.Request) -> web.StreamResponse:
+        store, name = self.endpoint.store, check_id(request.match_info["session"])
+        if store is None:
+            words = "this server keeps no files: start it with --out FOLDER"
+            raise ApiError(409, "no_folder", words)
+        self.endpoint.sessions.check_open()
+        live = self.endpoint.sessions.get(name)
+        if live is None:
+            samples = [sample for other, sample in store.finished if other == name]
+            if not samples:
+                self.endpoint.sessions.find(name)  # raises `ApiError`
+            return _json(store.written(name, max(samples)))
+        if live.pending.in_flight:
+            words = f"the session has {live.pending.in_flight} requests in flight: wait for them"
+            raise ApiError(409, "requests_in_flight", words, param="session_id")
+        if not live.trace:
+            words = f"the session {name!r} has no answer yet: there is nothing to write"
+            raise ApiError(409, "session_empty", words, param="session_id")
+        return _json(await self.endpoint.sessions.drop(name))
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        self._all(request)
+        lives = self.endpoint.sessions.all()
+        text = self.endpoint.metrics.text(
+            {
+                "sessions": ("Live sessions.", len(lives)),
+                "sessions_finished": ("Sessions in the episode file.", len(self._finished())),
+                "requests_in_flight": (
+                    "Requests that are not answered yet.",
+                    sum(live.pending.in_flight for live in lives),
+                ),
+            }
+        )
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {405: "method_not_allowed", 413: "body_too_large"}
@@ -425,3 +479,17 @@ async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response
 def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     body = data if isinstance(data, bytes) else orjson.dumps(data)
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _shown(live: LiveSession) -> dict[str, Any]:
+    return {
+        "session_id": live.id,
+        "sample": live.sample,
+        "finished": False,
+        "turns": len(live.trace),
+        "tokens": live.session.tokens,
+        "in_flight": live.pending.in_flight,
+        "reward": live.reward,
+        "created": live.created,
+        "lineage": {"forks": list(live.tree.forks)},
+    }

@@ -18,15 +18,27 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.dialects.dialect import Dialect
+from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.answers.result import (
+    CompletionResult,
+    chat_logprobs,
+    constraint,
+    exact,
+    is_long,
+    prompt_token_ids,
+)
+from toolroll.rollout.server.conversation.stored_response import ResponseStore
+from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest
+from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
+from toolroll.rollout.server.dialects.openai_responses_writer import ResponsesWriter
 from toolroll.rollout.server.endpoint import Endpoint, Reply
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.in_process.responses import ExactResponses
 from toolroll.rollout.server.queries import QUERIES, Query
 from toolroll.rollout.server.requests.received import Received, decoded
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import retry_number
 from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.template.encode import Encoder
 
 logger = logging.getLogger(__name__)
 
@@ -171,3 +183,48 @@ def _json(http: Any, data: Any, status: int = 200, headers: dict[str, str] | Non
         headers={"Content-Type": "application/json", **(headers or {})},
         content=data if isinstance(data, bytes) else orjson.dumps(data),
     )
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+
+class ExactWriter(ResponsesWriter):
+    """Writes one response, with the exact fields in the finished response."""
+
+    async def finish(self) -> AsyncIterator[Event]:
+        """Yield the last events."""
+        result = self._result
+        large = is_long([result.choices[0].completion], top=0)
+        sampled = await call_of_size(_sampled, result, self._encoder, large=large)
+        async for event in super().finish():
+            if "response" in event:
+                event["response"] |= {
+                    **sampled,
+                    **prompt_token_ids(result),
+                    **constraint(result),
+                }
+            yield event
+
+
+class ExactResponses(OpenAIResponses):
+    """`POST /v1/responses`, with the fields `prompt_token_ids`, `token_ids`, `logprobs`,
+    `stop_reason` and `weight_version` in the response.
+    """
+
+    writer_type = ExactWriter
+
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
+        parsed = super().translate(data, responses)
+        parsed.chat.logprobs = True
+        return parsed
+
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        """Return a `response`."""
+        sampled = _sampled(result, self.encoder)
+        return {**super().body(parsed, result), **sampled, **prompt_token_ids(result)}
+
+
+def _sampled(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
+    [choice] = result.choices
+    return {**exact(choice), "logprobs": chat_logprobs(choice.completion, encoder, 0)}

@@ -16,8 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from toolroll.rollout.server.answers.result import CompletionResult
-from toolroll.rollout.server.conversation.completion_index import CompletionIndex
-from toolroll.rollout.server.conversation.completions import TextPrompt
+from toolroll.rollout.server.conversation.completions import CompletionIndex, TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import ConversationTree, Prompt
 from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.conversation.turn import TurnNode, sequence_of

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from toolroll.rollout.server.conversation.completion_index import CompletionIndex
+from toolroll.rollout.server.conversation.completions import CompletionIndex
 from toolroll.rollout.server.conversation.conversation_tree import ConversationTree
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, server_stopping
