@@ -13,6 +13,7 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.parsers.formats.hermes import HermesParser
+from toolroll.rollout.server.answers import result
 from toolroll.rollout.server.conversation.conversation_tree import ConversationTree
 from toolroll.rollout.server.dialects import openai_chat, openai_text
 from toolroll.rollout.server.http import app
