@@ -103,7 +103,7 @@ class AgentExecutor:
     @property
     def model_name(self) -> str:
         """The name of the served model."""
-        return self._sample("model_name").client.endpoint.model
+        return self._sample("model_name").client.endpoint.model_name
 
     @property
     def sampling_params(self) -> Any:

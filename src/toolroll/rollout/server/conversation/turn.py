@@ -23,7 +23,7 @@ from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import IdArray, Message
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class TurnNode:
     """One turn: the messages that its request added, the reply and its node in the session's tree,
     and the tools and the template of its prompt.

@@ -25,7 +25,7 @@ from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.managed import ManagedSession, served_model
-from toolroll.rollout.server.sessions.sessions import LiveSession
+from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
 
