@@ -137,6 +137,11 @@ class Player:
             setattr(made, field, session)
         return samples
 
+    async def play_limited(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
+        """Play the sample's episode. If too many episodes are running, wait first."""
+        async with self.limit:
+            return await self.play(sample, sampling_params)
+
     async def aclose(self) -> None:
         """Close the user simulators and the model."""
         await self._episodes.aclose()
