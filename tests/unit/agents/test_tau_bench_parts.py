@@ -25,7 +25,7 @@ from toolroll.agents.environments.tau_bench import TauBenchUsers
 from toolroll.agents.environments.tau_bench.calculate import Calculate
 from toolroll.agents.environments.tau_bench.database import Database, Stored, Table
 from toolroll.agents.environments.tau_bench.grading import Bench
-from toolroll.agents.environments.tau_bench.package import Domain, import_module
+from toolroll.agents.environments.tau_bench.package import TauBenchDomain, import_module
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 
 shop: Any = import_module(f"{MINI.package}.envs.shop")
@@ -356,7 +356,7 @@ def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
     action = SimpleNamespace(name="keep", kwargs={"things": ["a"]}, model_dump=dict)
     task = SimpleNamespace(actions=[action], outputs=[])
     data: dict[str, Any] = {"rows": {"k": {}}}
-    domain = Domain(
+    domain = TauBenchDomain(
         "d",
         "test",
         [task],
@@ -382,7 +382,7 @@ async def test_the_expected_outcome_is_computed_once_and_in_a_thread_of_its_own(
         return "seen"
 
     task = SimpleNamespace(actions=[SimpleNamespace(name="look", kwargs={})], outputs=[])
-    domain = Domain(
+    domain = TauBenchDomain(
         "d",
         "test",
         [task],

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from toolroll.agents.environments.tau2.domain import DEFAULT_BASIS, Call, Domain, State
+from toolroll.agents.environments.tau2.domain import DEFAULT_BASIS, State, Tau2Call, Tau2Domain
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.users import CallTool, OpenAIUser, checked_line
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
@@ -37,7 +37,7 @@ PARTS = {
 
 
 def grade(
-    domain: Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
+    domain: Tau2Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Return `{"reward", "database", "communicated", "assertions", "actions"}`. The reward is 1.0
     if every part of the task's reward basis holds, else 0.0. A part that is not in the basis is
@@ -64,7 +64,7 @@ def grade(
     return {"reward": float(False not in results.values()), **results}
 
 
-def _database(domain: Domain, task: Mapping[str, Any], state: State) -> bool:
+def _database(domain: Tau2Domain, task: Mapping[str, Any], state: State) -> bool:
     criteria = task["evaluation_criteria"]
     if criteria.get("actions") is None and criteria.get("env_assertions") is None:
         return True
@@ -91,7 +91,7 @@ def _done(action: Mapping[str, Any], state: State) -> bool:
     return any(_is(action, call) for call in state.calls)
 
 
-def _is(action: Mapping[str, Any], call: Call) -> bool:
+def _is(action: Mapping[str, Any], call: Tau2Call) -> bool:
     """Return True if `call` is `action`. Without `compare_args`, tau2 compares only the arguments
     that the call has.
     """
@@ -106,7 +106,7 @@ def _is(action: Mapping[str, Any], call: Call) -> bool:
     )
 
 
-ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+END_MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """The markers in the user's line that end an episode."""
 
 MOST_ERRORS = 10
@@ -135,7 +135,7 @@ class Tau2Environment(Environment):
 
     def __init__(
         self,
-        domain: Domain,
+        domain: Tau2Domain,
         make_user: Callable[[int], UserSimulator],
         threads: BlockingRunner,
         info: Mapping[str, Any],
@@ -250,7 +250,7 @@ class Tau2Environment(Environment):
 
 
 def _ends(line: str) -> bool:
-    return any(end in line for end in ENDS)
+    return any(end in line for end in END_MARKERS)
 
 
 def scenario(task: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from toolroll.agents.environments.tau_bench.calculate import Calculate
 from toolroll.agents.environments.tau_bench.database import Changes, Database
-from toolroll.agents.environments.tau_bench.package import Domain
+from toolroll.agents.environments.tau_bench.package import TauBenchDomain
 from toolroll.agents.environments.tau_style import RESPOND_ACTION_NAME
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
@@ -40,7 +40,7 @@ class Expected:
 class Bench:
     """The tasks, tools and database of one split of a domain, shared by all its episodes."""
 
-    def __init__(self, domain: Domain, database: Database) -> None:
+    def __init__(self, domain: TauBenchDomain, database: Database) -> None:
         self.domain = domain
         self.database = database
         self._expected: dict[int, Expected] = {}
