@@ -159,7 +159,7 @@ def _stand_ins(folder: Path) -> Iterator[None]:
     stubs = {
         "inspect_ai": _module("inspect_ai"),
         "inspect_ai.tool": _module(
-            "inspect_ai.tool", Tool=object, ToolError=Tau2ToolError, tool=_tool
+            "inspect_ai.tool", Tool=object, ToolError=Tau2ToolError, tool=lambda make: make
         ),
         "inspect_ai.util": _module("inspect_ai.util", StoreModel=StoreModel, store_as=store_as),
         "inspect_ai.model": _module("inspect_ai.model", Content=object, ContentText=object),
@@ -180,11 +180,6 @@ def _stand_ins(folder: Path) -> Iterator[None]:
         for name in [name for name in sys.modules if ours(name)]:
             del sys.modules[name]
         sys.modules.update(before)
-
-
-def _tool(make: Any) -> Any:
-    """Return `make` unchanged. It replaces inspect_ai's decorator."""
-    return make
 
 
 def _module(name: str, **values: Any) -> ModuleType:
