@@ -1,6 +1,6 @@
 """Our parsers against SGLang 0.5.23's of the same name: the same calls and the same text on
-well-formed replies, and each difference that `docs/parsers.md` lists; and `sglang:NAME`, which
-reports what SGLang's parser drops."""
+well-formed replies, and each difference in `DIFFERENCES`; and `sglang:NAME`, which reports what
+SGLang's parser drops."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def reads_as_json(arguments: dict[str, Any]) -> bool:
     return any(isinstance(value, str) and reads(value) for value in arguments.values())
 
 
-# Arguments that SGLang's parser reads otherwise; docs/parsers.md has the reasons.
+# Arguments that SGLang's parser reads otherwise. Our parsers keep a string that the schema allows,
+# with the white space at its edges, and read negative numbers, null and floats as what they are.
 LISTED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "pythonic": NEGATIVE,
     "gemma4": lambda value: NULL(value) or WIDE_FLOAT(value),

@@ -2,7 +2,7 @@
 codes by hand.
 
 Where an append exists and the two disagree, ours must be the oracle's, and the disagreement must be
-of a kind that docs/tokens.md explains. Skipped where the package is not installed.
+of a kind in `EXPLAINED`. Skipped where the package is not installed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,14 @@ FAMILIES = {
     "data/minimax_m2_5": "minimax-m2",
 }
 TEMPLATES = tool_templates()
-# Kind of disagreement -> the scenarios it may occur in (a prefix of their names); docs/tokens.md
-# says why.
+# Kind of disagreement -> the scenarios it may occur in (a prefix of their names):
+# - none: by default, `renderers` renders again when a user message follows
+# - control: it encodes messages with control tokens enabled
+# - edges: it encodes a message separately from the template's text next to it
+# - parts: it joins the text parts of a tool result
+# - system: the template drops a later system message
+# - thought: it closes truncated reasoning in another form than the template
+# - generation prompt: it leaves out the `<think>` that the template opens
 EXPLAINED = {
     "none": ("",),
     "control": ("inject_",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import inspect
 import json
 import re
@@ -22,6 +23,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+import toolroll
 from toolroll import Model, RolloutArgs
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
@@ -152,6 +154,16 @@ def test_the_python_of_a_page_runs(
             made = eval(code, names)  # the project's own pages
             if inspect.iscoroutine(made):
                 asyncio.run(made)
+
+
+def test_the_api_page_names_every_public_name_with_its_home() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    own, _, others = page.partition("## `toolroll`")[2].partition("## Other homes")
+    names = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", own, re.MULTILINE)))
+    assert sorted(names) == sorted(toolroll.__all__)
+    for module, text in re.findall(r"^\| `([\w.]+)` \| (.*)", others, re.MULTILINE):
+        home = importlib.import_module(module)
+        assert [name for name in re.findall(r"`(\w+)`", text) if not hasattr(home, name)] == []
 
 
 # --- commands -------------------------------------------------------------------------------------

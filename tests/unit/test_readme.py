@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from toolroll.rollout.server import EndpointSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 170
+    assert len(README.split()) <= 700
+
+
+def test_the_docs_have_no_more_words_than_a_user_needs() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS) <= 27_000
 
 
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *DOCS,
 ]
 
 
@@ -69,3 +76,15 @@ def test_no_tokenizer_is_loaded_with_code_of_its_folder() -> None:
     assert len(calls) == 1
     assert all("trust_remote_code=False" in line for line in calls)
     assert not [line for line in lines if "trust_remote_code=True" in line]
+
+
+def test_the_files_for_github_can_be_read() -> None:
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    read = {path.name: yaml.safe_load(path.read_text(encoding="utf-8")) for path in files}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [ruff] = read[".pre-commit-config.yaml"]["repos"]
+    assert f"ruff=={ruff['rev'].removeprefix('v')}" in project["optional-dependencies"]["dev"]
+    tested = read["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert [f"Programming Language :: Python :: {version}" for version in tested] == [
+        line for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)
+    ]

@@ -24,8 +24,8 @@ from toolroll.rollout.adapters.openrlhf.vllm_engine import LlmEngine, VllmEngine
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.jsonable import finite, shown
-from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
 from toolroll.rollout.template import ChatTemplate
