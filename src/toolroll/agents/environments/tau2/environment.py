@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from toolroll.agents.environments.factory import tool_error_metrics
 from toolroll.agents.environments.tau2.domain import DEFAULT_BASIS, State, Tau2Call, Tau2Domain
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.users import CallTool, OpenAIUser, checked_line
@@ -223,13 +224,8 @@ class Tau2Environment(Environment):
         metrics.
         """
         user = self._user.metrics() if self._user is not None else {}
-        errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
-        return {
-            "tool_errors": float(self._errors.total()),
-            "user_tool_errors": float(self._user_errors),
-            **errors,
-            **user,
-        }
+        errors = {"user_tool_errors": float(self._user_errors)}
+        return {**tool_error_metrics(self._errors), **errors, **user}
 
     async def close(self) -> None:
         """Close the user simulator."""
