@@ -106,11 +106,11 @@ class ToolCallParser(ABC):
         """Read a whole reply from `source`: the reasoning, then text and calls. Add them to
         `out`.
         """
-        at = 0
+        pos = 0
         if self.reasoning is not None:
             calls = Calls(self.openers, partial(self._skip_calls, source, offered))
-            at = yield from self.reasoning.read(source, out, calls, in_reasoning=in_reasoning)
-        yield from self.read_calls(source, out, at, offered)
+            pos = yield from self.reasoning.read(source, out, calls, in_reasoning=in_reasoning)
+        yield from self.read_calls(source, out, pos, offered)
 
     def _skip_calls(
         self, source: Source, offered: Offered | None, begin: int, start: int
@@ -125,9 +125,9 @@ class ToolCallParser(ABC):
 
     @abstractmethod
     def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
+        self, source: Source, out: Collector, pos: int, offered: Offered | None
     ) -> Steps[None]:
-        """Read `source` from `at` to its end. Add the visible text and every call, even an
+        """Read `source` from `pos` to its end. Add the visible text and every call, even an
         unreadable one, to `out`.
         """
 
@@ -151,20 +151,20 @@ class MarkedParser(ToolCallParser):
     wrappers: ClassVar[tuple[str, ...]] = ()
 
     def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
+        self, source: Source, out: Collector, pos: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         markers = (*self.openers, *self.wrappers)
         while True:
-            begin, marker = yield from source.until(at, markers, out.content)
+            begin, marker = yield from source.until(pos, markers, out.content)
             if not marker:
                 return
             if marker in self.wrappers:
-                at = begin + len(marker)
+                pos = begin + len(marker)
             elif out.calls_as_text:
                 return out.begin_verbatim(begin)
             else:
-                at = yield from self.read_marked(source, out, begin, begin + len(marker), offered)
+                pos = yield from self.read_marked(source, out, begin, begin + len(marker), offered)
 
     @abstractmethod
     def read_marked(
@@ -256,15 +256,15 @@ def broken_call(
     `closes`, before one of `openers`, or at the end of the text, whichever comes first. If it
     does not end after one of `closes`, its status is UNCLOSED.
     """
-    at, marker = yield from source.until(start, (*closes, *openers))
-    raw = source.text[start:at]
-    known = name or name_in(raw)
+    pos, marker = yield from source.until(start, (*closes, *openers))
+    raw = source.text[start:pos]
+    tool_name = name or name_in(raw)
     if marker in closes:
-        stop = at + len(marker)
+        stop = pos + len(marker)
         return ToolCall(
-            known, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)
+            tool_name, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)
         ), stop
-    return never_closed(known, raw, (begin, at), closes[0]), at
+    return never_closed(tool_name, raw, (begin, pos), closes[0]), pos
 
 
 def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:

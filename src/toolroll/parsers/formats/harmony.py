@@ -59,20 +59,20 @@ class HarmonyParser(ToolCallParser):
     markers, plain = header_forms("json")
 
     def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
+        self, source: Source, out: Collector, pos: int, offered: Offered | None
     ) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
-            begin = yield from source.skip(at)
+            begin = yield from source.skip(pos)
             if not (yield from source.starts(begin, "to=", "assistant", *_HEAD)):
-                at, marker = yield from source.until(at, (*_HEAD, *ENDS), out.content)
+                pos, marker = yield from source.until(pos, (*_HEAD, *ENDS), out.content)
                 if not marker:
                     return
                 if marker in ENDS:
-                    at += len(marker)
+                    pos += len(marker)
                     continue
-                begin = at
-            at = yield from self._message(source, out, begin, offered)
+                begin = pos
+            pos = yield from self._message(source, out, begin, offered)
 
     def _message(
         self, source: Source, out: Collector, begin: int, offered: Offered | None
@@ -97,13 +97,13 @@ class HarmonyParser(ToolCallParser):
         plain = len(header) < 200 and self.plain.fullmatch(header) is not None
         if channel is None or channel[1] != "analysis" or not plain:
             out.content("\n" if plain else f"{_MARKS.sub('', header)}\n")
-            at, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.content)
+            pos, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.content)
         else:
             out.reasoning("\n")
-            at, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.reasoning)
+            pos, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.reasoning)
             if not marker:
                 out.reasoning_closed = False
-        return at + len(marker) if marker in ENDS else at
+        return pos + len(marker) if marker in ENDS else pos
 
     def call(
         self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
@@ -112,11 +112,11 @@ class HarmonyParser(ToolCallParser):
         the call.
         """
         begin, body = header
-        at = yield from source.skip(body)
-        if (yield from source.starts(at, *ENDS)):
-            scanned = Scanned(at)
+        pos = yield from source.skip(body)
+        if (yield from source.starts(pos, *ENDS)):
+            scanned = Scanned(pos)
         else:
-            scanned = yield from scan_json(source, at)
+            scanned = yield from scan_json(source, pos)
         problem = scanned.problem
         behind = yield from source.skip(scanned.stop)
         marker = yield from source.starts(behind, *ENDS, "<|start|>")
@@ -126,7 +126,7 @@ class HarmonyParser(ToolCallParser):
             stop = behind + len(marker) if marker in ENDS else behind
             out.call(_decoded(name, source.text[body : scanned.stop], (begin, stop)))
             return stop
-        stop, marker = yield from source.until(at, (*ENDS, "<|start|>"))
+        stop, marker = yield from source.until(pos, (*ENDS, "<|start|>"))
         unclosed = scanned.incomplete and not marker
         status = CallStatus.UNCLOSED if unclosed else CallStatus.INVALID_JSON
         end = stop + len(marker) if marker in ENDS else stop

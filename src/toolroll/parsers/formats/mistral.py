@@ -29,27 +29,27 @@ class MistralParser(MarkedParser):
         self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
     ) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
-        at = yield from source.skip(start)
-        if (yield from source.char(at)) in ("[", "{") and not (
-            yield from source.starts(at, _OPENER)
+        pos = yield from source.skip(start)
+        if (yield from source.char(pos)) in ("[", "{") and not (
+            yield from source.starts(pos, _OPENER)
         ):
             names = Names(call_id=("id",))
-            return (yield from open_json_calls(source, out, begin, at, self.openers, names))
-        return (yield from self._named(source, out, begin, at))
+            return (yield from open_json_calls(source, out, begin, pos, self.openers, names))
+        return (yield from self._named(source, out, begin, pos))
 
     def _named(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        at, marker = yield from source.until(start, (_ID, _ARGS, "{", _OPENER))
-        name, call_id = source.text[start:at].strip(), ""
+        pos, marker = yield from source.until(start, (_ID, _ARGS, "{", _OPENER))
+        name, call_id = source.text[start:pos].strip(), ""
         if marker == _ID:
-            first = at + len(marker)
-            at, marker = yield from source.until(first, (_ARGS, "{", _OPENER))
-            call_id = source.text[first:at].strip()
+            first = pos + len(marker)
+            pos, marker = yield from source.until(first, (_ARGS, "{", _OPENER))
+            call_id = source.text[first:pos].strip()
         try:
             if marker in ("", _OPENER):
                 problem = f"expected {_ARGS} and the arguments after the tool's name"
                 raise Broken(problem, name[:100], incomplete=not marker)
-            at += len(marker) if marker == _ARGS else 0
-            arguments, stop = yield from json_arguments(source, at, name)
+            pos += len(marker) if marker == _ARGS else 0
+            arguments, stop = yield from json_arguments(source, pos, name)
         except Broken as broken:
             call, stop = yield from broken_open(
                 source,

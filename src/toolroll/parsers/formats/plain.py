@@ -16,12 +16,12 @@ class PlainParser(ToolCallParser):
     name = "plain"
 
     def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
+        self, source: Source, out: Collector, pos: int, offered: Offered | None
     ) -> Steps[None]:
         """Read all text as content."""
         while True:
-            out.content(source.text[at:])
-            at = len(source.text)
+            out.content(source.text[pos:])
+            pos = len(source.text)
             if source.closed:
                 return
             yield

@@ -219,8 +219,8 @@ class Conversation:
         self._pending = []
         served = self._hooked(self._prompt_hook, ids, "prompt_hook")
         self._path.observe(served)
-        own = served is ids
-        self.first_prompt = self._cursor.text if own else self.template.encoder.decode(served)
+        unchanged = served is ids
+        self.first_prompt = self._cursor.text if unchanged else self.template.encoder.decode(served)
 
     def _fork(self, reason: str, tools: list[Tool] | None = None) -> None:
         if self._turns:
@@ -240,14 +240,14 @@ class Conversation:
         self._in_reasoning = self._cursor.opens_reasoning(reasoning)
         if hook is None:
             return ids
-        given = np.asarray(hook(self.messages, ids), dtype=np.int32)
-        if not np.array_equal(given, ids):
+        replaced = np.asarray(hook(self.messages, ids), dtype=np.int32)
+        if not np.array_equal(replaced, ids):
             self._mismatch(kind)
-            text = self.template.encoder.decode(given)
+            text = self.template.encoder.decode(replaced)
             if reasoning is not None and text != self.template.encoder.decode(ids):
                 unclosed = reasoning.unclosed(text)
                 self._in_reasoning = unclosed is not None and not text[unclosed[1] :].strip()
-        return given
+        return replaced
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
         """Exclude a sampled turn from training."""

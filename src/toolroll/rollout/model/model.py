@@ -158,7 +158,7 @@ class Model:
         If the tokenizers differ, raise `UsageError`, or return a warning if `allow_mismatch` is
         True.
         """
-        found = await check_identity(
+        warnings = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
         )
         source = self.template.renderer.chat_template
@@ -166,12 +166,12 @@ class Model:
             better_parser, self.parser, self.template.tokenizer, source
         )
         if better is not None:
-            found.append(
+            warnings.append(
                 f"the chat template writes tool calls that the parser {self.parser.name!r} "
                 f"(tool_call_parser, --parser) cannot read, but {better!r} can: a call that the "
                 "parser cannot read counts as text"
             )
-        return found
+        return warnings
 
     async def run_in_thread(
         self,
@@ -243,10 +243,10 @@ def load_tokenizer(name: str | None) -> Any:
         ) from error
 
 
-def check_syntax(template: ChatTemplate, given: str | None) -> None:
+def check_syntax(template: ChatTemplate, value: str | None) -> None:
     """Raise `UsageError` with the line number if the source of `template` is not valid Jinja.
 
-    `given`: the file or Jinja text, as in `read_template`, or None for the tokenizer's own
+    `value`: the file or Jinja text, as in `read_template`, or None for the tokenizer's own
     template.
     """
     try:
@@ -255,10 +255,10 @@ def check_syntax(template: ChatTemplate, given: str | None) -> None:
         if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
             what = (
                 "the tokenizer's own"
-                if given is None
+                if value is None
                 else "the given Jinja text"
-                if "{%" in given or "{{" in given
-                else given
+                if "{%" in value or "{{" in value
+                else value
             )
             problem = error.__cause__
             raise UsageError(

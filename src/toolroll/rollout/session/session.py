@@ -173,10 +173,10 @@ class Session:
         return tuple(_trajectory(tree, path, trained) for path in paths)
 
 
-def checked_ids(given: Sequence[int] | IdArray) -> IdArray:
-    """Return `given` as int32. Raise `TokenError` unless it is a flat list of token ids."""
+def checked_ids(values: Sequence[int] | IdArray) -> IdArray:
+    """Return `values` as int32. Raise `TokenError` unless it is a flat list of token ids."""
     try:
-        ids = np.asarray(given)
+        ids = np.asarray(values)
     except ValueError as error:  # nested lists of different lengths
         raise TokenError(f"token ids must be one list of integers: {error}") from error
     if ids.ndim != 1:
@@ -208,8 +208,8 @@ def _maximal(paths: list[list[int]]) -> list[list[int]]:
     Two paths that differ only in an unanswered prompt are duplicates after `_trimmed`.
     """
     inner = {index for path in paths for index in path[:-1]}
-    kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
-    return list(kept.values())[::-1]
+    by_leaf = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
+    return list(by_leaf.values())[::-1]
 
 
 def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
@@ -234,9 +234,9 @@ def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajecto
         turn = tree.turn(index, excluded=excluded)
         if excluded is None:
             loss_mask[turn.start : turn.stop] = 1
-        found = tree.logprobs_of(index)
-        if found is not None:
-            logprobs[turn.start : turn.stop] = found
+        turn_logprobs = tree.logprobs_of(index)
+        if turn_logprobs is not None:
+            logprobs[turn.start : turn.stop] = turn_logprobs
         turns.append(turn)
     first = next(
         (turn.start for turn in turns if turn.excluded != CONTEXT),

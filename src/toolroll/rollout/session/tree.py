@@ -121,8 +121,8 @@ class TokenTree:
 
     def stop(self, node: int) -> int:
         """Return the position just past the node's last token."""
-        at = node * _WIDTH
-        return self._rows[at + _START] + self._rows[at + _LENGTH]
+        pos = node * _WIDTH
+        return self._rows[pos + _START] + self._rows[pos + _LENGTH]
 
     def children(self, node: int) -> int:
         """Return the number of the node's direct children."""
@@ -130,18 +130,18 @@ class TokenTree:
 
     def ids_of(self, node: int) -> IdArray:
         """Return the node's tokens as a read-only view."""
-        at = node * _WIDTH
-        first = self._rows[at + _IDS]
-        return self.ids.view(first, first + self._rows[at + _LENGTH])
+        pos = node * _WIDTH
+        first = self._rows[pos + _IDS]
+        return self.ids.view(first, first + self._rows[pos + _LENGTH])
 
     def logprobs_of(self, node: int) -> LogprobArray | None:
         """Return the logprobs of the node's tokens as a read-only view, or None if there are
         none.
         """
-        at = node * _WIDTH
-        first = self._rows[at + _LOGPROBS]
+        pos = node * _WIDTH
+        first = self._rows[pos + _LOGPROBS]
         return (
-            None if first == NONE else self._logprobs.view(first, first + self._rows[at + _LENGTH])
+            None if first == NONE else self._logprobs.view(first, first + self._rows[pos + _LENGTH])
         )
 
     def completed(self, node: int) -> bool:
@@ -158,18 +158,18 @@ class TokenTree:
         """Return the sampling parameters of the node's request. They are empty if its tokens were
         observed.
         """
-        at = self._rows[node * _WIDTH + _ANSWER]
-        return {} if at == NONE else self._params[at]
+        pos = self._rows[node * _WIDTH + _ANSWER]
+        return {} if pos == NONE else self._params[pos]
 
     def completion(self, node: int) -> Completion | None:
         """Return the node's completion without `text` and `routed_experts`, or None if its tokens
         were observed.
         """
-        at = self._rows[node * _WIDTH + _ANSWER]
-        if at == NONE:
+        pos = self._rows[node * _WIDTH + _ANSWER]
+        if pos == NONE:
             return None
         finish_reason, matched, prompt_tokens, cached_tokens, latency, attempts, rid, *spans = (
-            self._answers[at]
+            self._answers[pos]
         )
         return Completion(
             output_ids=self.ids_of(node),
@@ -188,9 +188,9 @@ class TokenTree:
         """Return a sampled node as a `Turn`. If the turn is not trained, `excluded` is the
         reason.
         """
-        start, at = self.start(node), self._rows[node * _WIDTH + _ANSWER]
+        start, pos = self.start(node), self._rows[node * _WIDTH + _ANSWER]
         finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
-            at
+            pos
         ]
         return Turn(
             start=start,
@@ -198,7 +198,7 @@ class TokenTree:
             finish_reason=finish_reason,
             matched=matched,
             weight_versions=_versions(spans, start),
-            sampling_params=self._params[at],
+            sampling_params=self._params[pos],
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             latency=latency,
@@ -222,12 +222,12 @@ class TokenTree:
         pieces: list[IdArray] = []
         first = stop = 0
         for node in path:
-            at = node * _WIDTH
-            begin = self._rows[at + _IDS]
+            pos = node * _WIDTH
+            begin = self._rows[pos + _IDS]
             if begin != stop:
                 pieces.append(self.ids.view(first, stop))
                 first = begin
-            stop = begin + self._rows[at + _LENGTH]
+            stop = begin + self._rows[pos + _LENGTH]
         return np.concatenate([*pieces, self.ids.view(first, stop)])
 
     def experts_along(self, path: list[int]) -> IdArray | None:
@@ -235,8 +235,8 @@ class TokenTree:
         processed the token first. Return None if a turn has no experts.
         """
         rows = [self.routed_experts.get(node) for node in path if self.sampled(node)]
-        known = [part for part in rows if part is not None]
-        return np.concatenate(known) if known and len(known) == len(rows) else None
+        parts = [part for part in rows if part is not None]
+        return np.concatenate(parts) if parts and len(parts) == len(rows) else None
 
 
 def _packed(completion: Completion) -> tuple[Any, ...]:
@@ -262,6 +262,6 @@ def _versions(spans: Sequence[Any], shift: int) -> tuple[WeightVersion, ...]:
     by `shift` tokens.
     """
     return tuple(
-        WeightVersion(spans[at], spans[at + 1] + shift, spans[at + 2] + shift)
-        for at in range(0, len(spans), 3)
+        WeightVersion(spans[pos], spans[pos + 1] + shift, spans[pos + 2] + shift)
+        for pos in range(0, len(spans), 3)
     )

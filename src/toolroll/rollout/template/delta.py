@@ -188,12 +188,12 @@ class DeltaRenderer:
         there is none, return the end of `text` and None.
         """
         hits = [
-            (at, -len(stop), stop)
+            (pos, -len(stop), stop)
             for stop in self._all_stops(sampled)
-            if (at := text.find(stop, begin)) >= 0
+            if (pos := text.find(stop, begin)) >= 0
         ]
-        at, _, first = min(hits, default=(len(text), 0, None))
-        return at, first
+        pos, _, first = min(hits, default=(len(text), 0, None))
+        return pos, first
 
     # --- the tail ---------------------------------------------------------------------------------
 
@@ -213,27 +213,28 @@ class DeltaRenderer:
                 "turn as it was sampled"
             )
         after, alone = self._after_sentinel(messages, new, head)
-        close_at, own = self._first_stop(alone, 0, sampled)
-        if own is not None:
+        close_at, rendered_close = self._first_stop(alone, 0, sampled)
+        if rendered_close is not None:
             if not after.startswith(alone[:close_at]):
                 raise HistoryRewrittenError(
                     "the template moves or changes the end of the assistant turn"
                 )
-            if _shown_again(messages[-1], alone[close_at + len(own) :]):
+            if _shown_again(messages[-1], alone[close_at + len(rendered_close) :]):
                 # DeepSeek-R1-Distill
                 raise HistoryRewrittenError("the template repeats the turn's text after its calls")
             # the model sampled the close, and continued up to the next role's marker
-            beyond = own + (sampled.stop or "")
+            beyond = rendered_close + (sampled.stop or "")
             if (
-                sampled.stop != own
+                sampled.stop != rendered_close
                 and sampled.text.endswith(beyond)
                 and after.startswith(beyond, close_at)
             ):
                 return _Tail(after, alone, close_at, close_at + len(beyond))
-            close = self._close_in_history(after, close_at, own, sampled.stop)
-            if sampled.stop and sampled.stop != own:
+            close = self._close_in_history(after, close_at, rendered_close, sampled.stop)
+            if sampled.stop and sampled.stop != rendered_close:
                 raise HistoryRewrittenError(
-                    f"the model stopped with {sampled.stop!r}, but the template closes with {own!r}"
+                    f"the model stopped with {sampled.stop!r}, but the template closes with "
+                    f"{rendered_close!r}"
                 )
             return _Tail(after, alone, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
@@ -277,12 +278,18 @@ class DeltaRenderer:
             "the template does not show this assistant turn once messages follow it"
         )
 
-    def _close_in_history(self, after: str, close_at: int, own: str, sampled: str | None) -> str:
+    def _close_in_history(
+        self, after: str, close_at: int, rendered_close: str, sampled: str | None
+    ) -> str:
         """Return the turn close that the template renders if messages follow: gpt-oss writes
         `<|end|>` if `<|return|>` was sampled.
         """
-        known: list[str] = [own, *([sampled] if sampled else ()), *self._other_closes]
-        for close in known:
+        candidates: list[str] = [
+            rendered_close,
+            *([sampled] if sampled else ()),
+            *self._other_closes,
+        ]
+        for close in candidates:
             if after.startswith(close, close_at):
                 return close
         raise HistoryRewrittenError("the template does not close the turn once messages follow")
@@ -295,7 +302,7 @@ class DeltaRenderer:
         start a result.
         """
         user: Message = {"role": "user", "content": "x"}
-        found = []
+        markers = []
         for following in (user, {"role": "system", "content": "x"}):
             try:
                 text = self.renderer.render(
@@ -306,9 +313,9 @@ class DeltaRenderer:
             except TemplateError:
                 continue
             marker = self.encoder.pattern.search(text, text.rfind(SENTINEL))
-            found.append(marker.group() if marker is not None else "")
+            markers.append(marker.group() if marker is not None else "")
         # A marker that depends on the next role is not a close: it starts the next message.
-        return (found[0],) if found and found[0] and found == found[:1] * 2 else ()
+        return (markers[0],) if markers and markers[0] and markers == markers[:1] * 2 else ()
 
     # --- rewritten history ------------------------------------------------------------------------
 
@@ -319,17 +326,17 @@ class DeltaRenderer:
         sampled: SampledText,
         served: str,
         whole: str,
-        kept: str,
+        history: str,
         tail: _Tail,
     ) -> str | None:
         """Describe what the template rewrites in the served and sampled text. Return None if it
         rewrites nothing.
 
-        `kept` is the whole conversation's render without the text to append.
+        `history` is the whole conversation's render without the text to append.
         """
-        if not kept.startswith(served):
+        if not history.startswith(served):
             return _PROMPT_REWRITTEN
-        if kept[len(served) :] == sampled.text:
+        if history[len(served) :] == sampled.text:
             return None
         alone = self.renderer.render_prepared(messages, head, generate=False)
         if not alone.startswith(served):
@@ -343,7 +350,7 @@ class DeltaRenderer:
             squashed(sampled.body), squashed(turn_alone), squashed(turn_then)
         ):
             return "the last assistant turn is rendered differently once messages follow it"
-        part = dropped_part(messages[-1], sampled.body, kept[len(served) :])
+        part = dropped_part(messages[-1], sampled.body, history[len(served) :])
         if part is None:
             return None
         turns = sum(message.get("role") == "assistant" for message in messages)
@@ -414,9 +421,9 @@ def _reads_like_history(text: str, alone: str, then: str) -> bool:
     return text.startswith(then[:differs])
 
 
-def _common(one: str, other: str) -> int:
+def _common(first: str, other: str) -> int:
     """Return the length of the longest common prefix."""
     return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
+        (pos for pos, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
+        min(len(first), len(other)),
     )
