@@ -28,9 +28,9 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn, ParseHook, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import replace_surrogates
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText

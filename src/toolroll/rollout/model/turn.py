@@ -14,7 +14,7 @@ from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.types import Completion, Message, Tool

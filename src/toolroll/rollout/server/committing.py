@@ -18,7 +18,7 @@ from toolroll.rollout.server.dialects.dialect import ParsedRequest
 from toolroll.rollout.server.pending import PendingRequest
 from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.sessions import LiveSession
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 
 NEW_TEXT = "another text of the same session"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from toolroll.rollout.server.errors import invalid
 from toolroll.rollout.server.sessions import LiveSession
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 

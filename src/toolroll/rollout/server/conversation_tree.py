@@ -40,8 +40,8 @@ from toolroll.rollout.server.messages import (
 from toolroll.rollout.server.result import joined_ids
 from toolroll.rollout.server.template_cache import same_switches
 from toolroll.rollout.server.turn import TurnNode
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.types import IdArray, Message, Tool

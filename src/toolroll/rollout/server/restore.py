@@ -26,7 +26,7 @@ from toolroll.rollout.server.sessions import LiveSession
 from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.turn import TurnNode
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.delta import SampledText
 
 Key = tuple[str, int]

@@ -22,7 +22,7 @@ from toolroll.rollout.server.errors import ApiError, server_stopping
 from toolroll.rollout.server.journal import Journal
 from toolroll.rollout.server.result import Choice, CompletionResult
 from toolroll.rollout.server.stored_answer import StoredAnswer
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.types import Completion, IdArray, WeightVersion
 
 IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")

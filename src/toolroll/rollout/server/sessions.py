@@ -28,8 +28,8 @@ from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.server.session_log import SessionLog
 from toolroll.rollout.server.stored_answer import StoredAnswer
 from toolroll.rollout.server.turn import TurnNode
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.types import IdArray
 

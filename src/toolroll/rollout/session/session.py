@@ -17,11 +17,10 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.session.growable_array import GrowableArray
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.session.tree import NONE, TokenTree
+from toolroll.rollout.session.tree import NONE, GrowableArray, Node, TokenTree
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
 
 _INT32 = np.iinfo(np.int32)
@@ -190,6 +189,20 @@ def checked_ids(values: Sequence[int] | IdArray) -> IdArray:
     if ids.min() < _INT32.min or ids.max() > _INT32.max:
         raise TokenError(f"token ids must fit in 32 bits: these go from {ids.min()} to {ids.max()}")
     return ids.astype(np.int32)
+
+
+def check_trained_logprobs(logprobs: npt.NDArray[np.floating[Any]], mask: npt.NDArray[Any]) -> None:
+    """Raise `TokenError` if a token with mask 1 has no logprob (NaN).
+
+    `logprobs` and `mask` cover the same tokens, both [n]. A filler in place of the logprob would
+    give the token a wrong importance ratio, and nobody would notice.
+    """
+    missing = np.flatnonzero(np.isnan(logprobs) & (mask != 0))
+    if len(missing):
+        raise TokenError(
+            f"{len(missing)} trained tokens have no logprob, the first at position {missing[0]}: "
+            "the engine must return the logprob of each token that it samples"
+        )
 
 
 def _checked_ids_of(completion: Completion) -> IdArray:

@@ -1,4 +1,5 @@
 """`TokenTree`: the tokens of a session, each stored once, and the completions that they come from.
+`Node` is a reference to one node of a tree.
 
 Invariants: nodes are added (after any existing node) and never removed. A node stores only the
 tokens that it adds to its parent's path.
@@ -12,17 +13,53 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from toolroll.rollout.session.growable_array import GrowableArray
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, Turn, WeightVersion
 
 NONE = -1
 """Represents a missing node or index."""
 _PARENT, _START, _LENGTH, _IDS, _ANSWER, _LOGPROBS, _CHILDREN = range(7)
 _WIDTH = 7
+_ROOM = 256
+
+
+class GrowableArray:
+    """An array of `dtype` that starts empty and grows by `append`.
+
+    Invariant: a value never changes after it is appended, so a view of the array does not need a
+    copy.
+    """
+
+    __slots__ = ("_data", "_length")
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._data: npt.NDArray[Any] = np.empty(0, dtype=dtype)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        """Append the one-dimensional array `values`."""
+        start = self._length
+        stop = start + len(values)
+        if stop > len(self._data):
+            grown = np.empty(stop + stop // 8 + _ROOM, dtype=self._data.dtype)
+            grown[:start] = self._data[:start]
+            self._data = grown
+        self._data[start:stop] = values
+        self._length = stop
+
+    def view(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Return a read-only view of [start, stop), by default of all values."""
+        view = self._data[start : self._length if stop is None else stop]
+        view.flags.writeable = False
+        return view
 
 
 class TokenTree:
@@ -237,6 +274,66 @@ class TokenTree:
         rows = [self.routed_experts.get(node) for node in path if self.sampled(node)]
         parts = [part for part in rows if part is not None]
         return np.concatenate(parts) if parts and len(parts) == len(rows) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A reference to the node `index` of `tree`. References to the same node compare equal."""
+
+    tree: TokenTree
+    index: int
+
+    @property
+    def parent(self) -> Node | None:
+        """The node before this one, or None if this node is a root."""
+        parent = self.tree.parent(self.index)
+        return None if parent == NONE else Node(self.tree, parent)
+
+    @property
+    def start(self) -> int:
+        """The position of the node's first token. It is the same in every path."""
+        return self.tree.start(self.index)
+
+    @property
+    def stop(self) -> int:
+        """The position just past the node's last token."""
+        return self.tree.stop(self.index)
+
+    @property
+    def children(self) -> int:
+        """The number of direct children."""
+        return self.tree.children(self.index)
+
+    @property
+    def ids(self) -> IdArray:
+        """The node's tokens as a read-only view. The view keeps all ids of the tree in memory."""
+        return self.tree.ids_of(self.index)
+
+    @property
+    def sampling_params(self) -> Mapping[str, Any]:
+        """The sampling parameters of the node's request. Empty if the tokens were observed."""
+        return self.tree.sampling_params(self.index)
+
+    @property
+    def excluded(self) -> str | None:
+        """The reason why this sampled node is not trained. None if it is trained."""
+        return self.tree.excluded.get(self.index)
+
+    @property
+    def fork_reason(self) -> str | None:
+        """The reason why a fork starts at this node. None if no fork starts here."""
+        return self.tree.fork_reasons.get(self.index)
+
+    @property
+    def completion(self) -> Completion | None:
+        """The node's completion without its `text` and `routed_experts`, or None if the tokens were
+        observed.
+        """
+        return self.tree.completion(self.index)
+
+    def path(self) -> list[Node]:
+        """Return the nodes from the root to this node."""
+        return [Node(self.tree, index) for index in self.tree.path(self.index)]
 
 
 def _packed(completion: Completion) -> tuple[Any, ...]:
