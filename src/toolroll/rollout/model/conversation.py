@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn, ParseHook, parse_turn
@@ -142,12 +143,11 @@ class Conversation:
             self._new_tools = None
         self._observed = True
         params = await self.served.effective_params(sampling_params, len(self._path), self.template)
-        request = GenerateRequest(
+        request = EncodedRequest(
             input_ids=self._path.input_ids,
             sampling_params=params,
             session_id=self.session.session_id,
             input_ids_json=self._path.input_ids_json,
-            highest_id=self._path.highest_id,
         )
         completion = await self._generate(request)
         node = self._path.sample(completion, params)

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from toolroll.parsers.types import Delta
+from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -64,7 +65,7 @@ from toolroll.rollout.server.template_cache import TemplateCache
 from toolroll.rollout.server.tool_choice import check_called
 from toolroll.rollout.server.verifying import check_all, check_all_now, start_checks
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
+from toolroll.rollout.types import Completion, IdArray, Tool
 
 Started = tuple[LiveSession, ParsedRequest, PendingRequest[CompletionResult]]
 Starter = Callable[..., Awaitable[Started]]
@@ -383,7 +384,7 @@ class Endpoint:
             return pending.stored.completions, dict(pending.stored.sampling_params)
         sent = await self.served.effective_params(params, len(ids), template)
         extra = {"top_logprobs_num": top} if top else {}
-        ask = GenerateRequest(
+        ask = EncodedRequest(
             input_ids=ids,
             sampling_params=sent,
             session_id=live.id,

@@ -94,46 +94,31 @@ class SessionPath:
         return self._ids.view(0, len(self._json))
 
     @property
-    def highest_id(self) -> int:
-        """The highest id of the path, or 0 if the path is empty. Ids are read as unsigned numbers,
-        so that a negative id is higher than every valid id.
-        """
-        return self._json.highest
-
-    @property
     def input_ids_json(self) -> bytes:
         """`input_ids` as JSON text without brackets: "1,2,3"."""
         return self._json.json
 
 
 class JsonIds:
-    """A list of ids that starts empty and grows by `append`. Each id is encoded to JSON once."""
+    """The JSON text of a growing list of ids. Each id is encoded once."""
 
-    __slots__ = ("_json", "_length", "highest")
+    __slots__ = ("_json", "_length")
 
     def __init__(self) -> None:
         self._length = 0
         self._json = bytearray()
-        self.highest = 0
-        """The highest id, read as an unsigned 32-bit number, or 0 if there are no ids. As an
-        unsigned number, a negative id is higher than every valid id. So one comparison finds both
-        negative ids and ids that are too high.
-        """
 
     def __len__(self) -> int:
         return self._length
 
     def append(self, ids: IdArray) -> None:
-        """Append `ids`, int32 and one-dimensional."""
+        """Append `ids`, one-dimensional."""
         if not len(ids):
             return
-        ids = np.ascontiguousarray(ids, dtype=np.intc)
-        highest = int(np.maximum.reduce(ids.view(np.uint32)))
         if self._json:
             self._json += b","
         self._json += ids_json(ids)
         self._length += len(ids)
-        self.highest = max(self.highest, highest)
 
     @property
     def json(self) -> bytes:
