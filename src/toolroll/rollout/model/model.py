@@ -7,7 +7,6 @@ Usually all episodes of a process share one `Model`. `Model.from_args` creates i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,10 +27,9 @@ from toolroll.rollout.engine import (
 )
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.identity import check_identity
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
-from toolroll.rollout.runtime.optional import import_transformers
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
@@ -201,46 +199,6 @@ class Model:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-
-def load_tokenizer(name: str | None) -> Any:
-    """Return the tokenizer `name`: a folder, a model name on a hub, `embedded` for the small
-    tokenizer in this package, or `desk-1m` for the tokenizer of the model that comes with the
-    package.
-
-    Raise `UsageError` if it cannot be loaded.
-    """
-    if not name:
-        raise UsageError(
-            "no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's "
-            "folder or name"
-        )
-    if name == "embedded":
-        from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
-
-        return load_embedded_tokenizer()
-    if name == DESK_MODEL:
-        name = str(desk_model_path())
-    # This is a path, not a name on a hub: fail without asking a hub.
-    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
-        raise UsageError(
-            f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
-        )
-    # Catch a misspelled name here, because transformers retries an unreachable hub for 30 s.
-    close = difflib.get_close_matches(name, ["embedded", DESK_MODEL], cutoff=0.8)
-    if close and not Path(name).exists():
-        raise UsageError(
-            f"no tokenizer can be loaded from {name!r} (--model): did you mean {close[0]!r}?"
-        )
-    transformers: Any = import_transformers()
-    try:
-        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
-            f"the tokenizer's folder)"
-        ) from error
 
 
 def check_syntax(template: ChatTemplate, value: str | None) -> None:
