@@ -12,9 +12,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.registry import built_in_parsers
-from toolroll.parsers.types import ParsedReply
+from toolroll.parsers.types import ParsedReply, UnknownParserError
 
 _NAME, _ARGUMENTS = "lookup_order", {"order_id": "W12 é", "count": 3, "deep": {"a": [1, "x"]}}
 _TOOL = {

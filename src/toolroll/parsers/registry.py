@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.formats.beam import BeamParser
 from toolroll.parsers.formats.cohere import ApertusParser, CohereParser
 from toolroll.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
@@ -41,6 +40,7 @@ from toolroll.parsers.formats.plain import PlainParser
 from toolroll.parsers.formats.pythonic import Lfm2Parser, PythonicParser
 from toolroll.parsers.formats.qwen3_coder import MiMoParser, Qwen3CoderParser
 from toolroll.parsers.reasoning import get_reasoning
+from toolroll.parsers.types import UnknownParserError
 
 _BUILT_IN: tuple[type[ToolCallParser], ...] = (
     HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser,

@@ -14,12 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.types import CallStatus, ToolCall, UnknownParserError
 
 _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from toolroll.parsers.base import ReplyStream
 from toolroll.parsers.types import Delta
-from toolroll.rollout.model.call_ids import call_id, with_call_ids
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import parse_options
+from toolroll.rollout.model.turn import call_id, parse_options, with_call_ids
 from toolroll.rollout.server.dialects.dialect import StreamContext
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.result import Choice
