@@ -98,7 +98,7 @@ class Model:
             allow_model_mismatch=args.allow_model_mismatch,
             return_routed_experts=args.return_routed_experts,
         )
-        served = cls(
+        model = cls(
             engine(config),
             template,
             get_parser(
@@ -109,9 +109,9 @@ class Model:
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
-        served.args = args
-        served._closing.enter_context(paced_garbage(enabled=args.pace_gc))
-        return served
+        model.args = args
+        model._closing.enter_context(paced_garbage(enabled=args.pace_gc))
+        return model
 
     @property
     def url(self) -> str:

@@ -65,7 +65,7 @@ class ParsedTurn:
 
 
 def parse_turn(
-    served: Model,
+    model: Model,
     template: ChatTemplate,
     completion: Completion,
     sampling_params: Mapping[str, Any],
@@ -82,7 +82,7 @@ def parse_turn(
     """Parse `completion` as a turn.
 
     Args:
-        served: The model whose parser reads the text.
+        model: The model whose parser reads the text.
         template: The template that the prompt was rendered with.
         completion: What the engine sampled.
         sampling_params: The sampling parameters that were sent.
@@ -111,7 +111,7 @@ def parse_turn(
         text = prefill + text
     plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
     offsets = template.encoder.offsets(plain, sampled.body)
-    parsed = served.parser.parse(
+    parsed = model.parser.parse(
         text,
         ids=plain,
         offsets=offsets,

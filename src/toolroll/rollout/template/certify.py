@@ -322,30 +322,30 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     For any other turn, this is its render with later messages.
     """
     render = template.renderer.render
-    served = render(probe.messages[:-1], probe.tools, generate=True)
+    prompt = render(probe.messages[:-1], probe.tools, generate=True)
     alone = render(probe.messages, probe.tools, generate=False)
     whole = render([*probe.messages, *probe.new], probe.tools, generate=True)
     if probe.cut:
-        rendered = whole[len(served) :] if whole.startswith(served) else ""
+        rendered = whole[len(prompt) :] if whole.startswith(prompt) else ""
         return rendered[: rendered.find(HALF) + len(HALF)] if HALF in rendered else HALF, "length"
     stop = next((stop for stop in template.stop_texts if alone.rstrip("\n").endswith(stop)), "")
     body = alone.rstrip("\n").removesuffix(stop)
     thought = probe.messages[-1].get("reasoning_content")
     rendered = (
         alone
-        if alone.startswith(served) and (thought or (stop and whole.startswith(body)))
+        if alone.startswith(prompt) and (thought or (stop and whole.startswith(body)))
         else whole
     )
-    if not rendered.startswith(served):
+    if not rendered.startswith(prompt):
         raise HistoryRewrittenError("the prompt that was served is no longer rendered as it was")
-    rendered = rendered[len(served) :]
+    rendered = rendered[len(prompt) :]
     lead = f"{thought}\n" if thought and thought not in rendered else ""
     ends = [rendered.find(stop) + len(stop) for stop in template.stop_texts if stop in rendered]
     if ends:
         return lead + rendered[: min(ends)], "stop"
     # GLM: the stop token is the next role's marker, which is not part of the turn's own render.
     marker = next(
-        (stop for stop in template.stop_texts if whole.startswith(served + rendered + stop)), ""
+        (stop for stop in template.stop_texts if whole.startswith(prompt + rendered + stop)), ""
     )
     return lead + rendered + marker, "stop" if marker else "length"
 

@@ -200,7 +200,7 @@ class Cursor:
         self, sampled: SampledText, turn: Message, new: list[Message], head: Head, *, fork: bool
     ) -> RenderedDelta:
         before = [*self._messages, turn]
-        return self._parts.deltas.derive(before, new, head, sampled, served=self.text, fork=fork)
+        return self._parts.deltas.derive(before, new, head, sampled, prompt=self.text, fork=fork)
 
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:

@@ -104,8 +104,8 @@ class DeltaRenderer:
     token, the rendered message, and the next generation prompt::
 
         deltas = DeltaRenderer(renderer, encoder, ["<|im_end|>"])
-        found = deltas.derive(messages, new, head, sampled, served=served)
-        served + sampled.text + found.text  # the next prompt
+        found = deltas.derive(messages, new, head, sampled, prompt=prompt)
+        prompt + sampled.text + found.text  # the next prompt
         found.text  # "\\n<|im_start|>user\\nMore.<|im_end|>\\n<|im_start|>assistant\\n"
     """
 
@@ -121,18 +121,18 @@ class DeltaRenderer:
         head: Head,
         sampled: SampledText,
         *,
-        served: str,
+        prompt: str,
         fork: bool = False,
     ) -> RenderedDelta:
         """Return the text to append for `new` after `messages`.
 
         `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
-        `messages` is the assistant turn that was sampled after the text `served`. `fork`: True if
+        `messages` is the assistant turn that was sampled after the text `prompt`. `fork`: True if
         a template that rewrites earlier text must start a new sequence.
 
         Raises:
             HistoryRewrittenError: the text to append cannot be determined, or `fork` is True and
-                the whole render does not start with `served`.
+                the whole render does not start with `prompt`.
             TemplateError: the template refuses the conversation.
         """
         if messages[-1].get("role") != "assistant":
@@ -141,9 +141,9 @@ class DeltaRenderer:
                 f"role {messages[-1].get('role')!r}"
             )
         whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
-        if fork and not whole.startswith(served):
+        if fork and not whole.startswith(prompt):
             raise HistoryRewrittenError(_PROMPT_REWRITTEN)
-        cut = self._end_of_turn(messages[-1], sampled, served, whole)
+        cut = self._end_of_turn(messages[-1], sampled, prompt, whole)
         if cut is not None:
             return RenderedDelta(whole, cut, None)
         tail = self._tail(messages, new, head, sampled)
@@ -154,15 +154,15 @@ class DeltaRenderer:
         resume_at = (
             tail.resume_at
             if sampled.stop
-            else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
+            else _resume_after_cut(tail, whole, prompt, sampled.text, messages[-1])
         )
         cut = len(whole) - len(tail.after) + resume_at
         return RenderedDelta(
-            whole, cut, self._rewritten(messages, head, sampled, served, whole, whole[:cut], tail)
+            whole, cut, self._rewritten(messages, head, sampled, prompt, whole, whole[:cut], tail)
         )
 
     def _end_of_turn(
-        self, turn: Message, sampled: SampledText, served: str, whole: str
+        self, turn: Message, sampled: SampledText, prompt: str, whole: str
     ) -> int | None:
         """Return where the sampled turn ends in `whole`. Return None if the sentinel is needed to
         find the end.
@@ -170,9 +170,9 @@ class DeltaRenderer:
         The end is known if `whole` starts with the served text and the turn. White space within the
         turn may differ if the stop token is the same.
         """
-        if sampled.stop is None or not whole.startswith(served):
+        if sampled.stop is None or not whole.startswith(prompt):
             return None
-        begin, end = len(served), len(served) + len(sampled.text)
+        begin, end = len(prompt), len(prompt) + len(sampled.text)
         if not whole.startswith(sampled.text, begin):
             close_at, close = self._first_stop(whole, begin, sampled)
             if close != sampled.stop or squashed(whole[begin:close_at]) != squashed(sampled.body):
@@ -324,7 +324,7 @@ class DeltaRenderer:
         messages: Sequence[Message],
         head: Head,
         sampled: SampledText,
-        served: str,
+        prompt: str,
         whole: str,
         history: str,
         tail: _Tail,
@@ -334,23 +334,23 @@ class DeltaRenderer:
 
         `history` is the whole conversation's render without the text to append.
         """
-        if not history.startswith(served):
+        if not history.startswith(prompt):
             return _PROMPT_REWRITTEN
-        if history[len(served) :] == sampled.text:
+        if history[len(prompt) :] == sampled.text:
             return None
         alone = self.renderer.render_prepared(messages, head, generate=False)
-        if not alone.startswith(served):
+        if not alone.startswith(prompt):
             return (
                 "the render of the last assistant turn does not start with the generation prompt "
                 "that was served"
             )
-        turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
-        turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
+        turn_alone = alone[len(prompt) : len(alone) - len(tail.alone) + tail.close_at]
+        turn_then = whole[len(prompt) : len(whole) - len(tail.after) + tail.close_at]
         if turn_alone != turn_then and not _reads_like_history(
             squashed(sampled.body), squashed(turn_alone), squashed(turn_then)
         ):
             return "the last assistant turn is rendered differently once messages follow it"
-        part = dropped_part(messages[-1], sampled.body, history[len(served) :])
+        part = dropped_part(messages[-1], sampled.body, history[len(prompt) :])
         if part is None:
             return None
         turns = sum(message.get("role") == "assistant" for message in messages)
@@ -369,7 +369,7 @@ def _probe_arguments(turn: Message, *, text: bool) -> Message:
     return {**turn, "tool_calls": calls}
 
 
-def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
+def _resume_after_cut(tail: _Tail, whole: str, prompt: str, sampled: str, turn: Message) -> int:
     """Return where the text to append starts in `tail.after`, for a turn without a stop token.
 
     Such a turn was truncated by its length, a stop string or an abort. The text to append includes
@@ -378,8 +378,8 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
     The result is negative if the turn was truncated before the position of the sentinel. This
     happens inside reasoning, because the template closes the reasoning before the content.
     """
-    if whole.startswith(served + sampled):
-        rest = len(whole) - len(served) - len(sampled)
+    if whole.startswith(prompt + sampled):
+        rest = len(whole) - len(prompt) - len(sampled)
         # In a turn with calls, the text before the sentinel belongs to a call. A truncated call is
         # never completed with text that the model did not sample.
         if len(tail.after) - tail.close_at <= rest and (
@@ -391,7 +391,7 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
     for n in range(tail.close_at, 0, -1):
         # A quote at the end of a truncated call need not be the quote that ends its arguments.
         if sampled.endswith(tail.after[:n]) and (
-            not calls or squashed(whole[len(served) : end + n]) == squashed(sampled)
+            not calls or squashed(whole[len(prompt) : end + n]) == squashed(sampled)
         ):
             return n
     return tail.close_at if calls else 0

@@ -244,9 +244,9 @@ class _Recorded:
         """Return where turn `index` starts in `text`, after its generation prompt. Return None if
         the whole render does not contain that prompt.
         """
-        served = self.template.renderer.render(self.messages[:index], self.tools, generate=True)
-        if self.text.startswith(served):
-            return len(served)
+        prompt = self.template.renderer.render(self.messages[:index], self.tools, generate=True)
+        if self.text.startswith(prompt):
+            return len(prompt)
         before = next(
             (
                 pos

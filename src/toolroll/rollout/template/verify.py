@@ -99,8 +99,8 @@ class Verifier:
 
         verifier = Verifier(tokenizer, chat_template=None, kwargs={}, now=datetime.now())
         turn = TurnSpan(len(prompt_ids), len(prompt_ids) + len(output_ids), 1, True)
-        served = ServedSequence(ids, (turn,), [question, answer], tools=[])
-        verifier.check(served)  # None, or for example "prompt: tokens"
+        sequence = ServedSequence(ids, (turn,), [question, answer], tools=[])
+        verifier.check(sequence)  # None, or for example "prompt: tokens"
     """
 
     def __init__(
@@ -133,22 +133,22 @@ class Verifier:
         # a template may change a text's case
         self._pattern = re.compile(pattern, re.IGNORECASE)
 
-    def check(self, served: ServedSequence) -> str | None:
+    def check(self, sequence: ServedSequence) -> str | None:
         """Return None if the sequence is correct. Otherwise return the kind of the first
         difference. The kinds are listed in docs/tokens.md, "Checking it".
         """
-        if not served.turns:
+        if not sequence.turns:
             return None
         try:
-            self._check_turns(served)
-            messages = served.messages[: served.turns[-1].message]
-            talk = ShownConversation(self._reference, self._pattern, messages, served.tools)
-            for turn in served.turns:
-                self._check_prefill(served, turn)
-            if served.preserved:
-                self._check_preserved(served, talk)
+            self._check_turns(sequence)
+            messages = sequence.messages[: sequence.turns[-1].message]
+            talk = ShownConversation(self._reference, self._pattern, messages, sequence.tools)
+            for turn in sequence.turns:
+                self._check_prefill(sequence, turn)
+            if sequence.preserved:
+                self._check_preserved(sequence, talk)
             else:
-                self._check_all(served, talk)
+                self._check_all(sequence, talk)
         except (_Mismatch, NeutralTextError) as found:
             return str(found)
         except RENDER_ERRORS as error:
@@ -157,45 +157,48 @@ class Verifier:
 
     # --- the turns --------------------------------------------------------------------------------
 
-    def _check_turns(self, served: ServedSequence) -> None:
+    def _check_turns(self, sequence: ServedSequence) -> None:
         """Check that each turn is one answer of the engine, and ended as the engine says."""
-        cut, ids = served.dropped, served.input_ids
-        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in served.turns]
-        messages = [turn.message for turn in served.turns]
+        cut, ids = sequence.dropped, sequence.input_ids
+        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in sequence.turns]
+        messages = [turn.message for turn in sequence.turns]
         if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
             raise _Mismatch("turns: order")
-        if any(served.messages[index]["role"] != "assistant" for index in messages):
+        if any(sequence.messages[index]["role"] != "assistant" for index in messages):
             raise _Mismatch("turns: message")
-        if served.record is not None:
-            stopped = [turn.stopped for turn in served.turns]
-            kind = served.record.check_turns(ids[cut:], spans, stopped, self._control)
+        if sequence.record is not None:
+            stopped = [turn.stopped for turn in sequence.turns]
+            kind = sequence.record.check_turns(ids[cut:], spans, stopped, self._control)
             if kind is not None:
                 raise _Mismatch(kind)
 
     # --- a sequence that the template only appends to ---------------------------------------------
 
-    def _check_all(self, served: ServedSequence, talk: ShownConversation) -> None:
-        first, last = served.turns[0].message, served.turns[-1].message
+    def _check_all(self, sequence: ServedSequence, talk: ShownConversation) -> None:
+        first, last = sequence.turns[0].message, sequence.turns[-1].message
         begin = talk.prompt(first)
-        self._check_prompt(served, talk)
+        self._check_prompt(sequence, talk)
         if first == last:
             return
         whole = talk.prompt(last)
         if not whole.text.startswith(begin.text):
             raise _Mismatch("rewritten")
         pos = len(begin.text)
-        walk = _Walk(served, talk, whole)
-        for turn, following in zip(served.turns, served.turns[1:], strict=False):
+        walk = _Walk(sequence, talk, whole)
+        for turn, following in zip(sequence.turns, sequence.turns[1:], strict=False):
             pos = self._check_delta(walk, turn, following, pos)
         if pos != len(whole.text):
             raise _Mismatch("delta: text is missing")
 
-    def _check_prompt(self, served: ServedSequence, talk: ShownConversation) -> None:
+    def _check_prompt(self, sequence: ServedSequence, talk: ShownConversation) -> None:
         if self._reference.shows_date and self._now.date() != datetime.now().date():
             return
-        first = served.turns[0].message
+        first = sequence.turns[0].message
         render = self._hooked(talk.prompt(first), talk)
-        prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(render.text)
+        prompt, expected = (
+            sequence.input_ids[: sequence.turns[0].start],
+            self._prompt_ids(render.text),
+        )
         if np.array_equal(prompt, expected) and render.neutral == render.text:
             return
         ids = prompt.tolist()
@@ -212,7 +215,7 @@ class Verifier:
             others = self._hooked(talk.prompt(first, assistant=frozenset(spelled)), talk).neutral
             if any(others.startswith(*spelling(match)) for match in as_text):
                 raise _Mismatch("prompt: control tokens")
-        if not served.forked:
+        if not sequence.forked:
             neutral = blanked(render.text, as_text)
             if not self._same(ids, self._encode(neutral), Shown(render.text, neutral)):
                 raise _Mismatch("prompt: tokens")
@@ -239,14 +242,14 @@ class Verifier:
                 return None
         return as_text
 
-    def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
+    def _check_prefill(self, sequence: ServedSequence, turn: TurnSpan) -> None:
         """Check the tokens that the model continued. They must decode to `turn.prefill`, and have
         exactly the control tokens of this text.
         """
         if not turn.prefill:
             return
-        before = served.input_ids[: turn.start].tolist()
-        prefilled = served.input_ids[turn.start : turn.sampled_from].tolist()
+        before = sequence.input_ids[: turn.start].tolist()
+        prefilled = sequence.input_ids[turn.start : turn.sampled_from].tolist()
         if self._continuation(before, prefilled) != turn.prefill:
             raise _Mismatch("prefill")
         if self._controls(prefilled) != self._controls(self._encode(turn.prefill)):
@@ -256,9 +259,9 @@ class Verifier:
         """Check the delta after the turn that starts at `pos` in the render. Return where the next
         turn starts.
         """
-        served, talk, whole = walk.served, walk.talk, walk.whole
-        sampled = served.input_ids[turn.start : turn.stop].tolist()
-        delta = served.input_ids[turn.stop : following.start].tolist()
+        sequence, talk, whole = walk.sequence, walk.talk, walk.whole
+        sampled = sequence.input_ids[turn.start : turn.stop].tolist()
+        delta = sequence.input_ids[turn.stop : following.start].tolist()
         turn_text, text = self._decode(sampled), self._continuation(sampled, delta)
         unchanged = turn_text and whole.text.startswith(turn_text, pos)
         start = pos + len(turn_text) if unchanged else self._closed_at(walk, turn, sampled, pos)
@@ -298,7 +301,7 @@ class Verifier:
         stop = sampled[-1] if sampled else -1
         if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
             return None
-        opening = walk.talk.generation_prompt(walk.served.turns[0].message)
+        opening = walk.talk.generation_prompt(walk.sequence.turns[0].message)
         if not self._exact.search(opening) or not walk.whole.neutral.endswith(opening, 0, pos):
             return None
         controls = []
@@ -362,17 +365,17 @@ class Verifier:
 
     # --- a sequence whose history was preserved ---------------------------------------------------
 
-    def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
+    def _check_preserved(self, sequence: ServedSequence, talk: ShownConversation) -> None:
         """Check three deltas of a sequence whose template rewrites history: the first, one in the
         middle and the last, because each check costs one render. Each delta must be the end of the
         prompt that was rendered when the delta was appended.
         """
-        self._check_prompt(served, talk)
-        gaps = list(zip(served.turns, served.turns[1:], strict=False))
+        self._check_prompt(sequence, talk)
+        gaps = list(zip(sequence.turns, sequence.turns[1:], strict=False))
         middle = len(gaps) // 2
         for turn, following in [*gaps[:1], *gaps[middle : middle + 1], *gaps[-1:]]:
-            sampled = served.input_ids[turn.start : turn.stop].tolist()
-            delta = served.input_ids[turn.stop : following.start].tolist()
+            sampled = sequence.input_ids[turn.start : turn.stop].tolist()
+            delta = sequence.input_ids[turn.stop : following.start].tolist()
             ended = turn.stopped and sampled[-1] in self._control
             self._check_tail(sampled, delta, talk.prompt(following.message), ended=ended)
 
@@ -501,7 +504,7 @@ class _Walk:
     turn, which contains the text of every delta.
     """
 
-    served: ServedSequence
+    sequence: ServedSequence
     talk: ShownConversation
     whole: Shown
 
