@@ -15,7 +15,7 @@ from toolroll.parsers.formats.blocks import Broken
 from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
-from toolroll.parsers.reading.schema import Offered, parameter
+from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.types import CallStatus, ToolCall
@@ -31,9 +31,7 @@ class BeamParser(HarmonyParser):
     name = "beam"
     markers, plain = header_forms("xml")
 
-    def call(
-        self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
-    ) -> Steps[int]:
+    def call(self, source: Source, out: Collector, header: Span, name: str) -> Steps[int]:
         """See `HarmonyParser.call`."""
         arguments: dict[str, Any] = {}
         begin, pos = header
@@ -44,9 +42,7 @@ class BeamParser(HarmonyParser):
                 marker = yield from source.starts(pos, _OPEN, *_BOUNDS)
                 if marker != _OPEN:
                     break
-                pos = yield from self._parameter(
-                    source, pos + len(marker), name, offered, arguments
-                )
+                pos = yield from self._parameter(source, pos + len(marker), name, arguments)
             if not marker and pos < len(source.text):
                 raise Broken(f"expected {_OPEN} or the end of the call of {name}")
         except Broken as broken:
@@ -62,12 +58,7 @@ class BeamParser(HarmonyParser):
         return end
 
     def _parameter(
-        self,
-        source: Source,
-        start: int,
-        name: str,
-        offered: Offered | None,
-        arguments: dict[str, Any],
+        self, source: Source, start: int, name: str, arguments: dict[str, Any]
     ) -> Steps[int]:
         """Add the parameter whose key is at `start` to `arguments`. Return where it ends. Raises
         `Broken` if it cannot be read.
@@ -94,5 +85,5 @@ class BeamParser(HarmonyParser):
                 break
             pos = stop
         text = source.text[first:pos].removeprefix("\n")
-        arguments[key] = typed(text, parameter(offered, name, key))
+        arguments[key] = typed(text, parameter(source.offered, name, key))
         return stop

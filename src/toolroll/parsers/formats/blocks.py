@@ -15,7 +15,6 @@ from typing import ClassVar
 from toolroll.parsers.base import MarkedParser, broken_call, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, made_call, scan_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.types import ToolCall
 
@@ -60,29 +59,23 @@ class BlockParser(MarkedParser):
             cls._stops = tuple(dict.fromkeys((cls._outer[0], cls.call[0])))
 
     @abstractmethod
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """Return the calls between the call markers, the first of which ends at `start`, and the
         position after the end marker. Some formats have several calls there.
 
         The calls' span starts at `begin`. Raises `Broken` if the calls cannot be read.
         """
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
         if self.block is not None and source.text[begin:start] == self.block[0]:
-            return (yield from self._block(source, out, begin, begin, offered))
-        calls, pos = yield from self._element(source, begin, begin, offered)
+            return (yield from self._block(source, out, begin, begin))
+        calls, pos = yield from self._element(source, begin, begin)
         for call in calls:
             out.call(call)
         return pos
 
-    def _block(
-        self, source: Source, out: Collector, begin: int, pos: int, offered: Offered | None
-    ) -> Steps[int]:
+    def _block(self, source: Source, out: Collector, begin: int, pos: int) -> Steps[int]:
         """Add the calls of the block that starts at `pos`. Return the position after the block.
 
         `begin`: where the first call's span starts. It is `pos`, or the start of a header before
@@ -99,7 +92,7 @@ class BlockParser(MarkedParser):
             if marker == self.call[0]:
                 if last is not None:
                     out.call(last)
-                calls, pos = yield from self._element(source, begin if first else pos, pos, offered)
+                calls, pos = yield from self._element(source, begin if first else pos, pos)
                 for call in calls[:-1]:
                     out.call(call)
                 first, last = False, calls[-1] if calls[-1].arguments is not None else None
@@ -132,9 +125,7 @@ class BlockParser(MarkedParser):
                     last = None
                 pos, _ = yield from source.until(pos, (self.call[0], closer, opener), out.content)
 
-    def _element(
-        self, source: Source, begin: int, pos: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def _element(self, source: Source, begin: int, pos: int) -> Steps[tuple[list[ToolCall], int]]:
         """Return the calls between the call markers that start at `pos`, and the position after
         them. If they cannot be read, return one unreadable call.
 
@@ -142,7 +133,7 @@ class BlockParser(MarkedParser):
         """
         start = pos + len(self.call[0])
         try:
-            return (yield from self.elements(source, begin, start, offered))
+            return (yield from self.elements(source, begin, start))
         except Broken as broken:
             problem, name = str(broken), broken.name
             call, stop = yield from broken_call(
@@ -182,9 +173,7 @@ class NamedJsonParser(BlockParser):
     separator: ClassVar[str]
     fence: ClassVar[tuple[str, str]] = ("", "")
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
         pos, marker = yield from source.until(start, guards)

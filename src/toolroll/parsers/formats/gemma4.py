@@ -12,7 +12,6 @@ from typing import Any
 from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.python_text import Unreadable, read_value
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed
 from toolroll.parsers.reasoning import get_reasoning
@@ -31,9 +30,7 @@ class Gemma4Parser(BlockParser):
     call = ("<|tool_call>", "<tool_call|>")
     reasoning = get_reasoning("gemma4")
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         pos = yield from source.skip(start)
         if not (yield from source.starts(pos, "call:")):

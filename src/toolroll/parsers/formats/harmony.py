@@ -13,7 +13,6 @@ import re
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Scanned, decode, made_call, scan_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
 
@@ -58,9 +57,7 @@ class HarmonyParser(ToolCallParser):
     beside = (("to=",), ())
     markers, plain = header_forms("json")
 
-    def read_calls(
-        self, source: Source, out: Collector, pos: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
             begin = yield from source.skip(pos)
@@ -72,21 +69,19 @@ class HarmonyParser(ToolCallParser):
                     pos += len(marker)
                     continue
                 begin = pos
-            pos = yield from self._message(source, out, begin, offered)
+            pos = yield from self._message(source, out, begin)
 
-    def _message(
-        self, source: Source, out: Collector, begin: int, offered: Offered | None
-    ) -> Steps[int]:
+    def _message(self, source: Source, out: Collector, begin: int) -> Steps[int]:
         """Add the message whose header is at `begin`. Return the position after the message."""
         stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
         header = source.text[begin:stop]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         body = stop + len("<|message|>")
         name = recipient[1].removeprefix("functions.") if recipient is not None else ""
-        offers = offered is not None and name in offered.functions
+        offers = source.offered is not None and name in source.offered.functions
         if recipient is not None and (offers or recipient[1] not in _ROLES):
             if marker == "<|message|>":
-                return (yield from self.call(source, out, (begin, body), name, offered))
+                return (yield from self.call(source, out, (begin, body), name))
             status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
             problem = f"the call of {name} has no <|message|> with arguments"
             out.call(ToolCall(name, None, header, status, problem, span=(begin, stop)))
@@ -105,9 +100,7 @@ class HarmonyParser(ToolCallParser):
                 out.reasoning_closed = False
         return pos + len(marker) if marker in ENDS else pos
 
-    def call(
-        self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
-    ) -> Steps[int]:
+    def call(self, source: Source, out: Collector, header: Span, name: str) -> Steps[int]:
         """Add the call of `name`, whose arguments follow the `header`. Return the position after
         the call.
         """

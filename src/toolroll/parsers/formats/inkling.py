@@ -15,7 +15,6 @@ import re
 from toolroll.parsers.formats.json_blocks import JsonBlockParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 
 _MESSAGE, _TEXT, _THINKING = "<|message_model|>", "<|content_text|>", "<|content_thinking|>"
@@ -41,18 +40,14 @@ class InklingParser(JsonBlockParser):
     bounds = (_MESSAGE, _PLAIN)
     reasoning = None
 
-    def read(
-        self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
-    ) -> Steps[None]:
+    def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
         """See `ToolCallParser.read`."""
         if self.reasoning is None:
             yield from self._messages(source, out, thinks=bool(in_reasoning))
         else:
-            yield from super().read(source, out, offered, in_reasoning=in_reasoning)
+            yield from super().read(source, out, in_reasoning=in_reasoning)
 
-    def read_calls(
-        self, source: Source, out: Collector, pos: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         yield from self._messages(source, out, pos, thinks=False)
 
@@ -75,7 +70,7 @@ class InklingParser(JsonBlockParser):
             pos, header = stop + len(marker), marker == _MESSAGE
             if marker in (_JSON, _PLAIN):
                 pos = yield from (
-                    self.read_marked(source, out, begin, pos, None, name)
+                    self.read_marked(source, out, begin, pos, name)
                     if marker == _JSON
                     else self._plain(source, out, begin, pos)
                 )

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from toolroll.parsers.base import MarkedParser, broken_call, never_closed, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import DEFAULT_NAMES, Names, json_calls, name_in, read_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
 
@@ -49,7 +48,6 @@ class JsonBlockParser(MarkedParser):
         out: Collector,
         begin: int,
         start: int,
-        offered: Offered | None,
         name: str = "",
     ) -> Steps[int]:
         """See `MarkedParser.read_marked`. `name`: the tool's name if it precedes the opener."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.tags import Shape, TagParser
 from toolroll.parsers.reading.json_text import json_calls
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
@@ -35,13 +34,11 @@ class K2HorizonParser(TagParser):
         value=("<ifm|arg_value>", "</ifm|arg_value>"),
     )
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         pos = yield from source.skip(start)
         if (yield from source.char(pos)) not in ("{", "["):
-            return (yield from super().elements(source, begin, start, offered))
+            return (yield from super().elements(source, begin, start))
         try:
             value, end = yield from json_arguments(source, pos, "the tool call")
         except Broken as broken:

@@ -14,7 +14,6 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.formats.json_blocks import open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, scan_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import SAID
 
@@ -30,24 +29,20 @@ class Llama3Parser(ToolCallParser):
     openers = (_TAG,)
     markers = (_TAG, ";")
 
-    def read_calls(
-        self, source: Source, out: Collector, pos: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
             return out.begin_verbatim(pos)
         first = yield from source.skip(pos)
         if (yield from source.char(first)) == "{" and (yield from self._is_call(source, first)):
-            pos = yield from self.read_marked(source, out, first, first, offered)
+            pos = yield from self.read_marked(source, out, first, first)
         while True:
             begin, marker = yield from source.until(pos, (_TAG,), out.content)
             if not marker:
                 return
-            pos = yield from self.read_marked(source, out, begin, begin + len(marker), offered)
+            pos = yield from self.read_marked(source, out, begin, begin + len(marker))
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """Add the calls at `start`, one after another. Return the position after them."""
         pos = start
         while True:

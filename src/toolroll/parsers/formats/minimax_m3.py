@@ -18,7 +18,6 @@ from toolroll.parsers.formats.blocks import BlockParser, Broken
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.resolve import Schema
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.reasoning import get_reasoning
@@ -41,22 +40,18 @@ class MiniMaxM3Parser(BlockParser):
     markers = (_MARK, _OPEN, "</tool_call>")
     reasoning = get_reasoning("minimax-m3")
 
-    def read(
-        self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
-    ) -> Steps[None]:
+    def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
         """See `ToolCallParser.read`. A reply without reasoning may start with the tag that closes
         reasoning.
         """
         close = self.reasoning.close if self.reasoning is not None else ""
         lead = yield from source.skip(0)
         if close and in_reasoning is False and (yield from source.starts(lead, close)):
-            yield from self.read_calls(source, out, lead + len(close), offered)
+            yield from self.read_calls(source, out, lead + len(close))
         else:
-            yield from super().read(source, out, offered, in_reasoning=in_reasoning)
+            yield from super().read(source, out, in_reasoning=in_reasoning)
 
-    def read_calls(
-        self, source: Source, out: Collector, pos: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
             begin, marker = yield from source.until(pos, (_MARK,), out.content)
@@ -67,19 +62,17 @@ class MiniMaxM3Parser(BlockParser):
                 if out.calls_as_text:
                     return out.begin_verbatim(begin)
                 # `_block` expects no white space between the mark and the tag.
-                pos = yield from self._block(source, out, begin, tag - len(_MARK), offered)
+                pos = yield from self._block(source, out, begin, tag - len(_MARK))
             else:
                 pos = begin + len(_MARK)
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         pos, marker = yield from source.until(start, ('">', "\n", _MARK))
         name = source.text[start:pos]
         if marker != '">':
             raise Broken("the tool's name is not closed with '\">'")
-        parameters = offered.parameters(name) if offered is not None else None
+        parameters = source.offered.parameters(name) if source.offered is not None else None
         root = _Holder(parameters.schema if parameters is not None else None)
         body = pos = pos + len(marker)
         while True:

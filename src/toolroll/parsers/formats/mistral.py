@@ -10,7 +10,6 @@ from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open, open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import get_reasoning
 
@@ -25,9 +24,7 @@ class MistralParser(MarkedParser):
     openers = (_OPENER,)
     markers = (_OPENER,)
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
         pos = yield from source.skip(start)
         if (yield from source.char(pos)) in ("[", "{") and not (

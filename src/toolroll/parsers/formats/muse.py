@@ -10,7 +10,6 @@ import re
 
 from toolroll.parsers.formats.tags import Shape, TagParser
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 
 _BLOCK = ("<atem:function_calls>", "</atem:function_calls>")
@@ -40,9 +39,7 @@ class MuseParser(TagParser):
         value=("", "</atem:parameter>"),
     )
 
-    def read_calls(
-        self, source: Source, out: Collector, pos: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         thinks = False
         while True:
@@ -59,7 +56,7 @@ class MuseParser(TagParser):
                     and match[1] not in ("self", *_SPOKEN)
                     and (yield from source.starts(inner, _BLOCK[0]))
                 ):
-                    pos = yield from self._block(source, out, begin, inner, offered)
+                    pos = yield from self._block(source, out, begin, inner)
                     continue
                 if match is None or match[1] not in ("self", *_SPOKEN):
                     out.content(f"{header}\n".replace("<|start|>", ""))
@@ -71,7 +68,7 @@ class MuseParser(TagParser):
                 out.reasoning_closed = not thinks
                 return
             if marker == _BLOCK[0]:
-                pos = yield from self._block(source, out, begin, begin, offered)
+                pos = yield from self._block(source, out, begin, begin)
             else:
                 pos = begin if marker == "<|start|>" else begin + len(marker)
                 add_text("\n")

@@ -17,7 +17,6 @@ from toolroll.parsers.formats.json_blocks import broken_open
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import json_calls
 from toolroll.parsers.reading.python_text import Unreadable, read_call, read_name
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.types import ToolCall
@@ -48,9 +47,7 @@ class PythonicParser(ToolCallParser):
     reasoning = SAID
     markers = (_START, _END)
 
-    def read_calls(
-        self, source: Source, out: Collector, pos: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
             return out.begin_verbatim(pos)
@@ -64,18 +61,17 @@ class PythonicParser(ToolCallParser):
             if marker != "[":
                 pos, marked = begin + len(marker), marker == _START
                 continue
-            pos = yield from self._list(source, out, begin, offered, alone=marked or fresh)
+            pos = yield from self._list(source, out, begin, alone=marked or fresh)
             # Text with one bracket that is not a call often has more of them. Skip them all at
             # once.
-            skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, pos)
+            no_call = _NO_CALL_IN_PROSE if source.offered is None else _NO_CALL
+            skipped = no_call.match(source.text, pos)
             stop = skipped.end() if skipped is not None else pos
             out.content(source.text[pos:stop])
             _, line, last = source.text[pos:stop].rpartition("\n")
             pos, marked, fresh = stop, False, bool(line) and not last.strip()
 
-    def _list(
-        self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool
-    ) -> Steps[int]:
+    def _list(self, source: Source, out: Collector, begin: int, *, alone: bool) -> Steps[int]:
         """Add the calls of the list at `begin`. If it is not a list of calls, add only its bracket
         as text.
 
@@ -84,13 +80,13 @@ class PythonicParser(ToolCallParser):
         """
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)
-        meant = alone or offered is None or name in offered.functions
+        meant = alone or source.offered is None or name in source.offered.functions
         if meant and name and (yield from source.char(first + len(name))) == "(":
             try:
                 calls, stop = yield from read_calls_list(source, begin)
             except Unreadable as error:
                 # This is prose. Skip the text that was read, so that the total time stays linear.
-                if not alone and offered is None:
+                if not alone and source.offered is None:
                     stop = max(error.at, begin + 1)
                     out.content(source.text[begin:stop])
                     return stop
@@ -139,9 +135,7 @@ class Lfm2Parser(MarkedParser):
     openers = (_LFM_START,)
     markers = (_LFM_START, _LFM_END)
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
         try:
             calls, pos = yield from self._calls(source, start)

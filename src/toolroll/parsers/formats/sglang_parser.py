@@ -16,7 +16,6 @@ from typing import Any
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.types import CallStatus, ToolCall, UnknownParserError
 
@@ -61,9 +60,7 @@ class SGLangParser(ToolCallParser):
             self.reasoning, self.openers = ours.reasoning, ours.openers
             self.markers = ours.markers
 
-    def read_calls(
-        self, source: Source, out: Collector, pos: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`. Nothing is added before the end of the text, because
         SGLang's parser gets the whole text at once.
         """
@@ -73,7 +70,7 @@ class SGLangParser(ToolCallParser):
         text = source.text[pos:]
         tools = [
             {"type": "function", "function": dict(function)}
-            for function in (offered.functions if offered else {}).values()
+            for function in (source.offered.functions if source.offered else {}).values()
         ]
         try:
             parser = self._parser([self._tool(**tool) for tool in tools], self.sglang_name)

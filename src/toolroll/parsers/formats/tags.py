@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
 from toolroll.parsers.reading.json_text import decode, made_call
 from toolroll.parsers.reading.resolve import Schema
-from toolroll.parsers.reading.schema import Offered, parameter
+from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed, typed
 from toolroll.parsers.types import ToolCall
@@ -93,12 +93,10 @@ class TagParser(BlockParser):
         super().__init_subclass__()
         cls.beside = ((shape.call[0],), (shape.key[0],))
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         name, body = yield from self._name(source, start)
-        arguments, end, stop = yield from self._arguments(source, body, name, offered)
+        arguments, end, stop = yield from self._arguments(source, body, name)
         return [made_call(name, arguments, source.text[start:end], (begin, stop))], stop
 
     def _name(self, source: Source, start: int) -> Steps[tuple[str, int]]:
@@ -118,7 +116,7 @@ class TagParser(BlockParser):
         return name, pos + len(marker) if marker == shape.name_end[0] else pos
 
     def _arguments(
-        self, source: Source, pos: int, name: str, offered: Offered | None
+        self, source: Source, pos: int, name: str
     ) -> Steps[tuple[dict[str, Any], int, int]]:
         """Read the text after the name, which starts at `pos`. Return the arguments, the position
         of the call's end marker, and the position after this marker.
@@ -131,9 +129,7 @@ class TagParser(BlockParser):
             if marker in self._call_ends:
                 return arguments, pos, pos + len(marker)
             if marker == shape.key[0]:
-                pos = yield from self._parameter(
-                    source, pos + len(marker), name, offered, arguments
-                )
+                pos = yield from self._parameter(source, pos + len(marker), name, arguments)
             elif shape.json_body and not arguments and (yield from source.char(pos)) == "{":
                 body, pos = yield from json_arguments(source, pos, name)
                 arguments = body if isinstance(body, dict) else {}
@@ -143,12 +139,7 @@ class TagParser(BlockParser):
                 )
 
     def _parameter(
-        self,
-        source: Source,
-        start: int,
-        name: str,
-        offered: Offered | None,
-        arguments: dict[str, Any],
+        self, source: Source, start: int, name: str, arguments: dict[str, Any]
     ) -> Steps[int]:
         shape = self.shape
         pos, marker = yield from source.until(
@@ -163,7 +154,7 @@ class TagParser(BlockParser):
         if shape.typed_by is not None:
             key, attribute, kind = key.partition(shape.typed_by[0])
             is_string = kind.lower() == shape.typed_by[1] if attribute else None
-        schema = parameter(offered, name, key)
+        schema = parameter(source.offered, name, key)
         if shape.kind is not None:
             pos, schema = yield from self._kind(source, pos, shape.kind, key, name, schema)
         if shape.value[0]:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+from toolroll.parsers.reading.schema import Offered
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A reader. It yields None to wait for more text, and returns a T."""
@@ -30,10 +32,13 @@ _SPACE = re.compile(r"\s*")
 
 
 class Source:
-    """A growing text. `control`: the control tokens of the vocabulary, as texts."""
+    """A growing text. `control`: the control tokens of the vocabulary, as texts. `offered`: the
+    tools that were offered for the reply, or None if they are unknown.
+    """
 
-    def __init__(self, control: Collection[str] = ()) -> None:
+    def __init__(self, control: Collection[str] = (), offered: Offered | None = None) -> None:
         self.text = ""
+        self.offered = offered
         self.closed = False
         self._control = control
         self._starts: list[int] | None = None
