@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
+from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 

@@ -59,7 +59,7 @@ from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import PendingRequest, request_key
 from toolroll.rollout.server.sessions.session_store import SessionStore
 from toolroll.rollout.server.sessions.sessions import Sessions
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
 NEW_TEXT = "another text of the same session"

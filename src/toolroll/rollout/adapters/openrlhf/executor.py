@@ -27,7 +27,7 @@ from toolroll.rollout.runtime.jsonable import finite, shown
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
-from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
+from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Trajectory
 

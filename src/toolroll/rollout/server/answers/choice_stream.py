@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from toolroll.parsers.base import ReplyStream
 from toolroll.parsers.types import Delta
-from toolroll.rollout.model.call_ids import call_id, with_call_ids
-from toolroll.rollout.model.turn import ParsedTurn
+from toolroll.rollout.model.turn import ParsedTurn, call_id, with_call_ids
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
 from toolroll.rollout.types import Completion

@@ -14,8 +14,8 @@ from hashlib import blake2b
 import numpy as np
 
 from toolroll.rollout.server.errors import invalid
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray
 

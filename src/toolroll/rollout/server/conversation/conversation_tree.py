@@ -39,8 +39,8 @@ from toolroll.rollout.server.conversation.messages import (
 )
 from toolroll.rollout.server.conversation.template_cache import same_switches
 from toolroll.rollout.server.conversation.turn import TurnNode
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.types import IdArray, Message, Tool

@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.server.conversation.messages import Digest, same_reasoning
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord

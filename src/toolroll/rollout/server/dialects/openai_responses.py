@@ -212,9 +212,7 @@ class OpenAIResponses(Dialect):
             **self._echo(parsed, result),
         }
         own: Own = parsed.own
-        return self.writer_type(
-            result, response, self.encoder, own.names, encrypted=own.encrypted
-        )
+        return self.writer_type(result, response, self.encoder, own.names, encrypted=own.encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""

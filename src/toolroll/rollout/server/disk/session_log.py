@@ -22,7 +22,7 @@ from toolroll.rollout.server.conversation.conversation_tree import Prompt
 from toolroll.rollout.server.conversation.stored_response import KeptResponse
 from toolroll.rollout.server.disk.journal import Journal
 from toolroll.rollout.server.errors import ApiError, server_stopping
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.types import Completion, WeightVersion
 
 IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")

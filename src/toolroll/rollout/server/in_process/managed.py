@@ -20,7 +20,8 @@ from openai.types.chat import ChatCompletion
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
 from toolroll.rollout.errors import EngineError, UsageError, prompt_too_long
-from toolroll.rollout.model.model import Model, load_tokenizer
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings

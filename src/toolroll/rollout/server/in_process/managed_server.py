@@ -21,7 +21,8 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import Model, load_tokenizer
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.managed import ManagedSession, served_model

@@ -23,8 +23,8 @@ from toolroll.rollout.server.conversation.turn import TurnNode, sequence_of
 from toolroll.rollout.server.disk.session_log import SessionLog
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.record import AnswerRecord
 
 

@@ -29,7 +29,7 @@ from toolroll.rollout.server.conversation.turn import TurnNode
 from toolroll.rollout.server.disk.journal import read_lines
 from toolroll.rollout.server.disk.session_log import IDS, SessionLog, completion_of, unpacked
 from toolroll.rollout.server.sessions.live_session import LiveSession
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.types import IdArray
 
