@@ -63,12 +63,17 @@ def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dia
 
 
 def shell(
-    tool: str, argument: str = "command", *, several: bool = False, answer: str = ANSWER
+    tool: str,
+    argument: str = "command",
+    *,
+    command: str = "printf 'seen %s' {}",
+    several: bool = False,
+    answer: str = ANSWER,
 ) -> Replies:
     """Return the replies of the same task for an agent with a shell, which is its tool `tool`.
     `several`: True if the tool's argument is a list of commands.
     """
-    commands = [f"printf 'seen %s' {name}" for name in "xyz"]
+    commands = [command.format(name) for name in "xyz"]
     x, y, z = (call(tool, **{argument: [each] if several else each}) for each in commands)
     return "Let me look. " + x, THINKING + y + z, answer
 
@@ -219,7 +224,8 @@ CLIENTS = (
         "qwen_code.mjs",
         ("@qwen-code/qwen-code@0.24.4",),
         everywhere("exit status 1", "chat", "responses"),
-        shell("run_shell_command"),
+        # Qwen Code may lose the output of a command that ends at once
+        shell("run_shell_command", command="printf 'seen %s' {}; sleep 1"),
         streams=(True,),
     ),
     Client(
