@@ -22,7 +22,7 @@ async def main() -> None:
     async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
         args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded")
         async with Model.from_args(args) as model:
-            agent = TrainableToolCallingAgent(served=model)
+            agent = TrainableToolCallingAgent(model=model)
             env = desk.make(EnvironmentOptions())
             result = await agent.asolve(env, task=task, session_id=f"desk/{task.id}#0")
     [trajectory] = result.trajectories

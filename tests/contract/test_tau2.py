@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 from support.chat import completion, endpoint
 
 from toolroll.agents.environments.tau2 import ReferenceUser, Tau2Factory, telecom
-from toolroll.agents.environments.tau2.copies import digest
-from toolroll.agents.environments.tau2.grading import grade
+from toolroll.agents.environments.tau2.domain import digest
+from toolroll.agents.environments.tau2.environment import grade
 from toolroll.agents.environments.tau2.package import WHEEL_COMMIT, data_folder
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.parsers.reading.schema import Offered, check_call

@@ -56,7 +56,7 @@ async def play(
     and go on.
     """
     player = TrainableToolCallingAgent(
-        served=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
+        model=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
     )
     player.on_length = "continue"
     texts = [f"This is line {at} of {session}, with <|im_end|> in it." for at in range(users)]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.dialects.chat import ChatWriter
-from toolroll.rollout.server.dialects.dialect import StreamContext
-from toolroll.rollout.server.protocol import ChatRequest
+from toolroll.rollout.server.answers.result import StreamContext
+from toolroll.rollout.server.dialects.openai_chat import ChatWriter
+from toolroll.rollout.server.requests.protocol import ChatRequest
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import load_embedded_tokenizer
 

@@ -57,7 +57,7 @@ def agent(served: Model, **settings: Any) -> TrainableToolCallingAgent:
     """An agent that executes all calls; `settings` are `CallPolicy`'s fields."""
     verify = settings.pop("verify", "always")
     return TrainableToolCallingAgent(
-        served=served,
+        model=served,
         policy=CallPolicy(**settings),
         rollout_args={"verify": verify},
         sampling_params={"max_new_tokens": 512, "temperature": 1.0},

@@ -500,6 +500,31 @@ _DSML_MARKS = (
 )  # fmt: skip
 
 
+def _values(start: str, close: str, *following: str) -> str:
+    """A pattern for what no value can carry: its end tag `close` before one of `following`, and a
+    parameter's `start` (a pattern) without an end tag.
+    """
+    ends = "|".join((*map(re.escape, following), r"\Z"))
+    return rf"{re.escape(close)}\s*(?:{ends})|{start}(?![\s\S]*{re.escape(close)})"
+
+
+_QWEN = _values(r"<parameter=[\w.\-]+>", "</parameter>", "<parameter=", "</function>")
+_GLM_TAGS = r"<arg_key>[\w.\-]+</arg_key>\s*<arg_value>", "</arg_value>", "<arg_key>"
+_INVOKE = _values(r'<parameter name="[\w.\-]+">', "</parameter>", '<parameter name="', "</invoke>")
+_DSML = _values(
+    r'<｜DSML｜parameter name="[\w.\-]+(?:" string="[^"\n]*)?">',
+    "</｜DSML｜parameter>",
+    "<｜DSML｜parameter",
+    "</｜DSML｜invoke>",
+)
+_IFM = _values(
+    r"<ifm\|arg_key>[\w.\-]+</ifm\|arg_key>\s*<ifm\|arg_(?:type|value)>",
+    "</ifm|arg_value>",
+    "<ifm|arg_key>",
+    "</ifm|tool_call>",
+)
+
+
 def _raw(name: str, write: Writer, marks: tuple[str, ...], ambiguous: str, **more: Any) -> Format:
     return Format(
         name, write, (*_COMMON, *marks), typed=True, keys="word", ambiguous=ambiguous, **more
@@ -509,31 +534,29 @@ def _raw(name: str, write: Writer, marks: tuple[str, ...], ambiguous: str, **mor
 FORMATS: tuple[Format, ...] = (
     Format("hermes", hermes, _COMMON),
     Format("interns1", interns1, (*_COMMON, "<|action_start|> <|plugin|>", "<|action_end|>")),
-    _raw("qwen3_coder", qwen3_coder, _QWEN_MARKS, r"</parameter>\s*(?:<parameter=|</function>|\Z)"),
+    _raw("qwen3_coder", qwen3_coder, _QWEN_MARKS, _QWEN),
     _raw("mimo", mimo, _QWEN_MARKS, r"(?!)"),
-    _raw("glm45", glm("\n"), _GLM_MARKS, r"</arg_value>\s*(?:<arg_key>|</tool_call>|\Z)"),
-    _raw("glm47", glm(""), _GLM_MARKS, r"</arg_value>\s*(?:<arg_key>|</tool_call>|\Z)"),
+    _raw("glm45", glm("\n"), _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
+    _raw("glm47", glm(""), _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
     _raw(
         "hunyuan",
         hunyuan,
         (*_GLM_MARKS, "<tool_sep>", "</tool_calls>"),
-        r"</arg_value>\s*(?:<arg_key>|</tool_call>|\Z)",
+        _values(*_GLM_TAGS, "</tool_call>"),
     ),
-    _raw(
-        "minimax-m2", _MINIMAX, _INVOKE_MARKS, r'</parameter>\s*(?:<parameter name="|</invoke>|\Z)'
-    ),
-    _raw("dots", _DOTS, _INVOKE_MARKS, r'</parameter>\s*(?:<parameter name="|</invoke>|\Z)'),
+    _raw("minimax-m2", _MINIMAX, _INVOKE_MARKS, _INVOKE),
+    _raw("dots", _DOTS, _INVOKE_MARKS, _INVOKE),
     _raw(
         "deepseekv32",
         dsml("DSML", "function_calls"),
         _DSML_MARKS,
-        r"</｜DSML｜parameter>\s*(?:<｜DSML｜parameter|</｜DSML｜invoke>|\Z)",
+        _DSML,
     ),
     _raw(
         "deepseekv4",
         dsml("DSML", "tool_calls"),
         _DSML_MARKS,
-        r"</｜DSML｜parameter>\s*(?:<｜DSML｜parameter|</｜DSML｜invoke>|\Z)",
+        _DSML,
     ),
     _raw("deepseekv41", dsml("DSML", " calls", " invoke", " parameter"), _DSML_MARKS, r"(?!)"),
     _raw("gigachat35", dsml("GCML", "tool_calls"), _DSML_MARKS, r"(?!)"),
@@ -568,9 +591,7 @@ FORMATS: tuple[Format, ...] = (
         (*_COMMON, "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>"),
     ),
     Format("cohere_command4", cohere, (*_COMMON, "<|START_ACTION|>", "<|END_ACTION|>")),
-    _raw(
-        "iquest_q1", iquest_q1, _GLM_MARKS, r"</arg_value>\s*(?:<arg_key>|</iquest_tool_call>|\Z)"
-    ),
+    _raw("iquest_q1", iquest_q1, _GLM_MARKS, _values(*_GLM_TAGS, "</iquest_tool_call>")),
     _raw("minicpm5", minicpm5, _QWEN_MARKS, r"(?!)"),
     _raw(
         "muse",
@@ -587,13 +608,13 @@ FORMATS: tuple[Format, ...] = (
         "k2_horizon",
         k2_horizon(told=False),
         _IFM_MARKS,
-        r"</ifm\|arg_value>\s*(?:<ifm\|arg_key>|</ifm\|tool_call>|\Z)",
+        _IFM,
     ),
     _raw(
         "k2_horizon",
         k2_horizon(told=True),
         _IFM_MARKS,
-        r"</ifm\|arg_value>\s*(?:<ifm\|arg_key>|</ifm\|tool_call>|\Z)",
+        _IFM,
     ),
     Format("k2_horizon", k2_horizon_json, (*_COMMON, *_IFM_MARKS)),
     _raw(

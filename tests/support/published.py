@@ -101,7 +101,7 @@ async def episode(
 
     async with serving(tokenizer, speak, **engine) as (embedded, served):
         agent = kind(
-            served=served,
+            model=served,
             policy=policy or CallPolicy(parallel_calls="first"),
             rollout_args={"verify": "off"},
         )

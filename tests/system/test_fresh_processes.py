@@ -73,39 +73,3 @@ def test_the_example_prints_what_the_readme_shows() -> None:
         [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert done.stdout == shown
-
-
-LEFT_OPEN = """
-from toolroll.rollout.adapters.trl import environment_class, environment_rows
-from toolroll.rollout.types import Environment, Observation, StepResult
-
-class Left(Environment):
-    tasks = [{}]
-    def reset(self, task, seed):
-        return Observation([{"role": "user", "content": "Hi."}])
-    def step(self, action):
-        return StepResult()
-    async def close(self):
-        print("closed", flush=True)
-"""
-
-
-def test_trl_s_environments_are_closed_when_the_process_ends(tmp_path: Path) -> None:
-    (tmp_path / "left_open.py").write_text(LEFT_OPEN)
-    program = """
-from left_open import Left, environment_class, environment_rows
-rows = environment_rows("left_open:Left")
-kept = environment_class("left_open:Left")()
-kept.reset(**rows[0])
-print("end", flush=True)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        cwd=tmp_path,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split().count("closed") == 3
-    assert done.stdout.endswith("end\nclosed\n")

@@ -49,7 +49,7 @@ async def play(tokenizer: Any, folder: Path) -> None:
     async with Model.from_args(args) as model:
         assert_type(model, Model)
         assert_type(model.template, ChatTemplate)
-        agent = TrainableToolCallingAgent(served=model, sampling_params={"max_new_tokens": 256})
+        agent = TrainableToolCallingAgent(model=model, sampling_params={"max_new_tokens": 256})
         result = await agent.asolve(Adder(), task=Task("sum", 0), session_id="s")
         short = tool_environment(tools=[], tasks=[{"prompt": "?"}], reward=lambda final: 1.0)
         await Runner(short, lambda: agent, RunSettings()).run(short.tasks("test"), show)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
-from toolroll.agents.loop.validation import MOST_BYTES
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_results import MOST_BYTES
 from toolroll.rollout.types import Tool
 
 DEFAULT_ROLLOUT_ARGS: Mapping[str, Any] = {
@@ -31,8 +31,9 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
     """A tool-calling agent. `tools_info` and `wiki` (the system message) are used if the
     environment has none of its own.
 
-    `model` and `provider` have no effect, but callers of slime's class pass them. `rollout_args`
-    contains the engine's address. `temperature` is used in the default sampling parameters.
+    `model`: a `Model` that several agents share. A name, as slime passes it, has no
+    effect, and `provider` has none. `rollout_args` contains the engine's address. `temperature` is
+    used in the default sampling parameters.
 
         args = {"engine_url": "http://127.0.0.1:30000", "hf_checkpoint": "Qwen/Qwen3-8B"}
         agent = TrainableToolCallingAgent(rollout_args=args)
@@ -47,14 +48,13 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
         self,
         tools_info: Sequence[Tool] = (),
         wiki: str = "",
-        model: str = "",
+        model: Model | str = "",
         provider: str = "",
         temperature: float = 0.0,
         rollout_args: Any = None,
         sampling_params: Mapping[str, Any] | None = None,
         *,
         policy: CallPolicy = ONE_CALL_A_TURN,
-        served: Model | None = None,
     ) -> None:
         self.tools_info = list(tools_info)
         self.wiki = wiki
@@ -68,8 +68,6 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
             else dict(sampling_params)
         )
         self.policy = policy
-        if served is not None:
-            self.served = served
 
 
 def agent_factory(
@@ -112,7 +110,7 @@ def agent_factory(
 _SETTINGS = ("agent_strategy", "model", "model_provider", "temperature")
 
 
-def make_agent(served: Model, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
+def make_agent(model: Model, settings: Mapping[str, Any]) -> TrainableToolCallingAgent:
     """Return the agent that `toolroll run` plays.
 
     `settings`: the fields of `CallPolicy`, `on_length`, `step_timeout`, `verify` and
@@ -123,7 +121,7 @@ def make_agent(served: Model, settings: Mapping[str, Any]) -> TrainableToolCalli
     verify = own.pop("verify", "sample")
     step_timeout = own.pop("step_timeout", None)
     args = {"verify": verify, "max_observation_bytes": own.pop("max_observation_bytes", MOST_BYTES)}
-    agent = TrainableToolCallingAgent(rollout_args=args, policy=CallPolicy(**own), served=served)
+    agent = TrainableToolCallingAgent(rollout_args=args, policy=CallPolicy(**own), model=model)
     agent.on_length = on_length
     agent.step_timeout = step_timeout
     return agent

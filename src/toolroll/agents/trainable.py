@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
-from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.hook_environment import (
     HookEnvironment,
@@ -45,13 +44,14 @@ from toolroll.agents.loop.published_hooks import (
     wrap_parse_tool,
 )
 from toolroll.agents.loop.result import build_result
-from toolroll.agents.loop.validation import check_messages
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation, DeltaHook
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_results import check_messages
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
@@ -99,7 +99,7 @@ class TrainableAgentMixin:
         await agent.aclose()
 
     `openai_adapter`: parses the replies in place of the model's parser, if it is set and not None
-    (see `create_openai_adapter`). `served`: a `Model` that several agents share. Without it, the
+    (see `create_openai_adapter`). `model`: a `Model` that several agents share. Without it, the
     agent opens its own from `rollout_args`, and closes its connections while no episode is running.
     `on_length`: what happens if `max_new_tokens` truncates a turn. "stop" ends the episode
     (TRUNCATED). "continue" adds the text that closes the turn (mask 0), and continues the episode.
@@ -113,13 +113,13 @@ class TrainableAgentMixin:
     rollout_args: Any = None
     sampling_params: Mapping[str, Any] | None = None
     policy: CallPolicy = ONE_CALL_A_TURN
-    served: Model | None = None
+    model: Model | str | None = None
     on_length: Literal["stop", "continue"] = "stop"
     step_timeout: float | None = None
     _adapter: Any = None
     _own_template: tuple[ChatTemplate, ChatTemplate] | None = None
     _bare_template: ChatTemplate | None = None
-    _opened: bool = False
+    _opened: Model | None = None
     _playing: int = 0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -128,8 +128,10 @@ class TrainableAgentMixin:
         if adapter is not TrainableAgentMixin.openai_adapter:
             cls._adapter = adapter
             cls.openai_adapter = TrainableAgentMixin.openai_adapter  # type: ignore[method-assign]
-        if "asolve" in vars(cls):
-            cls.asolve = with_episode_arguments(vars(cls)["asolve"])  # type: ignore[method-assign]
+        owner = next(base for base in cls.__mro__ if "asolve" in vars(base))
+        if owner is cls or not issubclass(owner, TrainableAgentMixin):  # another mixin may have one
+            asolve = with_episode_arguments(vars(owner)["asolve"])
+            cls.asolve = asolve  # type: ignore[method-assign]
 
     async def asolve(
         self,
@@ -155,15 +157,15 @@ class TrainableAgentMixin:
         task, seed, name = episode_arguments(self, task_index, task, seed, session_id)
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
         given = rollout_args if rollout_args is not None else self.rollout_args
-        served = self._open(given)
-        args = served.args if given is None and served.args is not None else read_args(given)
+        model = self._open(given)
+        args = model.args if given is None and model.args is not None else read_args(given)
         environment = as_environment(env, wiki=self.wiki, tools_info=self.tools_info)
         policy = self.policy.under(environment)
         runner = EnvironmentRunner(
             environment,
             task,
             seed,
-            served.run_in_thread,
+            model.run_in_thread,
             self.step_timeout,
             max_observation_bytes=args.max_observation_bytes,
         )
@@ -171,15 +173,15 @@ class TrainableAgentMixin:
         rules = Rules(
             policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
         )
-        state = SimpleNamespace(tokenizer=served.template.tokenizer, args=given)
-        begin = lambda tracker: self._begin(served, runner, tracker, name, args, policy, state)
+        state = SimpleNamespace(tokenizer=model.template.tokenizer, args=given)
+        begin = lambda tracker: self._begin(model, runner, tracker, name, args, policy, state)
         self._playing += 1
         try:
             played = await play(runner, begin, rules, session_id=name)
         finally:
             self._playing -= 1
-            if self._opened and self._playing == 0:  # published code never calls `aclose`
-                await served.engine.aclose()  # a later episode opens new connections
+            if model is self._opened and self._playing == 0:  # published code never calls `aclose`
+                await model.engine.aclose()  # a later episode opens new connections
         return self._finish(played)
 
     @property
@@ -200,28 +202,30 @@ class TrainableAgentMixin:
     # --- its parts --------------------------------------------------------------------------------
 
     def _open(self, rollout_args: Any) -> Model:
-        """Return `self.served`. If it is None, first open a model from `rollout_args`."""
-        if self.served is None:
-            self.served = Model.from_args(read_args(rollout_args))
-            self._opened = True
-            weakref.finalize(self, self.served.release)
-        return self.served
+        """Return `self.model`. If it is not a `Model`, open one from `rollout_args`, once."""
+        if isinstance(self.model, Model):
+            return self.model
+        if self._opened is None:
+            self._opened = Model.from_args(read_args(rollout_args))
+            weakref.finalize(self, self._opened.release)
+        return self._opened
 
     def _has_model(self) -> bool:
         """Return True if a model is open, or if `rollout_args` names one. It may be False only if a
         hook is called directly, outside an episode.
         """
-        return self.served is not None or read_args(self.rollout_args).hf_checkpoint is not None
+        opened = isinstance(self.model, Model) or self._opened is not None
+        return opened or read_args(self.rollout_args).hf_checkpoint is not None
 
     async def aclose(self) -> None:
         """Close the model if this agent opened it."""
-        if self.served is not None and self._opened:
-            await self.served.aclose()
-            self.served, self._opened = None, False
+        if self._opened is not None:
+            await self._opened.aclose()
+            self._opened = None
 
     async def _begin(
         self,
-        served: Model,
+        model: Model,
         runner: EnvironmentRunner,
         tracker: EpisodeTracker,
         session_id: str,
@@ -239,13 +243,13 @@ class TrainableAgentMixin:
         check_messages("_build_initial_messages", messages)
         parsers = self._has("_parse_tool"), self._has("openai_adapter"), self._adapter is not None
         return Conversation(
-            served,
+            model,
             messages,
             tools or self.tools_info,
             session_id=session_id,
-            template=self._template(served.template, policy),
+            template=self._template(model.template, policy),
             verify=args.verify,
-            generate=wrap_call_llm(served, self._call_llm) if self._has("_call_llm") else None,
+            generate=wrap_call_llm(model, self._call_llm) if self._has("_call_llm") else None,
             parse=wrap_parse_tool(self._parse_tool) if any(parsers) else None,
             prompt_hook=self._token_hook("_prepare_prompt_tokens", state, position=1),
             delta_hook=self._token_hook("_get_token_delta", state.tokenizer, position=0),
@@ -396,8 +400,8 @@ class TrainableAgentMixin:
         """
         own = self._direct_template(getattr(state, "tokenizer", None))
         template = self._template(own, self.policy) or own
-        served = proposed_ids()
-        ids = template.prompt(messages, self.tools_info) if served is None else served
+        proposed = proposed_ids()
+        ids = template.prompt(messages, self.tools_info) if proposed is None else proposed
         return template.encoder.decode(ids), ids
 
     def _get_token_delta(
@@ -417,9 +421,9 @@ class TrainableAgentMixin:
         episode, the method returns the ids that will be sent to the engine for the new messages,
         with mask 0.
         """
-        served = proposed_ids()
-        if served is not None:
-            return served, [0] * len(served)
+        proposed = proposed_ids()
+        if proposed is not None:
+            return proposed, [0] * len(proposed)
         template = self._direct_template(tokenizer)
         ids, mask = last_message_delta(template, messages, self.tools_info)
         start = 0 if include_generation_prompt or 1 not in mask else mask.index(1)

@@ -211,7 +211,7 @@ async def test_an_agent_with_its_own_call_llm_is_stopped_too(sample_type: Any) -
 
     async with serving(policy) as (engine, args):
         player = Player(args, read_settings(args))
-        player._episodes._make_agent = lambda model, settings: Calling(served=model)
+        player._episodes._make_agent = lambda model, settings: Calling(model=model)
         params = {"max_new_tokens": 256}
         asked = sample_type(prompt=0, index=0)
         [made] = await player.play(asked, params, stopped=lambda: stopped[0])
@@ -336,14 +336,14 @@ async def test_limits_and_the_collector_are_settings() -> None:
         vars(args).update(toolroll_step_timeout=7, toolroll_max_observation_bytes=50)
         player = Player(args, read_settings(args))
         await player.aclose()
-    found = [(*limits_of(one), one.served.args.pace_gc) for one in (by_default, player)]  # type: ignore[union-attr]
+    found = [(*limits_of(one), one.model.args.pace_gc) for one in (by_default, player)]  # type: ignore[union-attr]
     assert found == [(0.0, None, 1_000_000, True), (9.0, 7.0, 50, False)]
 
 
 def limits_of(player: Player) -> tuple[Any, ...]:
     """Return the limits of the player's engine and of the agents that it makes."""
-    agent = player._episodes._make_agent(player.served, agent_settings(player.settings))
-    engine = player.served.engine
+    agent = player._episodes._make_agent(player.model, agent_settings(player.settings))
+    engine = player.model.engine
     return (
         engine.config.engine_timeout,  # type: ignore[attr-defined]
         agent.step_timeout,

@@ -33,6 +33,7 @@ from support.worlds import ListedWorld
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import EmbeddedEngine, Reply
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
 
@@ -227,8 +228,8 @@ class Recording(TrainableToolCallingAgent):
             self.payloads = []
         payload = {name: value for name, value in payload.items() if name != self.without}
         if self.text:
-            assert self.served is not None
-            payload["text"] = self.served.template.encoder.decode(payload.pop("input_ids"))
+            assert isinstance(self.model, Model)
+            payload["text"] = self.model.template.encoder.decode(payload.pop("input_ids"))
         self.payloads.append(payload)
         return await super()._call_llm(url, payload)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tokens
 def _agent(
     served: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent
 ) -> TrainableToolCallingAgent:
-    return kind(served=served, sampling_params={"max_new_tokens": 64})
+    return kind(model=served, sampling_params={"max_new_tokens": 64})
 
 
 async def test_all_agents_share_the_template_that_asks_for_one_call_a_turn(tokenizer: Any) -> None:
@@ -41,13 +41,13 @@ class Polite(TrainableToolCallingAgent):
     """Rewrites the head in its own way."""
 
     def _reformulate_tool_call(self, text: str) -> str:
-        return text.replace("Be helpful.", f"Be polite, {self.model or 'please'}.")
+        return text.replace("Be helpful.", f"Be polite, {self.provider or 'please'}.")
 
 
 async def test_an_overridden_rewriting_is_its_agent_s_own_and_goes_with_it(tokenizer: Any) -> None:
     async with serving(tokenizer, lambda request: "Goodbye.") as (engine, served):
         agent = _agent(served, Polite)
-        agent.model = "you"
+        agent.provider = "you"
         result = await agent.asolve(ListedWorld(), task=Task("t", 0))
         other = await _agent(served, Polite).asolve(ListedWorld(), task=Task("t", 0))
         assert "Be polite, you." in result.prompt and "Be polite, please." in other.prompt

@@ -95,7 +95,7 @@ async def serving(
 
 
 def agent(served: Model, **fields: Any) -> TrainableToolCallingAgent:
-    made = TrainableToolCallingAgent(served=served, sampling_params={"max_new_tokens": 16})
+    made = TrainableToolCallingAgent(model=served, sampling_params={"max_new_tokens": 16})
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -197,7 +197,7 @@ class Meddler(TrainableToolCallingAgent):
 
 async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenizer: Any) -> None:
     async with serving(tokenizer, context_length=220) as served:
-        meddler = Meddler(served=served, sampling_params={"max_new_tokens": 16})
+        meddler = Meddler(model=served, sampling_params={"max_new_tokens": 16})
         result = await meddler.asolve(Talk(turns=50), task=TASK, max_num_steps=50)
     assert result.stop_reason is StopReason.CONTEXT_FULL
     assert result.metrics["token_mismatches/prompt_hook"] == 1
@@ -225,7 +225,7 @@ async def test_an_override_that_changes_nothing_changes_nothing(
 ) -> None:
     async with serving(tokenizer) as served:
         plain = await agent(served).asolve(Talk(turns=3), task=TASK, session_id="s")
-        other = await kind(served=served, sampling_params={"max_new_tokens": 16}).asolve(
+        other = await kind(model=served, sampling_params={"max_new_tokens": 16}).asolve(
             Talk(turns=3), task=TASK, session_id="s"
         )
     assert plain.tokens == other.tokens
@@ -243,7 +243,7 @@ async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> Non
             return dialogue
 
     async with serving(tokenizer) as served:
-        await Watcher(served=served, sampling_params={"max_new_tokens": 16}).asolve(
+        await Watcher(model=served, sampling_params={"max_new_tokens": 16}).asolve(
             Talk(), {"verify": "off"}, task=TASK
         )
     assert seen == ["off"]

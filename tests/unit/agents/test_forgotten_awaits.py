@@ -13,6 +13,7 @@ from support.worlds import ListedWorld
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StepResult, StopReason
 
@@ -72,8 +73,8 @@ class First(TrainableToolCallingAgent):
 
 class Engine(TrainableToolCallingAgent):
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
-        assert self.served is not None
-        return self.served.post(url, payload)
+        assert isinstance(self.model, Model)
+        return self.model.post(url, payload)
 
 
 class Parser(TrainableToolCallingAgent):
@@ -116,7 +117,7 @@ async def played(kind: type[TrainableToolCallingAgent]) -> InteractionResult:
     async with serving(
         load_embedded_tokenizer(), lambda request: LOOK if request.call == 0 else Reply("Bye.")
     ) as (_, served):
-        own = kind(served=served, policy=agent(served).policy, sampling_params=PARAMS)
+        own = kind(model=served, policy=agent(served).policy, sampling_params=PARAMS)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = await own.asolve(ListedWorld(tool_texts=("It is here.",)), task_index=0)
@@ -177,7 +178,7 @@ async def test_a_plain_step_that_returns_a_coroutine_must_be_awaited() -> None:
             return response
 
     async with serving(load_embedded_tokenizer(), lambda request: LOOK) as (_, served):
-        own = Reads(served=served, sampling_params=PARAMS)
+        own = Reads(model=served, sampling_params=PARAMS)
         with pytest.raises(UsageError, match=r"Wrapped.step is async.*`await env.step`"):
             await own.asolve(Wrapped(), task_index=0)
         gc.collect()

@@ -12,9 +12,9 @@ from support.worlds import TOOL
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.environments.gymnasium import GymStyleEnvironment, is_gym_style
-from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import script
 from toolroll.rollout.types import Action, StepResult, StopReason, Task

@@ -92,6 +92,27 @@ def test_a_call_that_blocks_the_event_loop_ends_at_its_limit(
     assert [episode.result.reward for episode in episodes] == [1.0, None, 1.0]
 
 
+def test_an_episode_beside_a_blocked_loop_names_the_blocking_environment() -> None:
+    """It waits for something that cannot come while the loop is blocked."""
+    waits: list[str] = []
+
+    async def act(method: str, task: Task) -> None:
+        if method == "step" and task.id == "t-1":
+            while "t-0" not in waits:
+                await asyncio.sleep(0)
+            forever()
+        if method == "step" and task.id == "t-0":
+            waits.append(task.id)
+            await asyncio.sleep(60)
+
+    factory = ScriptedFactory(lambda: AsyncScripted(act), count=2)
+    beside, blocking = run(play(factory, concurrency=2, step_timeout=0.3))
+    text = beside.result.info["error"]["message"]
+    assert "because another environment blocked the event loop (AsyncScripted of t-1)" in text
+    text = blocking.result.info["error"]["message"]
+    assert "AsyncScripted.step blocked the event loop beyond its time limit (talking.py" in text
+
+
 class Endless(Sequence[Any]):
     """A sequence whose end is never reached."""
 

@@ -13,13 +13,13 @@ from support.episodes import agent, call, judge, serving
 from support.talking import Scripted, ScriptedFactory, play
 from support.worlds import ListedWorld
 
-from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.openai_baseline import make_baseline
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
 from toolroll.rollout.runs.config import RunConfig
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
@@ -232,7 +232,7 @@ async def test_the_limit_is_a_setting_of_every_agent(tokenizer: Any) -> None:
             make_agent(served, settings),
             make_do_nothing(threads, settings),
             make_baseline(threads, baseline),
-            TrainableToolCallingAgent(served=served, rollout_args=given),
+            TrainableToolCallingAgent(model=served, rollout_args=given),
         ):
             result = await player.asolve(world, task=Task("t", 0))
             assert "max_observation_bytes (10)" in result.info["error"]["message"]

@@ -16,8 +16,8 @@ import pytest
 from support.episodes import call, judge, serving
 from support.patience import PATIENCE
 
-from toolroll.agents.environments.tau_actions import TauAction
 from toolroll.agents.environments.tau_bench.package import import_module
+from toolroll.agents.environments.tau_style import TauAction
 from toolroll.agents.trainable_agents import (
     TrainableAgentMixin,
     TrainableToolCallingAgent,
@@ -90,8 +90,8 @@ class PublishedAgent(TrainableToolCallingAgent):
         )
 
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
-        assert self.served is not None
-        return await self.served.post(url, payload)
+        assert isinstance(self.model, Model)
+        return await self.model.post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:
         parsed: dict[str, Any] = self.openai_adapter.parse_response_to_openai_format(response)
@@ -149,7 +149,7 @@ def agent_of(
         WIKI,
         rollout_args={"verify": "always"},
         sampling_params={"max_new_tokens": 200},
-        served=served,
+        model=served,
     )
     for name, value in more.items():
         setattr(agent, name, value)
@@ -433,7 +433,7 @@ async def test_an_environment_of_ours_under_published_hooks() -> None:
 
     desk = load_environment("desk")
     async with serving(load_embedded_tokenizer(), lambda request: Reply("Bye.")) as (_, served):
-        agent = PublishedAgent(served=served, sampling_params={"max_new_tokens": 20})
+        agent = PublishedAgent(model=served, sampling_params={"max_new_tokens": 20})
         agent.openai_adapter = create_openai_adapter(())
         result = await agent.asolve(
             desk.make(EnvironmentOptions()), task=desk.tasks("test")[0], max_num_steps=1
@@ -482,7 +482,7 @@ async def test_a_bare_mixin_makes_one_call_a_turn() -> None:
         lambda request: Reply(call("buy") if "!" in request.text else call("look") + call("buy")),
     ) as (_, served):
         agent = Bare()
-        agent.served = served
+        agent.model = served
         result = await agent.asolve(shop, rollout_args={"verify": "always"}, task_index=0)
     assert [action.name for action in shop.actions] == ["look", "buy"]
     assert result.reward == 1.0
@@ -537,8 +537,8 @@ class BlockingRequest(TrainableToolCallingAgent):
 
 class ReturnsAwaitable(TrainableToolCallingAgent):
     def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
-        assert self.served is not None
-        return self.served.post(url, payload)
+        assert isinstance(self.model, Model)
+        return self.model.post(url, payload)
 
 
 @pytest.mark.parametrize("kind", [BlockingRequest, ReturnsAwaitable])
@@ -613,11 +613,11 @@ async def test_an_agent_closes_only_a_model_that_it_opened() -> None:
     async with serving(load_embedded_tokenizer(), look_then_buy) as (engine, served):
         agent = agent_of(TrainableToolCallingAgent, served)
         await agent.aclose()
-        assert agent.served is served
+        assert agent.model is served
         own = TrainableToolCallingAgent(
             rollout_args={"engine_url": engine.url, "hf_checkpoint": "embedded"}
         )
         await own.asolve(Shop(), task_index=0, max_num_steps=1)
-        assert own.served is not None
+        assert own._opened is not None
         await own.aclose()
-        assert own.served is None
+        assert own._opened is None

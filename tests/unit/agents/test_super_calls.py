@@ -191,7 +191,7 @@ async def episode(
     env, task = (env, Task("3", 3)) if env is not None else make()
     async with serving(tokenizer(), policy) as (engine, served):
         agent = kind(TOOLS, WIKI, "m", "p", rollout_args={"verify": "always"})
-        agent.served = served
+        agent.model = served
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = await agent.asolve(
@@ -332,6 +332,29 @@ class Again(Signature):
         return await super().asolve(*args)
 
 
+class Published:
+    """Another mixin, which knows nothing of toolroll."""
+
+    async def asolve(
+        self,
+        env: Any,
+        rollout_args: Any,
+        sampling_params: Any,
+        task_index: Any = None,
+        steps: int = 30,
+    ) -> InteractionResult:
+        parent: Any = super()
+        return await parent.asolve(env, rollout_args, sampling_params, task_index, steps)
+
+
+class Mixed(Published, TrainableToolCallingAgent):  # type: ignore[misc]
+    """The mixin's `asolve` comes first."""
+
+
+class MixedAgain(Mixed):
+    """Inherits an `asolve` that was wrapped already."""
+
+
 class NextTask(Signature):
     async def asolve(  # type: ignore[override]
         self,
@@ -355,7 +378,7 @@ class WithPartner(TrainableToolCallingAgent):
         task_index: Any = None,
         steps: int = 30,
     ) -> InteractionResult:
-        partner = agent_of(TrainableToolCallingAgent, self.served)  # type: ignore[arg-type]
+        partner = agent_of(TrainableToolCallingAgent, self.model)  # type: ignore[arg-type]
         self.other = Listed()
         await partner.asolve(self.other, None, sampling_params)
         return await super().asolve(env, rollout_args, sampling_params, task_index, steps)
@@ -366,6 +389,8 @@ class WithPartner(TrainableToolCallingAgent):
     [
         (Signature, (Task("3", 3), 7)),
         (Again, (Task("3", 3), 7)),
+        (Mixed, (Task("3", 3), 7)),
+        (MixedAgain, (Task("3", 3), 7)),
         (WithPartner, (Task("3", 3), 7)),
         (NextTask, (Task("4", 4), 7)),
     ],
@@ -391,7 +416,7 @@ class BestOfTwo(Signature):
 async def test_only_the_first_of_two_episodes_in_asolve_has_the_session_of_the_run() -> None:
     env, agent = Listed(tool_texts=("It is here.",)), BestOfTwo(TOOLS, WIKI)
     async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, served):
-        agent.served = served
+        agent.model = served
         params = {"max_new_tokens": 200}
         run: Any = agent.asolve
         await run(env, None, params, 3, 1, task=Task("3", 3), seed=7, session_id="s")
@@ -451,7 +476,7 @@ async def test_hooks_called_directly_are_the_published_ones(opened: bool) -> Non
         agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine_url": served.url})
         agent.tokenizer, agent.url = tokenizer, served.url
         if opened:
-            agent.served = served
+            agent.model = served
         result = await agent.asolve(shop, None, None, 3)
         log = list(engine.log)
     assert agent.used == HOOKS

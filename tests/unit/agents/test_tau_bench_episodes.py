@@ -34,7 +34,7 @@ async def _played(
     factory: TauBenchFactory, task: Task, served: Model, users: OpenAIUsers
 ) -> InteractionResult:
     agent = TrainableToolCallingAgent(
-        served=served,
+        model=served,
         rollout_args={"verify": "off"},
         sampling_params={"max_new_tokens": 2048, "temperature": 0.0},
     )

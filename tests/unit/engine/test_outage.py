@@ -18,7 +18,6 @@ from support.http import completion, http_server, says
 from support.ponds import PondFactory, look
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
-from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
@@ -33,6 +32,7 @@ from toolroll.rollout.errors import (
 )
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.template import ChatTemplate

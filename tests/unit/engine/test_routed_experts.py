@@ -40,7 +40,7 @@ async def test_an_episodes_experts_cover_all_its_tokens_but_the_last(
             return_routed_experts=True,
         )
         async with Model.from_args(args) as served:
-            agent = TrainableToolCallingAgent(served=served, sampling_params={"max_new_tokens": 64})
+            agent = TrainableToolCallingAgent(model=served, sampling_params={"max_new_tokens": 64})
             result = await agent.asolve(
                 desk.make(EnvironmentOptions()), task=task, session_id="s", max_num_steps=3
             )

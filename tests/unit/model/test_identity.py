@@ -28,7 +28,7 @@ from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.identity import check_identity, probe_text
 from toolroll.rollout.model.model import Model, load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
-from toolroll.rollout.server.sampling import EngineCapabilities
+from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import (
     EmbeddedEngine,

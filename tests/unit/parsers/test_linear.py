@@ -16,6 +16,7 @@ from support.work import CountedText, Work
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.formats.hermes import HermesParser, InternParser
 from toolroll.parsers.formats.pythonic import PythonicParser
+from toolroll.parsers.formats.tags import TagParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
@@ -60,15 +61,17 @@ def work() -> Iterator[Work]:
         yield work
 
 
-def assert_linear(work: Work, read: Read, parser: ToolCallParser, lead: str, unit: str) -> None:
-    """Raise `AssertionError` if twice as much of `unit` after `lead` is more than twice the
-    work.
+def assert_linear(
+    work: Work, read: Read, parser: ToolCallParser, lead: str, unit: str, tail: str = ""
+) -> None:
+    """Raise `AssertionError` if twice as much of `unit` between `lead` and `tail` is more than
+    twice the work.
     """
-    read(parser, lead + unit)  # what is done once for all texts, like compiling patterns
+    read(parser, lead + unit + tail)  # what is done once for all texts, like compiling patterns
     found = []
     for size in SIZES:
         before = work.total
-        read(parser, CountedText(lead + unit * (size // min(len(unit), 5)), work))
+        read(parser, CountedText(lead + unit * (size // min(len(unit), 5)) + tail, work))
         found.append(work.total - before)
     for size, less, more in zip(SIZES, found, found[1:], strict=False):
         assert size < less < more <= 2.05 * less, (lead, unit, found)
@@ -85,6 +88,25 @@ def test_reading_is_linear(kind: type[ToolCallParser], work: Work) -> None:
     for lead in dict.fromkeys((opener, "x ")):
         for unit in UNITS:
             assert_linear(work, at_once, parser, lead, unit)
+
+
+TAGGED = [kind for kind in built_in_parsers() if issubclass(kind, TagParser)]
+
+
+@pytest.mark.parametrize("kind", TAGGED, ids=lambda kind: kind.name)
+def test_values_that_are_not_closed_are_linear_work(kind: type[TagParser], work: Work) -> None:
+    """Each value has its closing marker, or the tag that it swallowed, at the far end."""
+    shape = kind.shape
+
+    def parameter(key: str) -> str:
+        return f"{shape.key[0]}{key}{shape.key[1]}{shape.value[0]}"
+
+    start = f"{(shape.block or ('',))[0]}{shape.call[0]}f{shape.name_end[0]}"
+    end = f"{shape.value[1]}{shape.call[1]}"
+    inner = f"{shape.value[1]} x "
+    for unit in (parameter("a"), parameter("a b"), inner, parameter("a b") + inner):
+        for tail in (end, parameter("c") + end, inner + parameter("c") + end):
+            assert_linear(work, at_once, kind(), "", start + unit, tail)
 
 
 @KINDS

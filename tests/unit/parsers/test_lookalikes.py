@@ -37,6 +37,11 @@ INVOKE = '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>'
         ("llama3", 'Here: {"name": "get_time", "parameters": {}}', "get_time"),
         ("cohere_command4", '[{"tool_name": "get_time", "parameters": {}}]', "get_time"),
         ("pythonic", "I look.\nget_time(zone='x')", "get_time"),
+        ("hermes", "I `look`.\nget_time() \nIt waits.", "get_time"),
+        ("hermes", "[get_time(), 1]", "get_time"),
+        ("hermes", 'A `look`:\n``x``: {"name": "get_time", "arguments": {}}', "get_time"),
+        ("hermes", "functions.get_time {'zone': 1}", "get_time"),
+        ("hermes", "```get_time{}\n```", "get_time"),
         ("lfm2", "[get_time()]", "get_time"),
         ("plain", '{"name": "get_time", "arguments": {}}', "get_time"),
     ],
@@ -63,6 +68,11 @@ PROSE = (
     '<input name="grep"> is HTML, and to=somebody is a recipient.',
     "x = grep (y)\nprint(get_time)\nfunction.call(grep)\nsomething(grep=1)",
     '<function=unknown_tool>\n</function> {"name": "unknown_tool", "arguments": {}}',
+    "get_time() returns the time, and grep() finds text.",
+    "find . -name '*.py' -exec grep {} +",
+    "Write `<function=get_time>` or `get_time{}`, and then `{}`.",
+    'A call is `{"name": "get_time", "arguments": {}}`, or `to=get_time` before it.',
+    "x\n`get_time(zone='x')` and ``grep {q: 1}``\n` get_time()",
 )
 
 

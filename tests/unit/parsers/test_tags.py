@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -23,6 +24,65 @@ def test_a_value_that_is_not_closed_does_not_swallow_the_next_call() -> None:
     ).tool_calls
     assert (first.name, first.status) == ("f", CallStatus.INVALID_JSON)
     assert (second.arguments, second.status) == ({"y": 2}, CallStatus.OK)
+
+
+BOTH = [tool("f", {"x": {"type": "string"}, "y": {"type": "string"}}), *TOOLS[1:]]
+UNCLOSED_VALUES = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=x>\n1\n<parameter=y>\n2\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "mimo": "<tool_call>\n<function=f>\n<parameter=x>1<parameter=y>2</parameter>\n</function>\n"
+    "</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>1\n<arg_key>y</arg_key>\n"
+    "<arg_value>2</arg_value>\n</tool_call>",
+    "minimax-m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">1\n'
+    '<parameter name="y">2</parameter>\n</invoke>\n</minimax:tool_call>',
+    "deepseekv4": '<｜DSML｜tool_calls><｜DSML｜invoke name="f">'
+    '<｜DSML｜parameter name="x" string="true">1<｜DSML｜parameter name="y" string="true">2'
+    "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+    '<|open|>argument key="x" type="string"<|sep|>1<|open|>argument key="y" type="string"<|sep|>2'
+    "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+}
+
+
+@pytest.mark.parametrize("tools", [BOTH, TOOLS, None])
+@pytest.mark.parametrize("name", UNCLOSED_VALUES)
+def test_a_value_that_is_not_closed_does_not_swallow_the_next_parameter(
+    name: str, tools: Any
+) -> None:
+    text = f"{UNCLOSED_VALUES[name]}\n{UNCLOSED_VALUES[name]}"
+    calls = assert_same_in_pieces(
+        get_parser(name), text, tools=tools, in_reasoning=False
+    ).tool_calls
+    assert [(call.name, call.status) for call in calls] == [("f", CallStatus.INVALID_JSON)] * 2
+    assert "parameter x of f is not closed" in (calls[0].error or "")
+    assert "before the parameter y" in (calls[0].error or "")
+
+
+@pytest.mark.parametrize("name", UNCLOSED_VALUES)
+def test_a_control_token_that_starts_a_parameter_is_never_part_of_a_value(name: str) -> None:
+    text, parser = UNCLOSED_VALUES[name], get_parser(name)
+    tags = (*parser.shape.key, *parser.shape.value, *parser.markers)  # type: ignore[attr-defined]
+    tokens = re.compile(
+        "|".join(map(re.escape, sorted(filter(None, tags), key=len)[::-1])) + "|.|\n"
+    )
+    offsets = [match.span() for match in tokens.finditer(text)]
+    reply = get_parser(name, tags).parse(
+        text, ids=range(len(offsets)), offsets=offsets, tools=BOTH, in_reasoning=False
+    )
+    assert [(call.name, call.status) for call in reply.tool_calls] == [
+        ("f", CallStatus.INVALID_JSON)
+    ]
+
+
+def test_a_value_may_hold_a_whole_parameter() -> None:
+    value = "Write <parameter=y>2</parameter> here."
+    function = f"<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>"
+    text = f"<tool_call>\n{function}\n</tool_call>"
+    (call,) = assert_same_in_pieces(
+        get_parser("qwen3_coder"), text, tools=BOTH, in_reasoning=False
+    ).tool_calls
+    assert (call.arguments, call.error) == ({"x": value}, None)
 
 
 def test_a_broken_call_in_a_block_does_not_hide_the_others() -> None:

@@ -28,7 +28,7 @@ from toolroll import (
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.runs.environment_check import CheckResult, check
 from toolroll.rollout.runs.environment_class import EnvironmentClass
-from toolroll.rollout.runs.environment_player import EnvironmentPlayer
+from toolroll.rollout.runs.environment_recorder import EnvironmentRecorder
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
 
@@ -181,8 +181,6 @@ class BadReset(Adder):
 
 
 class BadMessage(Adder):
-    """Only the loop of real episodes looks at messages."""
-
     def reset(self, task: Task, seed: int) -> Observation:
         super().reset(task, seed)
         return Observation([{"role": "human", "content": "Hello."}])
@@ -255,17 +253,17 @@ BROKEN = [
     (BlockingPlain, "event loop", "a call of BlockingPlain blocks the event loop for 0.0"),
     (WrongSchema, "tool schemas", "add: parameters/properties/a/type: 'int' is not valid"),
     (RequiredButUnknown, "tool schemas", "add: 'c' is required and not among the properties"),
-    (Silent, "an episode", "no tool message for a call: its tool_call_id is missing"),
-    (BadReset, "an episode", "reset returned .* must return an Observation"),
+    (Silent, "an episode", "Silent.step returned no tool message for the call to add"),
+    (BadReset, "an episode", "BadReset.reset must return an Observation, not dict"),
     (BadMessage, "an episode", r"messages\[0\] must be a mapping with a role"),
-    (NotANumber, "an episode", "step returned the reward nan"),
+    (NotANumber, "an episode", "NotANumber.step gave the reward nan"),
     (BadClose, "close", "close failed: .*OSError: the socket is gone"),
-    (CloseBeforeReset, "close", "before reset: close failed: .*AttributeError"),
+    (CloseBeforeReset, "close", "before reset: CloseBeforeReset.close failed: AttributeError"),
     (Doubled, "tasks", "1 task ids are not unique, such as 'same'"),
     (Endless, "an episode", "step took more than 0.1 s"),
     (BadReference, "an episode", "KeyError: 'solution'"),
     (BadConstructor, "an episode", "KeyError: 'rooms'"),
-    (Exits, "an episode", r"step raised SystemExit\(3\)"),
+    (Exits, "an episode", r"Exits.step failed: SystemExit: 3 \("),
 ]
 
 
@@ -306,9 +304,10 @@ async def test_no_call_has_the_thread_of_the_one_before_it() -> None:
             return super().reset(task, seed)
 
     for _ in range(20):
-        player = EnvironmentPlayer(Noting(), 60.0)
+        task = Task("one", 0, data={"a": 1, "b": 2})
+        recorder = EnvironmentRecorder(Noting(), task, 0, 60.0)
         for _ in range(3):
-            await player.reset(Task("one", 0, data={"a": 1, "b": 2}), 0)
+            await recorder.start()
         assert idents[-3] != idents[-2] != idents[-1]
 
 
@@ -402,7 +401,7 @@ def test_an_error_in_a_function_is_reported_with_the_line_of_the_function(tmp_pa
     arguments = ["check-env", f"{tmp_path / 'cart.py'}:env"]
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
     assert (
-        "step failed: reward failed: AttributeError: 'Cart' object has no attribute 'item' "
+        "reward failed: AttributeError: 'Cart' object has no attribute 'item' "
         "(cart.py, line 19)" in done.stdout
     )
     assert "tool_environment.py" not in done.stdout

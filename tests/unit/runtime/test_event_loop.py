@@ -161,6 +161,6 @@ def test_serve_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve(*args: Any) -> None:
         kinds.append(await loop_kind())
 
-    monkeypatch.setattr("toolroll.rollout.server.serve.serve", serve)
+    monkeypatch.setattr("toolroll.rollout.server.http.serve.serve", serve)
     result = CliRunner().invoke(app, ["serve", "--model", "embedded"])
     assert (result.exit_code, kinds) == (0, [uvloop.Loop])

@@ -115,7 +115,7 @@ async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(
             raise kind
 
     async with serving(tokenizer, lambda request: "Fine.") as (_, served):
-        for agent in (Hooked(served=served), Silent(served)):
+        for agent in (Hooked(model=served), Silent(served)):
             env = Scripted(lambda name, task: None)
             result = await agent.asolve(env, task=Task("t", 0))
             assert (result.status, result.stop_reason) == (

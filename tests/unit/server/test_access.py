@@ -19,9 +19,10 @@ from support.endpoints import Bench, endpoint
 from support.memory import peak
 from yarl import URL
 
-from toolroll.rollout.server import EndpointSettings, received
+from toolroll.rollout.server import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.received import decode
+from toolroll.rollout.server.requests import received
+from toolroll.rollout.server.requests.received import decode
 from toolroll.rollout.testing import Fault, Reply, fault_at
 
 USER: Any = {"role": "user", "content": "Hi"}

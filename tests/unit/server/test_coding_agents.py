@@ -14,7 +14,7 @@ from support.qwen import tokenizer_for, trl_template
 from support.recorded_shapes import ClaudeCode, Codex
 from support.worlds import TOOL
 
-from toolroll.rollout.server.conversation_tree import NEW_ROOT
+from toolroll.rollout.server.conversation.conversation_tree import NEW_ROOT
 from toolroll.rollout.testing import PolicyRequest
 
 DROP: dict[str, Any] = {"server_tools": "drop"}

@@ -12,10 +12,10 @@ from support.endpoints import endpoint, streamed
 from support.episodes import call
 from support.worlds import TOOL
 
+from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.sampling import EngineCapabilities
-from toolroll.rollout.server.template_cache import TemplateCache
-from toolroll.rollout.server.tool_choice import strict_tag
+from toolroll.rollout.server.requests.sampling import EngineCapabilities
+from toolroll.rollout.server.requests.tool_choice import strict_tag
 from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}

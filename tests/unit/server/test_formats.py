@@ -15,7 +15,7 @@ from support.worlds import TOOL
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.in_process import ToolrollClient
-from toolroll.rollout.server.tool_choice import call_closer, call_grammar
+from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar
 
 USER: Any = {"role": "user", "content": "Hi"}
 

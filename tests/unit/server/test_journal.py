@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from toolroll.rollout.runtime import disk
-from toolroll.rollout.server import journal as journal_module
+from toolroll.rollout.server.disk import journal as journal_module
+from toolroll.rollout.server.disk.journal import Journal, read_lines
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.journal import Journal, read_lines
 
 
 def lines(path: Path) -> list[bytes]:

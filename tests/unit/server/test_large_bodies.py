@@ -13,10 +13,13 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.rollout.server import app, bodies, received, streaming
-from toolroll.rollout.server.conversation_tree import ConversationTree
-from toolroll.rollout.server.dialects import chat
-from toolroll.rollout.server.pending import request_key
+from toolroll.rollout.server import streaming
+from toolroll.rollout.server.answers import bodies
+from toolroll.rollout.server.conversation.conversation_tree import ConversationTree
+from toolroll.rollout.server.dialects import openai_chat as chat
+from toolroll.rollout.server.http import app
+from toolroll.rollout.server.requests import received
+from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.testing import Fault

@@ -18,7 +18,7 @@ from support.qwen import tokenizer_for, trl_template
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.server.conversation_tree import EDITED
+from toolroll.rollout.server.conversation.conversation_tree import EDITED
 from toolroll.rollout.testing import Fault, Reply
 
 

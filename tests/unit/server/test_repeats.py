@@ -8,16 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.worlds import TOOL
 
+from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.pending import request_key
-from toolroll.rollout.server.result import joined_ids
+from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -74,18 +72,6 @@ def test_a_retrys_key_depends_on_the_whole_body_and_not_on_the_order_of_keys() -
         *(request_key("chat", other) for other in changed),
     }
     assert len(keys) == len(changed) + 2
-
-
-def test_ids_as_json() -> None:
-    ids = load_embedded_tokenizer().encode("a b c")
-    array = np.array(ids, dtype=np.int32)
-    empty = array[:0]
-    assert json.loads(b"[" + joined_ids(array, empty, joined_ids(array[::2]), array) + b"]") == [
-        *ids,
-        *ids[::2],
-        *ids,
-    ]
-    assert joined_ids(empty, empty) == b""
 
 
 async def post(bench: Bench, messages: list[Any], **more: Any) -> Any:

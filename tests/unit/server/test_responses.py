@@ -23,8 +23,8 @@ from support.worlds import TOOL
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.server.conversation_tree import EDITED
-from toolroll.rollout.server.dialects.responses_items import read_items
+from toolroll.rollout.server.conversation.conversation_tree import EDITED
+from toolroll.rollout.server.dialects.openai_responses_items import read_items
 from toolroll.rollout.testing import Reply
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -77,6 +77,22 @@ async def test_a_stream_is_the_response_in_pieces(tokenizer: Any) -> None:
                 del item["id"]
                 item.pop("call_id", None)  # a second answer has other ids
         assert made == whole
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_encrypted_if_the_response_is_not_stored(
+    tokenizer: Any, stream: bool
+) -> None:
+    """Qwen Code sends reasoning back as a message if it has no `encrypted_content`."""
+    said = "<think>\nHm.\n</think>\n\nYes."
+    async with endpoint(tokenizer, lambda request: said) as bench:
+        for store in (True, False):
+            body = {**HELLO, "store": store}
+            if stream:
+                made = response_of(await events_of(bench, PATH, body))
+            else:
+                made = await ask(bench, body, path=PATH, stream=False)
+            assert (made["output"][0]["encrypted_content"] is None) == store
 
 
 async def test_a_piece_is_sent_before_the_rest_is_sampled(tokenizer: Any) -> None:

@@ -232,7 +232,7 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
     lines = [
         record.getMessage()
         for record in caplog.records
-        if record.name == "toolroll.rollout.server.app"
+        if record.name == "toolroll.rollout.server.http.app"
     ]
     expected = [
         "POST /sessions/s/v1/chat/completions 200 session=s",

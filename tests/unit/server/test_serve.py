@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.serve import serve
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.http.serve import serve
 
 
 def test_another_address_needs_a_key() -> None:
@@ -114,6 +114,6 @@ def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
     async def serve(args: RolloutArgs, *others: object) -> None:
         given.append(args)
 
-    monkeypatch.setattr("toolroll.rollout.server.serve.serve", serve)
+    monkeypatch.setattr("toolroll.rollout.server.http.serve.serve", serve)
     assert CliRunner().invoke(app, ["serve", "--model", "embedded", *flags]).exit_code == 0
     assert [(args.engine_timeout, args.pace_gc) for args in given] == [found]

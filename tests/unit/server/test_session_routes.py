@@ -11,8 +11,8 @@ from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.server import session_key
+from toolroll.rollout.server.http.openapi import DETAILS
 from toolroll.rollout.server.metrics import Metrics
-from toolroll.rollout.server.openapi import DETAILS
 from toolroll.rollout.testing import PolicyRequest
 
 USER: Any = {"role": "user", "content": "Hi"}

@@ -24,9 +24,9 @@ from toolroll.parsers.registry import built_in_parsers
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_options, parse_turn
+from toolroll.rollout.server.answers.result import Choice
+from toolroll.rollout.server.answers.stream_deltas import ChoiceStream, TextStream
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.result import Choice
-from toolroll.rollout.server.stream_deltas import ChoiceStream, TextStream
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import TokenSplitter, load_embedded_tokenizer

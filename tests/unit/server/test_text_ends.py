@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.server.completion_index import CompletionIndex
+from toolroll.rollout.server.conversation.completion_index import CompletionIndex
 from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template.encode import Encoder
@@ -65,9 +65,9 @@ def test_a_prompt_is_found_as_if_all_texts_were_compared(
         (node.stop for node, _ in fitting), reverse=True
     )
     for node in nodes:
-        path = found._session.path_ids(node)
+        path = found.session.path_ids(node)
         longest = found.before_ids(path)
-        assert longest is not None and np.array_equal(found._session.path_ids(longest), path)
+        assert longest is not None and np.array_equal(found.session.path_ids(longest), path)
         shorter = found.before_ids(path[:-1])
         assert shorter is None or shorter.stop < len(path)
 

@@ -15,14 +15,14 @@ from support.memory import kept
 from support.qwen import qwen3_tokenizer
 from support.worlds import TOOL
 
-from toolroll.rollout.server import conversation_tree
-from toolroll.rollout.server.conversation_tree import (
+from toolroll.rollout.server.answers.result import CompletionResult
+from toolroll.rollout.server.conversation import conversation_tree
+from toolroll.rollout.server.conversation.conversation_tree import (
     EDITED,
     NEW_ROOT,
     SWITCHES_CHANGED,
     ConversationTree,
 )
-from toolroll.rollout.server.result import CompletionResult
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.cursor import TOOLS_CHANGED

@@ -6,7 +6,7 @@ import asyncio
 
 from support.patience import PATIENCE
 
-from toolroll.rollout.server.pending import PendingRequest, PendingRequests
+from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests
 
 
 async def test_a_work_that_is_cancelled_before_it_begins_wakes_those_who_follow_it() -> None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.loop.validation import checked_reward
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import (
     ContextOverflowError,
@@ -24,6 +22,8 @@ from toolroll.rollout.errors import (
     describe,
 )
 from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runs.environment_results import checked_reward
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.types import Status, StepResult, StopReason, status_of
 
 

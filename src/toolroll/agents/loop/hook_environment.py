@@ -23,9 +23,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from toolroll.agents.loop.call_policy import reject_action
-from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.hook_value import hook_value, run_hook
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.types import (
     Action,
     Environment,

@@ -17,7 +17,6 @@ from operator import index
 from typing import Any
 
 from toolroll.agents.loop.hook_value import hook_value, reading, run_hook
-from toolroll.agents.loop.validation import checked_reward
 from toolroll.parsers.openai import (
     OpenAICompatibleToolCallAdapter,
     from_openai,
@@ -27,6 +26,7 @@ from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_results import checked_reward
 from toolroll.rollout.types import (
     Completion,
     GenerateRequest,
@@ -99,7 +99,7 @@ def _asked_of(agent: Any) -> dict[str, Any]:
 
 
 def wrap_call_llm(
-    served: Model, call_llm: CallHook
+    model: Model, call_llm: CallHook
 ) -> Callable[[GenerateRequest], Awaitable[Completion]]:
     """Return a function that samples by calling `call_llm`, an overridden `_call_llm`. The response
     is checked like a response of the engine.
@@ -111,11 +111,11 @@ def wrap_call_llm(
             "sampling_params": dict(request.sampling_params),
             "return_logprob": request.return_logprob,
         }
-        body: Any = await run_hook(call_llm, f"{served.url}/generate", payload)
+        body: Any = await run_hook(call_llm, f"{model.url}/generate", payload)
         if inspect.isawaitable(body) and not inspect.iscoroutinefunction(call_llm):
             body = await body
         body = hook_value("_call_llm", body)
-        info = await served.engine.model_info()
+        info = await model.engine.model_info()
         return parse_completion(body, request, vocab_size=info.sampled_limit)
 
     return generate

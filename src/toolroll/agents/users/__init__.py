@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from toolroll.agents.users.config import UserConfig
-from toolroll.agents.users.openai_user import CallTool, OpenAIUser, OpenAIUsers
-from toolroll.agents.users.scripted import ScriptedUser
-from toolroll.agents.users.stop import STOP_MARKER, checked_line, is_stop, visible_text
+from toolroll.agents.users.openai_user import CallTool, OpenAIUser, OpenAIUsers, UserConfig
+from toolroll.agents.users.scripted import (
+    STOP_MARKER,
+    ScriptedUser,
+    checked_line,
+    is_stop,
+    visible_text,
+)
 
 
 def openai_users(**settings: Any) -> OpenAIUsers:

@@ -6,7 +6,9 @@ lists.
 
 Invariants: a value ends at the first closing marker that is followed by another parameter or by the
 end of the call. So a value may contain the format's own tags. The search for this marker stops
-where the call and its block end, so a value that is never closed does not hide the next call.
+where the call and its block end, so a value that is never closed does not hide the next call. If a
+value contains the start tag of a parameter but not its end tag, the value was probably never
+closed, so the call is unreadable.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from toolroll.parsers.reading.values import guessed, typed
 from toolroll.parsers.types import ToolCall
 
 _NO_NAME = re.compile(r"""[{}"'<>\n]""")
+_KEY = r"([\w.\-]{1,100}+)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class TagParser(BlockParser):
     _call_ends: ClassVar[tuple[str, ...]]
     _name_guards: ClassVar[tuple[str, ...]]
     _ways_out: ClassVar[tuple[str, ...]]
+    _start_tag: ClassVar[re.Pattern[str]]
 
     def __init_subclass__(cls) -> None:
         shape = cls.shape
@@ -85,6 +89,7 @@ class TagParser(BlockParser):
         cls._ways_out = ()
         if shape.block is not None:
             cls._ways_out = tuple(f"{shape.call[1]}{gap}{shape.block[1]}" for gap in ("", "\n"))
+        cls._start_tag = re.compile(_start_tag(shape))
         super().__init_subclass__()
         cls.beside = ((shape.call[0],), (shape.key[0],))
 
@@ -165,11 +170,18 @@ class TagParser(BlockParser):
                 raise Broken(f"expected {shape.value[0]} after the parameter {key} of {name}", name)
             at += len(shape.value[0])
         exact = tuple(marker for marker in (shape.block or shape.call) if source.exact(marker))
-        end = yield from source.closing(
+        end, inner = yield from source.closing(
             at, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out)
         )
         if end < 0:
             raise Broken(f"the parameter {key} of {name} is not closed with {shape.value[1]}", name)
+        following = source.group_between(self._start_tag, shape.key[0], inner, end)
+        if following:
+            raise Broken(
+                f"the parameter {key} of {name} is not closed with {shape.value[1]} before the "
+                f"parameter {following}",
+                name,
+            )
         try:
             found[key] = self.value(source.text[at:end], schema, is_string=is_string)
         except ValueError as error:
@@ -223,3 +235,11 @@ class TagParser(BlockParser):
             return text
         bare = text.strip()
         return decode(bare) if bare[:1] in ("'", '"') else guessed(bare)
+
+
+def _start_tag(shape: Shape) -> str:
+    """Return a pattern for the start of a parameter up to its value. Its group is the key."""
+    first, last = map(re.escape, shape.key)
+    attribute = rf'(?:{re.escape(shape.typed_by[0])}[^"\n]{{0,20}})?' if shape.typed_by else ""
+    following = "|".join(re.escape(marks[0]) for marks in (shape.kind, shape.value) if marks)
+    return rf"{first}{_KEY}{attribute}{last}(?=\s*+(?:{following}))"

@@ -1,8 +1,9 @@
 """Find text that looks like a call of an offered tool, although the format does not count it as a
 call: the outer marker is missing or misspelled, or the call is written in another format.
 
-Invariants: such text stays content, and only names of offered tools count, so prose about a format
-is rarely found. The time is linear in the length of the text.
+Invariants: such text stays content, and only names of offered tools count. Text between backticks
+on one line is a quotation, so prose about a format is rarely found. The time is linear in the
+length of the text.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ _AS_JSON = (
 _AS_TAG = (
     rf"<[^<>=\n]{{0,40}}?(?:function|invoke|tool|call)[^<>=\n]{{0,20}}=\s*+[\"']?(?P<tag>{_NAME})"
 )
-_AS_PYTHON = rf"(?m:^)[ \t]*+\[?(?P<python>{_NAME})\(\s*+(?:\)|\w{{1,60}}+\s*+=[^=])"
-_BEFORE_OBJECT = (
-    rf"(?<![\w.\-/])(?P<object>{_NAME})(?::\d++)?\s*+"
-    r"(?:<[^<>\n]{1,40}>\s*+|\[[A-Z_]{1,20}\]\s*+|```(?:json)?\s*+)?"
-    rf"\{{\s*+(?:{_KEY}|\}})"
+# After `name()` without a bracket before it, the line must end: "name() returns ..." is prose.
+_AS_PYTHON = (
+    rf"(?m:^)[ \t]*+(?P<bracket>\[)?(?P<python>{_NAME})"
+    r"\(\s*+(?:\w{1,60}+\s*+=[^=]|\)(?(bracket)|[ \t]*+(?m:$)))"
 )
+_MARKER = r"\s*+(?:<[^<>\n]{1,40}>|\[[A-Z_]{1,20}\]|```(?:json)?)\s*+"
+# A space before an empty object is prose or a command, as in `find . -exec grep {} +`.
+_BEFORE_OBJECT = (
+    rf"(?<![\w.\-/])(?P<object>{_NAME})(?::\d++)?"
+    rf"(?:(?:{_MARKER})?\{{\s*+\}}|(?:{_MARKER}|\s*+)\{{\s*+{_KEY})"
+)
+_BACKTICKS = re.compile("(?<!`)`{1,2}(?!`)")  # three start a block of code
 Beside = tuple[tuple[str, ...], tuple[str, ...]]
 """A format's own markers that precede the name of a tool, and those that follow it."""
 
@@ -36,10 +43,14 @@ def lookalikes(text: str, beside: Beside, names: Collection[str]) -> Iterator[To
     """Yield the parts of `text` that look like calls of tools in `names`."""
     if not names:
         return
+    quoted, position = False, 0
     for match in _pattern(beside).finditer(text):
+        _, line_break, line = text[position : match.start()].rpartition("\n")
+        quoted = (len(_BACKTICKS.findall(line)) + (quoted and not line_break)) % 2 == 1
+        position = match.start()
         written = match[match.lastgroup or 0]
         name = written if written in names else written.removeprefix("functions.")
-        if name in names:
+        if name in names and not quoted:
             yield lookalike(match.group(), name)
 
 

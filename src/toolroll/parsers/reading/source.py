@@ -39,6 +39,8 @@ class Source:
         self._starts: list[int] | None = None
         self._stops: list[int] = []
         self._absent: dict[object, int] = {}
+        self._closed: dict[object, tuple[int, int, int]] = {}
+        self._groups: dict[object, tuple[int, int, str]] = {}
 
     def feed(self, text: str, offsets: Sequence[Span] | None) -> None:
         """Append `text`. `offsets`: for each token of `text`, its character range `[start, stop)`
@@ -202,27 +204,46 @@ class Source:
 
     def closing(
         self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()
-    ) -> Steps[int]:
+    ) -> Steps[Span]:
         """Return the position of the first `close` that is followed by one of `followers`, after
-        optional white space. Return -1 if there is none before the next of `stops`.
+        optional white space, and the end of the last `close` before it that is not (`start` if
+        there is none). Return (-1, -1) if there is none before the next of `stops`.
 
         The follower is required because a value may contain the format's own tags. If `close` is
         recognized by its control token, no follower is required.
         """
         key = (close, followers, stops)
         if self.is_absent(key, start):
-            return -1
-        at = start
+            return -1, -1
+        first, end, inner = self._closed.get(key, (0, -1, 0))
+        if first <= start <= end:  # an earlier search has been here
+            return end, max(start, inner)
+        at = inner = start
         while True:
             at, marker = yield from self.until(at, (close, *stops))
             if marker != close:
                 if not marker:
                     self.set_absent(key, start)
-                return -1
+                return -1, -1
             following = yield from self.skip(at + len(close))
             if self.exact(close) or (yield from self.starts(following, *followers)):
-                return at
-            at += len(close)
+                self._closed[key] = start, at, inner
+                return at, inner
+            at = inner = at + len(close)
+
+    def group_between(self, pattern: re.Pattern[str], marker: str, start: int, stop: int) -> str:
+        """Return the group of the first match of `pattern` in the text from `start` to `stop`, or
+        "". The match starts with `marker`, which must be real (see `is_control_token`).
+        """
+        first, end, group = self._groups.get((pattern, stop), (0, -1, ""))
+        if first <= start <= end:  # an earlier search has been here
+            return group
+        match = pattern.search(self.text, start, stop)
+        while match is not None and not self.is_control_token(marker, match.start()):
+            match = pattern.search(self.text, match.end(), stop)
+        end, group = (stop, "") if match is None else (match.start(), match[1])
+        self._groups[pattern, stop] = start, end, group
+        return group
 
     def rest(self) -> Steps[int]:
         """Wait until the text ends. Return the position of its end."""

@@ -22,7 +22,7 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.RLock()  # a finalizer may run while it is held
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -49,16 +49,6 @@ class Background:
                 tasks[0].exception()  # retrieved, so that asyncio does not log it
             raise
         return tasks[0].result()
-
-    def finish(self, coroutine: Coroutine[Any, Any, object]) -> None:
-        """Run `coroutine` to its end. Finalizers call this method, and the garbage collector may
-        run a finalizer in the loop's own thread, where waiting would block the loop. In that
-        thread, the method only starts the coroutine.
-        """
-        if threading.current_thread() is self._thread:
-            asyncio.run_coroutine_threadsafe(coroutine, self._started())
-        else:
-            self.run(coroutine)
 
     def close(self) -> None:
         """End the thread. A later `run` starts another thread."""

@@ -23,7 +23,7 @@ from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.runs.usage_errors import named
 from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.event_loop import run
-from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
 
 M = TypeVar("M", bound=BaseModel)
 console = Console()
@@ -112,7 +112,7 @@ def _serve(**options: Any) -> None:
 
     Example: toolroll serve --model Qwen/Qwen3-8B --engine http://127.0.0.1:30000
     """
-    from toolroll.rollout.server.serve import serve as serve_endpoint
+    from toolroll.rollout.server.http.serve import serve as serve_endpoint
 
     own = {**options, "pace_gc": not options["no_gc"], "verify": None}  # it is the endpoint's
     args = _valid(_ServeArgs, own)

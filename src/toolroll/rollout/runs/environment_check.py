@@ -20,10 +20,10 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import UsageError, error_in, message_of
+from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, error_in, message_of
 from toolroll.rollout.runs.do_nothing import LeavingUser, do_nothing_runner
 from toolroll.rollout.runs.environment_file import error_line
-from toolroll.rollout.runs.environment_player import BrokenError, EnvironmentPlayer
+from toolroll.rollout.runs.environment_recorder import EnvironmentRecorder
 from toolroll.rollout.runs.runner import RunSettings
 from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
 from toolroll.rollout.runtime.jsonable import shown
@@ -93,8 +93,8 @@ class _Checks:
         self.time_limit = time_limit
         self.tasks = tasks
         self.options = EnvironmentOptions()
-        self.played: list[list[EnvironmentPlayer]] = []
-        """For each of two episodes, one player for each time that the episode was played."""
+        self.played: list[list[EnvironmentRecorder]] = []
+        """For each of two episodes, one recorder for each time that the episode was played."""
         self.results: list[CheckResult] = []
         self.close_error = ""
 
@@ -125,7 +125,7 @@ class _Checks:
             self._add(name, "ok", await function())
         except _NotApplicableError as error:
             self._add(name, "not applicable", str(error))
-        except (_FailedError, BrokenError, UsageError) as error:
+        except (_FailedError, ToolrollError) as error:
             self._add(name, "failed", message_of(error))
         except Exception as error:  # noqa: BLE001 - a third-party factory may raise anything
             self._add(name, "failed", error_line(error))
@@ -158,9 +158,7 @@ class _Checks:
         return f"{len(first)} in the split {split}"
 
     async def _episode(self) -> str:
-        """Play two episodes step by step. Then play one episode with the do-nothing agent, because
-        an agent's loop also validates the environment's results.
-        """
+        """Play two episodes step by step, and one with the do-nothing agent."""
         await self._find_options()
         self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
         limits = {"step_timeout": self.time_limit}
@@ -174,8 +172,8 @@ class _Checks:
         tools = [tool for one in self.played for tool in one[0].tools]
         if not tools:
             raise _NotApplicableError("there are no tools")
-        for player in self.played:
-            names = [_checked_tool(tool) for tool in player[0].tools]
+        for recorders in self.played:
+            names = [_checked_tool(tool) for tool in recorders[0].tools]
             doubled = [name for name, count in Counter(names).items() if count > 1]
             if doubled:
                 raise _FailedError(f"two tools are named {doubled[0]!r}")
@@ -195,46 +193,47 @@ class _Checks:
     async def _at_once(self) -> str:
         if self._failed("same seed, same episode"):
             raise _NotApplicableError("not checked: one episode alone is not reproducible")
-        pair = self._pair()
-        players = [self._player() for _ in pair]
+        recorders = [self._recorder(task, seed) for task, seed in self._pair()]
         try:
-            for player, (task, seed) in zip(players, pair, strict=True):
-                await player.reset(task, seed)
-            waiting = [self._actions(p, task) for p, (task, _) in zip(players, pair, strict=True)]
+            for recorder in recorders:
+                await recorder.start()
+            waiting = [self._actions(recorder) for recorder in recorders]
             while any(waiting):
-                for player, actions in zip(players, waiting, strict=True):
-                    if actions and not player.done:
-                        await player.step(actions.pop(0))
+                for recorder, actions in zip(recorders, waiting, strict=True):
+                    if actions and not recorder.done:
+                        await recorder.execute(actions.pop(0))
                     else:
                         actions.clear()
         finally:
-            for player in players:
-                await self._end(player)
-        for (task, _), player, alone in zip(pair, players, self.played, strict=True):
-            where = _difference(alone[0], player, ("alone", "with another episode"))
+            for recorder in recorders:
+                await self._end(recorder)
+        for recorder, alone in zip(recorders, self.played, strict=True):
+            where = _difference(alone[0], recorder, ("alone", "with another episode"))
             if where:
-                raise _FailedError(f"task {task.id} changes if another episode runs: {where}")
-            alone.append(player)
+                raise _FailedError(
+                    f"task {recorder.task.id} changes if another episode runs: {where}"
+                )
+            alone.append(recorder)
         return "stepped alternately; each is the same as when it runs alone"
 
     async def _references(self) -> str:
-        given = [(task, self.factory.reference(task)) for task in self.tasks]
-        known = [(task, list(actions)) for task, actions in given if actions is not None]
-        if not known:
+        references = [(task, self.factory.reference(task)) for task in self.tasks]
+        solved = [(task, list(actions)) for task, actions in references if actions is not None]
+        if not solved:
             raise _NotApplicableError("the environment has no reference actions")
         wrong = []
-        for task, actions in known:
-            player = await self._play(task, 0, [*actions, _FAREWELL])
-            if player.reward != 1.0:
-                wrong.append(f"{task.id}: {shown(player.reward)}{_first_error(player)}")
+        for task, actions in solved:
+            recorder = await self._play(task, 0, [*actions, _FAREWELL])
+            if recorder.reward != 1.0:
+                wrong.append(f"{task.id}: {shown(recorder.reward)}{_first_error(recorder)}")
         if wrong and self.options.user is not None:
             raise _NotApplicableError(
-                f"{len(wrong)} of {len(known)} need a user who answers; this check has none"
+                f"{len(wrong)} of {len(solved)} need a user who answers; this check has none"
             )
         if wrong:
             some = ", ".join(wrong[:3])
-            raise _FailedError(f"{len(wrong)} of {len(known)} do not earn 1.0: {some}")
-        return f"{len(known)} of {len(known)} earn 1.0"
+            raise _FailedError(f"{len(wrong)} of {len(solved)} do not earn 1.0: {some}")
+        return f"{len(solved)} of {len(solved)} earn 1.0"
 
     async def _wrong_arguments(self) -> str:
         tools = list(self.played[0][0].tools)[:_MOST_TOOLS]
@@ -244,10 +243,10 @@ class _Checks:
         for what, call in calls:
             try:
                 await self._play(self.tasks[0], 0, [Action("", (call,))])
-            except BrokenError as error:
-                given = orjson.dumps(call.arguments).decode()
+            except RolloutError as error:
+                arguments = orjson.dumps(call.arguments).decode()
                 advice = "" if "ActionError" in str(error) else f"; {_ADVICE}"
-                raise _FailedError(f"{what}, {call.name}({given}): {error}{advice}") from error
+                raise _FailedError(f"{what}, {call.name}({arguments}): {error}{advice}") from error
         return f"{len(calls)} calls, each answered"
 
     async def _event_loop(self) -> str:
@@ -269,19 +268,17 @@ class _Checks:
         """
         if self.close_error:
             raise _FailedError(self.close_error)
-        player = self._player()
-        try:
-            await player.close()
-        except BrokenError as error:
-            raise _FailedError(f"before reset: {error}") from error
+        error = await self._recorder(self.tasks[0], 0).close()
+        if error is not None:
+            raise _FailedError(f"before reset: {message_of(error)}")
         return "after an episode, and before reset"
 
     async def _time(self) -> str:
-        plays = [player for one in self.played for player in one]
-        resets = [player.seconds[0] for player in plays]
-        steps = [seconds for player in plays for seconds in player.seconds[1:-1]]
-        said = f"reset {_duration(median(resets))}"
-        return f"{said}, step {_duration(median(steps))} (median)" if steps else said
+        recorders = [recorder for group in self.played for recorder in group]
+        resets = [recorder.durations[0] for recorder in recorders]
+        steps = [seconds for recorder in recorders for seconds in recorder.durations[1:-1]]
+        text = f"reset {_duration(median(resets))}"
+        return f"{text}, step {_duration(median(steps))} (median)" if steps else text
 
     # --- playing ----------------------------------------------------------------------------------
 
@@ -289,8 +286,8 @@ class _Checks:
         """Return two episodes: of two tasks, or of one task with two seeds."""
         return [(self.tasks[0], 1), (self.tasks[1 % len(self.tasks)], 2)]
 
-    def _player(self) -> EnvironmentPlayer:
-        return EnvironmentPlayer(self.factory.make(self.options), self.time_limit)
+    def _recorder(self, task: Task, seed: int) -> EnvironmentRecorder:
+        return EnvironmentRecorder(self.factory.make(self.options), task, seed, self.time_limit)
 
     async def _find_options(self) -> None:
         """If the environment raises `UsageError` without a simulated user, add a user to the
@@ -303,46 +300,45 @@ class _Checks:
 
     async def _play(
         self, task: Task, seed: int, actions: Sequence[Action] | None = None
-    ) -> EnvironmentPlayer:
-        player = self._player()
+    ) -> EnvironmentRecorder:
+        recorder = self._recorder(task, seed)
         try:
-            await player.reset(task, seed)
-            for action in self._actions(player, task) if actions is None else actions:
-                if not player.done:
-                    await player.step(action)
+            await recorder.start()
+            for action in self._actions(recorder) if actions is None else actions:
+                if not recorder.done:
+                    await recorder.execute(action)
         finally:
-            await self._end(player)
-        return player
+            await self._end(recorder)
+        return recorder
 
-    async def _end(self, player: EnvironmentPlayer) -> None:
+    async def _end(self, recorder: EnvironmentRecorder) -> None:
         """Close the environment. If this fails, keep the error for the check "close"."""
-        try:
-            await player.close()
-        except BrokenError as error:
-            self.close_error = str(error)
+        error = await recorder.close()
+        if error is not None:
+            self.close_error = message_of(error)
 
-    def _actions(self, player: EnvironmentPlayer, task: Task) -> list[Action]:
+    def _actions(self, recorder: EnvironmentRecorder) -> list[Action]:
         """Return the task's reference actions and a farewell. If the task has no reference, return
         one call of each tool (at most `_MOST_TOOLS`) and a farewell.
         """
-        known = self.factory.reference(task)
-        if known is not None:
-            return [*known, _FAREWELL]
+        reference = self.factory.reference(recorder.task)
+        if reference is not None:
+            return [*reference, _FAREWELL]
         calls = [
             ToolCall(function["name"], example_arguments(function.get("parameters") or {}), "")
-            for tool in player.tools[:_MOST_TOOLS]
-            if isinstance(function := tool.get("function"), Mapping) and "name" in function
+            for tool in recorder.tools[:_MOST_TOOLS]
+            for function in [tool["function"]]
         ]
         return [*(Action("", (call,)) for call in calls), _FAREWELL]
 
 
 def _checked_tool(tool: Tool) -> str:
     """Return the name of `tool`. Raise `_FailedError` if `tool` is not in OpenAI's format."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, Mapping):
+    function = tool["function"]
+    if tool.get("type") != "function":
         raise _FailedError(f'a tool must be {{"type": "function", "function": ...}}: {shown(tool)}')
-    name = function.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    name: str = function["name"]
+    if not _NAME.fullmatch(name):
         raise _FailedError(f"{shown(name)} cannot be the name of a tool")
     schema = function.get("parameters", {"type": "object"})
     try:
@@ -358,7 +354,7 @@ def _checked_tool(tool: Tool) -> str:
     return name
 
 
-def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer, when: tuple[str, str]) -> str:
+def _difference(one: EnvironmentRecorder, other: EnvironmentRecorder, when: tuple[str, str]) -> str:
     """Return a message about the first difference between two transcripts, or "". `when`: how the
     message refers to each transcript.
     """
@@ -373,9 +369,9 @@ def _difference(one: EnvironmentPlayer, other: EnvironmentPlayer, when: tuple[st
     return ""
 
 
-def _first_error(player: EnvironmentPlayer) -> str:
+def _first_error(recorder: EnvironmentRecorder) -> str:
     """Return the first error message in the transcript, in parentheses, or "" if there is none."""
-    for entry in player.transcript[1:]:
+    for entry in recorder.transcript[1:]:
         if "error" in entry:
             return f" ({entry['error']})"
         for message in entry["messages"]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -37,11 +38,21 @@ class LoopBlocked(BaseException):
 _deadlines: dict[asyncio.Task[Any] | None, Deadline] = {}
 """The tasks of third-party code that have not ended."""
 
+_interrupted: deque[tuple[float, asyncio.Task[Any]]] = deque(maxlen=1)
+"""When code was last interrupted, on the event loop's clock, and its task."""
+
 
 def watch(task: asyncio.Task[Any]) -> None:
     """Apply the time limits of the running task to `task` even if it blocks the event loop."""
     _deadlines[task] = current_deadline()
     task.add_done_callback(_deadlines.pop)
+
+
+def blocker_since(start: float) -> asyncio.Task[Any] | None:
+    """Return the task that was interrupted last, if that was after `start`, a time on the event
+    loop's clock. No time limit could be kept while it blocked the loop.
+    """
+    return next((task for when, task in _interrupted if when >= start), None)
 
 
 @contextmanager
@@ -80,7 +91,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs
         return
-    if task in _deadlines and _is_over(_deadlines[task]):
+    if task is not None and task in _deadlines and _is_over(_deadlines[task]):
+        _interrupted.append((monotonic(), task))
         raise LoopBlocked
 
 

@@ -11,19 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from toolroll.rollout.server.access import session_key
-    from toolroll.rollout.server.app import SESSION_HEADER, EndpointServer
-    from toolroll.rollout.server.config import EndpointSettings
     from toolroll.rollout.server.endpoint import Endpoint
+    from toolroll.rollout.server.endpoint_settings import EndpointSettings
     from toolroll.rollout.server.errors import ApiError
+    from toolroll.rollout.server.http.access import session_key
+    from toolroll.rollout.server.http.app import SESSION_HEADER, EndpointServer
 
 _HOMES = {
-    "SESSION_HEADER": "app",
+    "SESSION_HEADER": "http.app",
     "ApiError": "errors",
     "Endpoint": "endpoint",
-    "EndpointServer": "app",
-    "EndpointSettings": "config",
-    "session_key": "access",
+    "EndpointServer": "http.app",
+    "EndpointSettings": "endpoint_settings",
+    "session_key": "http.access",
 }
 
 __all__ = [

@@ -25,30 +25,31 @@ from toolroll.parsers.types import Delta
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, before_stop, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.bodies import is_long, text_body
-from toolroll.rollout.server.committing import commit_chat, commit_text
-from toolroll.rollout.server.completions import check_prompt, plan_text
-from toolroll.rollout.server.config import EndpointSettings
-from toolroll.rollout.server.conversation_tree import Prompt
-from toolroll.rollout.server.dialects.chat import ChatCompletions
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest, StreamContext
-from toolroll.rollout.server.dialects.messages import AnthropicMessages
-from toolroll.rollout.server.dialects.responses import OpenAIResponses
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.metrics import Metrics
-from toolroll.rollout.server.paths import api_of
-from toolroll.rollout.server.pending import PendingRequest, request_key
-from toolroll.rollout.server.prefill import (
+from toolroll.rollout.server.answers.bodies import is_long, text_body
+from toolroll.rollout.server.answers.result import LONG, Choice, CompletionResult, StreamContext
+from toolroll.rollout.server.answers.stream_deltas import choice_stream
+from toolroll.rollout.server.conversation.completions import check_prompt, plan_text
+from toolroll.rollout.server.conversation.conversation_tree import Prompt
+from toolroll.rollout.server.conversation.messages import read_messages
+from toolroll.rollout.server.conversation.prefill import (
     check_continued,
     sampled_part,
     split_prefill,
     with_prefill,
 )
-from toolroll.rollout.server.protocol import CompletionRequest, Sampling, read
-from toolroll.rollout.server.received import LONG, Received
-from toolroll.rollout.server.result import Choice, CompletionResult, joined_ids
-from toolroll.rollout.server.sampling import (
+from toolroll.rollout.server.conversation.template_cache import TemplateCache
+from toolroll.rollout.server.dialects.anthropic import AnthropicMessages
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.openai_chat import ChatCompletions
+from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
+from toolroll.rollout.server.disk.session_store import SessionStore
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.metrics import Metrics
+from toolroll.rollout.server.requests.paths import api_of
+from toolroll.rollout.server.requests.protocol import CompletionRequest, Sampling, read
+from toolroll.rollout.server.requests.received import Received
+from toolroll.rollout.server.requests.sampling import (
     EngineCapabilities,
     ToolUse,
     apply_tool_choice,
@@ -57,12 +58,11 @@ from toolroll.rollout.server.sampling import (
     stop_strings,
     top_logprobs,
 )
-from toolroll.rollout.server.session_store import SessionStore
-from toolroll.rollout.server.sessions import LiveSession, Sessions
-from toolroll.rollout.server.stream_deltas import choice_stream
-from toolroll.rollout.server.template_cache import TemplateCache
-from toolroll.rollout.server.tool_choice import check_called
-from toolroll.rollout.server.verifying import check_all, check_all_now, start_checks
+from toolroll.rollout.server.requests.tool_choice import check_called
+from toolroll.rollout.server.sessions.committing import commit_chat, commit_text
+from toolroll.rollout.server.sessions.pending import PendingRequest, request_key
+from toolroll.rollout.server.sessions.sessions import LiveSession, Sessions
+from toolroll.rollout.server.sessions.verifying import check_all, check_all_now, start_checks
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
 
@@ -182,10 +182,8 @@ class Endpoint:
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             prompt = live.as_served(await call_of_size(plan, large=large), pending.stored)
             asked.messages.clear()  # a whole conversation, not needed while the engine samples
-            answered = prompt.turn.answered() if prompt.turn is not None else None
-            prompt_json = prompt.ids_json(answered.task.result().prompt_json if answered else None)
-            if answered is not None:
-                live.pending.forget(answered)  # the client continues this answer, so it has it
+            if prompt.turn is not None:
+                live.forget_request(prompt.turn)
             first = live.number(prompt, request.n, pending.stored)
             seeds = live.call_id_seeds(len(prompt.input_ids), first, request.n)
             context = StreamContext(
@@ -194,7 +192,7 @@ class Endpoint:
             )  # fmt: skip
             pending.stream_context = context
             completions, sent = await self._sample(
-                live, template, prompt.input_ids, prompt_json, params, request, pending, top
+                live, template, prompt.input_ids, params, request, pending, top
             )
             made, choices = partial(self._chat_choice, prompt, sent, use, context), []
             for completion, seed in zip(completions, seeds, strict=True):
@@ -202,7 +200,7 @@ class Endpoint:
                 choices.append(await call_of_size(made, completion, seed, large=long))
             result = CompletionResult(
                 context.answer_id, context.created, self.model, prompt.input_ids, choices, sent,
-                prompt_json, use.constrained, first, dialect.exact, stops,
+                use.constrained, first, dialect.exact, stops,
             )  # fmt: skip
             result.commit = lambda: self._commit_reply(live, prompt, parsed, result, pending)
             result.render = lambda: dialect.body(asked, result)
@@ -228,7 +226,7 @@ class Endpoint:
 
     def _translated(self, dialect: Dialect, live: LiveSession, data: dict[str, Any]) -> Asked:
         """Translate the body `data`, and return the request with validated messages."""
-        asked = dialect.translate(live, data)
+        asked = dialect.translate(data, live.responses)
         continued = bool(asked.request.continue_final_message)
         messages = read_messages(
             asked.messages, developer=self.templates.developer, answer=not continued
@@ -284,7 +282,7 @@ class Endpoint:
         self._admit(live, request, key)
         params = sampling_params(request, self.settings, self.capabilities, live.sampling_params)
         top = top_logprobs(request)
-        planned = partial(plan_text, live, request.prompt, encoder)
+        planned = partial(plan_text, live.texts, request.prompt, encoder)
 
         async def run(pending: PendingRequest[CompletionResult]) -> CompletionResult:
             stops = stop_strings(params)
@@ -295,16 +293,15 @@ class Endpoint:
             plan = await call_of_size(planned, large=large)
             stored = pending.stored
             ids = plan.input_ids if stored is None else live.prompt_of(stored)
-            prompt_json = joined_ids(ids)
             completions, sent = await self._sample(
-                live, self.served.template, ids, prompt_json, params, request, pending, top
+                live, self.served.template, ids, params, request, pending, top
             )
             choices = []
             for completion in completions:
                 read_text = partial(self._text, completion, sent, stops)
                 text = await call_of_size(read_text, large=len(completion.output_ids) > LONG)
                 choices.append(Choice(completion, text))
-            result = CompletionResult(*name, self.model, ids, choices, sent, prompt_json)
+            result = CompletionResult(*name, self.model, ids, choices, sent)
             result.commit = lambda: commit_text(live, plan, result, pending)
             result.render = lambda: text_body(
                 result,
@@ -369,7 +366,6 @@ class Endpoint:
         live: LiveSession,
         template: ChatTemplate,
         ids: IdArray,
-        prompt_json: bytes,
         params: Mapping[str, Any],
         request: Sampling,
         pending: PendingRequest[CompletionResult],
@@ -387,7 +383,6 @@ class Endpoint:
             input_ids=ids,
             sampling_params=sent,
             session_id=live.id,
-            input_ids_json=prompt_json,
             extra=extra,
         )
 
@@ -462,8 +457,18 @@ class Endpoint:
         result: CompletionResult,
         pending: PendingRequest[CompletionResult],
     ) -> None:
-        switches = self.templates.switches_of(prompt.template)
-        commit_chat(live, prompt, parsed, result, pending, switches)
+        dialect, asked = parsed.dialect, parsed.asked
+        assert dialect is not None and asked is not None
+        commit_chat(
+            live,
+            prompt,
+            result,
+            pending,
+            switches=self.templates.switches_of(prompt.template),
+            kind=dialect.kind,
+            lineage=asked.lineage,
+            kept=dialect.kept(asked, result),
+        )
         if self.settings.verify == "always":
             start_checks(live)
 

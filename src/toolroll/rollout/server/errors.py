@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from toolroll.rollout.errors import (
     ContextOverflowError,
     EngineError,
@@ -118,3 +121,42 @@ def _param_in(message: str) -> str | None:
     """Return the first parameter name in quotation marks in `message`."""
     parts = message.split("'", 2)
     return parts[1] if len(parts) == 3 else None
+
+
+def refusal_of(error: ValidationError, *within: str) -> ApiError:
+    """Return the `ApiError` (400) for `error`, pydantic's error for a request's body. `within`: the
+    path to the validated object, if it is only a part of the body.
+    """
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = next((one for one in errors if _is_unknown(one, errors[0])), errors[0])
+    place = [*within, *(part for part in first["loc"] if not _is_branch(part))]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(
+        "."
+    )
+    if first["type"] == "extra_forbidden":
+        hint = _INSTEAD.get(param)
+        words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
+        return UnknownFieldError(param, words)
+    return invalid(param, f"{param}: {first['msg']}")
+
+
+def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:
+    """Return True if `one` reports an unknown field, and lies in the same top-level field as
+    `first`. For a union, `first` is only about the union's first branch, so `one` may be the actual
+    cause.
+    """
+    return one["type"] == "extra_forbidden" and one["loc"][:1] == first["loc"][:1]
+
+
+def _is_branch(part: int | str) -> bool:
+    """Return True if `part` of an error's location is pydantic's name for a branch of a union, such
+    as `NamedChoice`, `list[str]` or `literal[...]`.
+    """
+    return isinstance(part, str) and (part[:1].isupper() or "[" in part or part in ("str", "int"))
+
+
+_INSTEAD = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "web_search_options": "offer a function tool that searches",
+}

@@ -6,12 +6,23 @@ Invariant: a value of the wrong type or range is refused where it is set, not in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
-from toolroll.rollout.server.protocol import Stops
+T = TypeVar("T")
 
+
+def _no_empty(stop: T) -> T:
+    """Refuse an empty stop string: every text contains it."""
+    if stop == "" or (isinstance(stop, list) and "" in stop):
+        raise PydanticCustomError("empty_stop", "a stop string must not be empty")
+    return stop
+
+
+Stops = Annotated[str | list[str] | None, AfterValidator(_no_empty)]
+StopList = Annotated[list[str] | None, AfterValidator(_no_empty)]
 Texts = str | list[str]
 Size = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.bodies import (
+from toolroll.rollout.server.answers.bodies import (
     exact,
     finish_reason,
     is_long,
@@ -19,18 +19,13 @@ from toolroll.rollout.server.bodies import (
     text_logprobs,
     tokens,
 )
-from toolroll.rollout.server.dialects.dialect import (
-    Event,
-    ParsedRequest,
-    ReplyWriter,
-    StreamContext,
-)
+from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.answers.stream_deltas import TextStream, choice_stream
+from toolroll.rollout.server.dialects.dialect import Event, ParsedRequest, ReplyWriter
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import api_error
-from toolroll.rollout.server.pending import PendingRequest
-from toolroll.rollout.server.protocol import CompletionRequest
-from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.stream_deltas import TextStream, choice_stream
+from toolroll.rollout.server.requests.protocol import CompletionRequest
+from toolroll.rollout.server.sessions.pending import PendingRequest
 
 
 async def opened(endpoint: Endpoint, pending: PendingRequest[CompletionResult]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import invalid
-from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.protocol import TokenizeRequest, read
-from toolroll.rollout.server.received import Received
+from toolroll.rollout.server.requests.protocol import TokenizeRequest, read
+from toolroll.rollout.server.requests.received import Received
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Tool
 

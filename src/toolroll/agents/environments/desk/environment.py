@@ -1,4 +1,4 @@
-"""`Desk`: one conversation at the service desk.
+"""`Desk`: one conversation at the service desk, with its scripted member, judge and factory.
 
 Invariants: every episode has its own in-memory database. The reward is 1.0 if the final database
 equals the one after the reference actions, and the replies contain the required facts. Otherwise it
@@ -9,16 +9,26 @@ is 0.0. Every tool call results in an observation, whatever its arguments. Nothi
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from toolroll.agents.environments.desk.database import final_state, open_database
-from toolroll.agents.environments.desk.judge import judge
-from toolroll.agents.environments.desk.member import DeskUser, details
-from toolroll.agents.environments.desk.policy import POLICY
-from toolroll.agents.environments.desk.tools import TOOLS, ToolError, call_tool
-from toolroll.agents.users.stop import is_stop
+from toolroll.agents.environments.desk.generate import generate
+from toolroll.agents.environments.desk.policy import BRIEF_POLICY, POLICY
+from toolroll.agents.environments.desk.tools import (
+    TOOLS,
+    ToolError,
+    call_tool,
+    final_state,
+    handwritten,
+    open_database,
+)
+from toolroll.agents.environments.factory import Factory
+from toolroll.agents.users.scripted import STOP_MARKER, is_stop
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.types import (
@@ -31,6 +41,125 @@ from toolroll.rollout.types import (
     Task,
     UserSimulator,
 )
+
+
+def reference(task: Task) -> list[Action]:
+    """Return the actions that earn 1.0 in `task` with the scripted member."""
+    data = task.data
+    calls = [Action("", (ToolCall("find_member", {"card": data["card"]}, ""),))]
+    if "requests" in data:
+        return [_WELCOME, *calls, *(step for one in data["requests"] for step in settled(one))]
+    more = [Action("I see. Anything else?") for _ in data.get("more", ())]
+    reply = " ".join(["All settled.", *(f"Please note: {text}." for text in data["told"])])
+    return [_WELCOME, *more, *calls, *settled({"actions": data["actions"], "reply": reply})]
+
+
+_WELCOME = Action("Welcome! May I have your card number and your postcode?")
+
+
+def settled(request: Mapping[str, Any]) -> list[Action]:
+    """Return the calls that settle one request, followed by the reply. A request that a person must
+    handle has no reply: its last call transfers the chat.
+    """
+    calls = [
+        Action("", (ToolCall(name, dict(arguments), ""),)) for name, arguments in request["actions"]
+    ]
+    if request["actions"] and request["actions"][-1][0] == "transfer_to_person":
+        return calls
+    return [*calls, Action(request["reply"])]
+
+
+def normalise(text: str) -> str:
+    """Return `text` normalized for comparison: in lower case, with unified compatibility forms
+    (such as full-width digits), without thousands separators, and with ordinals as numbers.
+    """
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
+    return re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", plain)
+
+
+def is_told(wanted: str, replies: Sequence[str]) -> bool:
+    """Return True if one of `replies` contains `wanted` as a separate word or number ("3" is not in
+    "13" or "3.50").
+    """
+    pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(wanted))}(?!\w|[.-]\d)")
+    return any(pattern.search(normalise(reply)) for reply in replies)
+
+
+_CODE = re.compile(r"\b[arhf][1-4]\b")
+
+
+def judge(task: Task, state: object, replies: Sequence[str]) -> tuple[float, str | None]:
+    """Return 1.0 if `state` equals the reference's state and the replies contain the required
+    facts. Otherwise return 0.0 and the reason.
+
+    If a rule's code is required, any other code in the replies results in 0.0, so that reciting the
+    list of rules earns nothing.
+    """
+    told = [str(text) for text in task.data["told"]]
+    codes = {normalise(text) for text in told} & set(_CODE.findall(normalise(" ".join(told))))
+    extra = {code for reply in replies for code in _CODE.findall(normalise(reply))} - codes
+    untold = [text for text in told if not is_told(text, replies)]
+    if state != _reference_state(task):
+        return 0.0, "the database is not in the reference's final state"
+    if untold:
+        return 0.0, f"the member was not told {', '.join(map(repr, untold))}"
+    if codes and extra:
+        return 0.0, f"the member was told codes that do not apply: {', '.join(sorted(extra))}"
+    return 1.0, None
+
+
+def _reference_state(task: Task) -> object:
+    db = open_database(task.data.get("rows"))
+    try:
+        for name, arguments in task.data["actions"]:
+            call_tool(db, name, arguments)
+        return final_state(db)
+    finally:
+        db.close()
+
+
+class DeskUser:
+    """The scripted member. It sends the request, then one missing detail per turn. Then it agrees
+    to at most `PATIENCE` questions, and ends the conversation.
+    """
+
+    PATIENCE = 3
+    """The number of questions to which the member agrees after the last detail."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self._opening = task["opening"]
+        self._lines = details(task)
+        self._calls = 0
+        self._agreed = 0
+
+    async def reset(self, instruction: str) -> str:
+        """Return the request. `instruction` has no effect, because it is for models."""
+        return str(self._opening)
+
+    async def step(self, content: str) -> str:
+        """Return the next detail. After the last detail, agree to a question, at most `PATIENCE`
+        times. Otherwise return thanks and the stop marker.
+        """
+        self._calls += 1
+        if self._lines:
+            return self._lines.pop(0)
+        if content.rstrip().endswith("?") and self._agreed < self.PATIENCE:
+            self._agreed += 1
+            return "Yes, please."
+        return f"Thank you, that is all. {STOP_MARKER}"
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the number of replies that the member received."""
+        return {"user_calls": float(self._calls)}
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+def details(task: Mapping[str, Any]) -> list[str]:
+    """Return what the member writes after the request, in order."""
+    return [f"My card is {task['card']}, the postcode {task['postcode']}.", *task.get("more", ())]
 
 
 class Desk(Environment):
@@ -122,3 +251,55 @@ class Desk(Environment):
             db.close()
             if self._user is not None:
                 await self._user.close()
+
+
+_POLICIES = {"full": POLICY, "brief": BRIEF_POLICY}
+_GENERATED = {"train": 10_000, "held-out": 1_000}
+
+
+@cache
+def _tasks(split: str) -> tuple[Task, ...]:
+    if split == "test":
+        rows = handwritten()["tasks"]
+    else:
+        rows = generate(_GENERATED[split], held_out=split == "held-out")
+    return tuple(Task(row["id"], index, split, row) for index, row in enumerate(rows))
+
+
+class DeskFactory(Factory):
+    """The factory of the environment.
+
+    The tasks of `test` are written by hand. The tasks of `train` and `held-out` are generated from
+    a seed, each with its own library. No member, book, loan or hold of `test` occurs in them. No
+    title and no card occurs in both `train` and `held-out`.
+
+    The setting `policy` selects the system message. `full` (the default) states the rules. `brief`
+    omits them, for a model that was trained on the rules.
+    """
+
+    name = "desk"
+    description = (
+        "The service desk of a lending library: 33 tasks and 11,000 generated ones, seven tools, "
+        "no server and no download."
+    )
+    splits: tuple[str, ...] = ("test", "train", "held-out")
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks in order. Raise `UsageError` for an unknown split."""
+        self.check_split(split)
+        return _tasks(split)
+
+    def make(self, options: EnvironmentOptions) -> Desk:
+        """Return a new desk. Raise `UsageError` for an unknown setting or policy."""
+        self.check_settings(options, "policy")
+        policy = options.settings.get("policy", "full")
+        if policy not in _POLICIES:
+            raise UsageError(f"desk: policy must be full or brief, not {policy!r}")
+        return Desk(options, _POLICIES[policy])
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        """Return the actions that earn 1.0."""
+        return reference(task)
+
+
+DESK = DeskFactory()

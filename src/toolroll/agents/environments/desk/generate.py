@@ -13,8 +13,17 @@ from datetime import date, timedelta
 from typing import Any
 
 from toolroll.agents.environments.desk import words
-from toolroll.agents.environments.desk.library import Book, Hold, Library, Loan, Member
-from toolroll.agents.environments.desk.rules import SETTLE, Settled, choices, transfer
+from toolroll.agents.environments.desk.rules import (
+    SETTLE,
+    Book,
+    Hold,
+    Library,
+    Loan,
+    Member,
+    Settled,
+    choices,
+    transfer,
+)
 
 _OUTCOMES: dict[tuple[str, str | None], int] = {
     ("renew", None): 6,

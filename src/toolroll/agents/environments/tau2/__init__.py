@@ -3,9 +3,14 @@ those of the wheel, or of a checkout of tau2-bench.
 """
 
 from toolroll.agents.environments.tau2.environment import Tau2Environment
-from toolroll.agents.environments.tau2.factory import Tau2Factory, airline, retail, telecom
+from toolroll.agents.environments.tau2.factory import (
+    ReferenceUser,
+    Tau2Factory,
+    airline,
+    retail,
+    telecom,
+)
 from toolroll.agents.environments.tau2.package import INSTALL
-from toolroll.agents.environments.tau2.reference import ReferenceUser
 
 __all__ = [
     "INSTALL",

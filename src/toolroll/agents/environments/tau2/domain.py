@@ -1,5 +1,9 @@
 """`Domain`: the data that all episodes of one tau2 domain share, and the state of one episode.
 
+A deep copy of airline's database takes 0.25 s, most of it for the flights. A tool can change a
+flight only through `_get_flight` (inspect-evals 0.26.0). So episodes share the flights and copy a
+flight when that method first returns it. The small tables are copied.
+
 Invariants: shared objects never change. The state of an episode is in its own store. The error of a
 tool is returned as the tool's result.
 """
@@ -9,14 +13,18 @@ from __future__ import annotations
 import copy
 import gzip
 import hashlib
+import inspect
+import re
 import threading
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, Field, TypeAdapter, create_model
 
-from toolroll.agents.environments.tau2.copies import copies, digest, quick_digest
+from toolroll.agents.environments.factory import openai_tool
 from toolroll.agents.environments.tau2.package import (
     Data,
     Store,
@@ -24,9 +32,101 @@ from toolroll.agents.environments.tau2.package import (
     in_store,
     load_modules,
 )
-from toolroll.agents.environments.tau2.schemas import tool_schema
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.signature import read_docstring
 from toolroll.rollout.types import Tool
+
+_TOOLS_OF_ONE_DATABASE = {"db", "initialized"}
+
+
+def copies(made: Any) -> Callable[[], Any]:
+    """Return a function that makes copies of `made`, which is one of the wheel's tool objects."""
+    kind = type(made)
+    if set(kind.model_fields) != _TOOLS_OF_ONE_DATABASE:
+        return lambda: copy.deepcopy(made)
+    if "flights" in type(made.db).model_fields:
+        return _airline_copies(made)
+    database, text = type(made.db), made.db.model_dump_json()
+    return lambda: kind(db=database.model_validate_json(text), initialized=True)
+
+
+def _airline_copies(made: Any) -> Callable[[], Any]:
+    database = type(made.db)
+    parts = {
+        name: TypeAdapter(database.model_fields[name].annotation)
+        for name in ("users", "reservations")
+    }
+    texts = {name: part.dump_json(getattr(made.db, name)) for name, part in parts.items()}
+    kind = _with_own_flights(type(made))
+
+    def make() -> Any:
+        small = {name: part.validate_json(texts[name]) for name, part in parts.items()}
+        return kind(
+            db=database.model_construct(flights=dict(made.db.flights), **small), initialized=True
+        )
+
+    return make
+
+
+def _with_own_flights(kind: type[Any]) -> type[Any]:
+    """Return a subclass of `kind` whose objects copy a flight when they first read it."""
+
+    def get_flight(self: Any, flight_number: str) -> Any:
+        flight = kind._get_flight(self, flight_number)
+        if flight_number not in self._own:
+            self._own.add(flight_number)
+            flight = self.db.flights[flight_number] = copy.deepcopy(flight)
+        return flight
+
+    body = {
+        "__module__": kind.__module__,
+        "__annotations__": {"_own": set},
+        "_own": set(),
+        "_get_flight": get_flight,
+    }
+    return type(kind.__name__, (kind,), body)
+
+
+def quick_digest(database: Any) -> str:
+    """Return a hash of a database. Databases with equal hashes are equal. If the hashes differ,
+    compare `digest`, because the databases may differ only in the order of keys.
+    """
+    return hashlib.sha256(database.model_dump_json().encode()).hexdigest()
+
+
+def digest(database: Any) -> str:
+    """Return a hash that does not depend on the order of keys. Two databases have equal digests if
+    their tau2 hashes are equal.
+    """
+    data = orjson.loads(database.model_dump_json())
+    return hashlib.sha256(orjson.dumps(data, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+# Other headings, such as `Checks:`, are part of the description.
+_SECTION = re.compile(r"^\s*(?:Args|Returns|Raises):\s*$", re.MULTILINE)
+
+
+def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
+    """Return `{"type": "function", "function": {name, description, parameters}}`. Nested models
+    keep their `$defs`.
+    """
+    description = _SECTION.split(inspect.getdoc(function) or "", maxsplit=1)[0]
+    _, described = read_docstring(function)
+    hints = typing.get_type_hints(function)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[parameter.name] = (
+            hints.get(parameter.name, Any),
+            Field(default=default, description=described.get(parameter.name)),
+        )
+    model: type[BaseModel] = create_model(name, **fields)
+    parameters = model.model_json_schema()
+    parameters.pop("title", None)
+    for value in parameters.get("properties", {}).values():
+        value.pop("title", None)
+    return openai_tool(name, " ".join(description.split()), parameters)
+
 
 Call = tuple[str, Mapping[str, Any]]
 DEFAULT_BASIS = ("DB", "COMMUNICATE")

@@ -1,7 +1,11 @@
 """tau-bench (retail, airline) from its own package, which is available only on GitHub."""
 
-from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
-from toolroll.agents.environments.tau_bench.factory import AIRLINE, RETAIL, TauBenchFactory
+from toolroll.agents.environments.tau_bench.environment import (
+    AIRLINE,
+    RETAIL,
+    TauBenchEnvironment,
+    TauBenchFactory,
+)
 from toolroll.agents.environments.tau_bench.package import INSTALL
 from toolroll.agents.environments.tau_bench.users import (
     TauBenchUser,

@@ -1,21 +1,29 @@
-"""`TauBenchEnvironment`: one episode of tau-bench, with an asynchronous user simulator.
+"""`TauBenchEnvironment`: one episode of tau-bench, with an asynchronous user simulator, and the
+factories of `tau-bench/retail` and `tau-bench/airline`.
 
 The tasks, tools, database, policy and reward are the benchmark's. The loop is toolroll's, because
 the package's own loop can give the reward 1.0 for a step after the end, loads its database three
 times per episode, and blocks the event loop.
 
 Invariants: nothing happens after `done`. An error of the model is an observation. The user never
-gets blank text. A failed user simulator never results in a reward.
+gets blank text. A failed user simulator never results in a reward. The package is imported and its
+database read when they are first needed, once per split. Task ids are `<split>-<index>`, because
+tau-bench's tasks have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from toolroll.agents.environments.factory import Factory
 from toolroll.agents.environments.one_action import NOT_EXECUTED
+from toolroll.agents.environments.tau_bench.database import Database
 from toolroll.agents.environments.tau_bench.grading import Bench
-from toolroll.agents.environments.tau_style import check_no_respond
+from toolroll.agents.environments.tau_bench.package import INSTALL, installed, load_domain
+from toolroll.agents.environments.tau_style import RESPOND_ACTION_NAME, check_no_respond
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.users import OpenAIUser, checked_line, is_stop
 from toolroll.parsers.types import ToolCall
@@ -23,6 +31,7 @@ from toolroll.rollout.errors import ActionError, EnvironmentFailure
 from toolroll.rollout.types import (
     Action,
     Environment,
+    EnvironmentOptions,
     Message,
     Observation,
     ParallelCalls,
@@ -151,3 +160,99 @@ def _check(call: ToolCall) -> None:
     check_no_respond(call)
     if call.arguments is not None and not isinstance(call.arguments, dict):
         raise ActionError(f"the arguments of {call.name} must be a JSON object")
+
+
+_FAREWELL = "That is everything I can do for you. Goodbye."
+
+
+class TauBenchFactory(Factory):
+    """The factory of one domain of tau-bench (retail or airline).
+
+    `package` is the name under which tau-bench is imported.
+    """
+
+    packages = ("tau_bench",)
+
+    def __init__(
+        self, domain: str, splits: tuple[str, ...], description: str, *, package: str = "tau_bench"
+    ) -> None:
+        self.name = f"tau-bench/{domain}"
+        self.description = description
+        self.splits = splits
+        self._domain = domain
+        self._package = package
+        self._benches: dict[str, Bench] = {}
+        self._lock = threading.Lock()
+
+    def missing(self) -> str | None:
+        """Return the command that installs tau-bench without its dependencies, which are not needed
+        here. Return None if tau-bench is installed.
+        """
+        return None if installed(self._package, self._domain) else INSTALL
+
+    def bench(self, split: str) -> Bench:
+        """Return the data that all episodes of a split share. All splits share one database."""
+        self.check_split(split)
+        with self._lock:
+            if split not in self._benches:
+                domain = load_domain(self._package, self._domain, split)
+                known = next(iter(self._benches.values()), None)
+                database = (
+                    known.database
+                    if known
+                    else Database(domain.data, domain.to_hashable, domain.consistent_hash)
+                )
+                self._benches[split] = Bench(replace(domain, data={}), database)
+        return self._benches[split]
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return all tasks of `split`. Their data is tau-bench's: user_id, instruction, actions,
+        outputs.
+        """
+        tasks = self.bench(split).domain.tasks
+        return [
+            Task(f"{split}-{index}", index, split, task.model_dump())
+            for index, task in enumerate(tasks)
+        ]
+
+    def make(self, options: EnvironmentOptions) -> TauBenchEnvironment:
+        """Return a new environment. Its only setting is `split`, which is used for tasks that do
+        not name their split.
+        """
+        self.check_settings(options, "split")
+        split = str(options.settings.get("split") or self.splits[0])
+        return TauBenchEnvironment(self.bench, self.needed_user(options), split=split)
+
+    def reference(self, task: Task) -> Sequence[Action]:
+        """Return tau-bench's actions, one per step, and a last line with the required outputs and a
+        farewell.
+
+        A transfer to a human ends the episode at once. So it comes last, and only if no output is
+        required.
+        """
+        domain = self.bench(task.split or self.splits[0]).domain
+        found = self.bench(task.split or self.splits[0]).task(task.index)
+        calls = [action for action in found.actions if action.name != RESPOND_ACTION_NAME]
+        steps = [_call(action) for action in calls if action.name not in domain.terminate_tools]
+        endings = [_call(action) for action in calls if action.name in domain.terminate_tools]
+        if endings and not found.outputs:
+            return [*steps, endings[0]]
+        outputs = f"You asked for: {'; '.join(found.outputs)}. " if found.outputs else ""
+        return [*steps, Action(outputs + _FAREWELL)]
+
+
+def _call(action: object) -> Action:
+    data = action.model_dump()  # type: ignore[attr-defined]
+    return Action("", (ToolCall(data["name"], data["kwargs"], ""),))
+
+
+RETAIL = TauBenchFactory(
+    "retail",
+    ("test", "train", "dev"),
+    "tau-bench retail: orders, returns and exchanges; a model plays the user",
+)
+AIRLINE = TauBenchFactory(
+    "airline",
+    ("test",),
+    "tau-bench airline: bookings and changes of flights; a model plays the user",
+)

@@ -16,7 +16,6 @@ Written for areal 1.0.4. In a row of the data set, the keys `index` and `metadat
 - `logprobs` are 0.0 for tokens that were not sampled.
 """
 
-from toolroll.rollout.adapters.areal.engine import ArealEngine
-from toolroll.rollout.adapters.areal.workflow import ToolrollWorkflow
+from toolroll.rollout.adapters.areal.workflow import ArealEngine, ToolrollWorkflow
 
 __all__ = ["ArealEngine", "ToolrollWorkflow"]

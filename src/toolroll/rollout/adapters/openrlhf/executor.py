@@ -24,8 +24,8 @@ from toolroll.rollout.adapters.openrlhf.vllm_engine import LlmEngine, VllmEngine
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.jsonable import finite, shown
-from toolroll.rollout.server.config import EndpointSettings
 from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
 from toolroll.rollout.template import ChatTemplate
@@ -164,7 +164,7 @@ class AgentExecutor:
         engine = VllmEngine(
             llm_engine, sampling_params, max_length=max_length, vocab_size=len(hf_tokenizer)
         )
-        served = Model(
+        model = Model(
             engine, template, get_parser(self.parser, template.encoder.control), threads=1
         )
         settings = EndpointSettings(
@@ -172,7 +172,7 @@ class AgentExecutor:
             cut_first_prompt=True,
             openrlhf_token_ids=True,
         )
-        endpoint = Endpoint(served, settings)
+        endpoint = Endpoint(model, settings)
         session_id = f"openrlhf-{uuid.uuid4().hex}"
         client = ToolrollClient(endpoint, session=session_id)
         sample = _Sample(client, sampling_params, max_length, hf_tokenizer, llm_engine)
@@ -184,7 +184,7 @@ class AgentExecutor:
         finally:
             _SAMPLE.reset(token)
             await endpoint.aclose()
-            served.release()
+            model.release()
         if not trajectories:
             raise RolloutError(
                 "run_agent ended without a reply of the model: there is nothing to train on"

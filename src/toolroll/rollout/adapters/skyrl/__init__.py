@@ -27,7 +27,6 @@ accepts. `env_class` is not read.
 - SkyRL's output has no field for weight versions.
 """
 
-from toolroll.rollout.adapters.skyrl.engine import SkyrlEngine
-from toolroll.rollout.adapters.skyrl.generator import ToolrollGenerator
+from toolroll.rollout.adapters.skyrl.generator import SkyrlEngine, ToolrollGenerator
 
 __all__ = ["SkyrlEngine", "ToolrollGenerator"]

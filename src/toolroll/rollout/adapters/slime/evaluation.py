@@ -15,10 +15,8 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.adapters.slime.generate import player
-from toolroll.rollout.adapters.slime.hooks import with_sample_hooks
-from toolroll.rollout.adapters.slime.metrics import rollout_metrics
-from toolroll.rollout.adapters.slime.samples import failure
+from toolroll.rollout.adapters.slime.player import player, with_sample_hooks
+from toolroll.rollout.adapters.slime.samples import failure, rollout_metrics
 from toolroll.rollout.adapters.slime.settings import attribute, check_supported, seeded
 from toolroll.rollout.errors import RolloutError, UsageError
 

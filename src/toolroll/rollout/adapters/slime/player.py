@@ -1,5 +1,6 @@
-"""`Player`: plays slime's samples. There is one player per event loop and settings, with its own
-model, environments and user simulators.
+"""`generate`: plays one sample's episode, for `--custom-generate-function-path`. slime's
+configuration names functions, not objects. So one `Player` per event loop and settings keeps what
+calls share: the model, environments and user simulators.
 
 Invariants: no turn starts after the rollout was stopped, because slime repeats its abort requests
 until the engines are idle. A failed episode is retried a limited number of times, and then reported
@@ -9,24 +10,30 @@ as aborted. The samples that slime passes are not changed.
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from importlib import import_module
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index
-from toolroll.rollout.adapters.slime.samples import to_samples
+from toolroll.rollout.adapters.slime.samples import EpisodeSamples, to_samples
 from toolroll.rollout.adapters.slime.settings import (
     PREFIX,
     SlimeSettings,
     attribute,
+    check_supported,
     clean_sampling_params,
     concurrency,
+    read_settings,
     rollout_args,
 )
 from toolroll.rollout.engine import Engine, EngineConfig, Progress
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -87,12 +94,12 @@ class Player:
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
         self.limit = asyncio.Semaphore(concurrency(args, settings))
-        self.served = Model.from_args(
+        self.model = Model.from_args(
             rollout_args(args, settings),
             engine=lambda config: StoppableEngine(config, _is_stopped),
         )
         self._episodes = EpisodePlayer(
-            self.served,
+            self.model,
             settings,
             seed=int(attribute(args, "rollout_seed", 0)),
             stopped=_is_stopped,
@@ -124,7 +131,7 @@ class Player:
             )
         finally:
             _STOPPED.reset(token)
-        filler = next(iter(self.served.template.stop_token_ids), 0)
+        filler = next(iter(self.model.template.stop_token_ids), 0)
         samples = to_samples(sample, result, filler=filler, reward_key=self._reward_key)
         for made in samples:
             setattr(made, field, session)
@@ -133,3 +140,92 @@ class Player:
     async def aclose(self) -> None:
         """Close the user simulators and the model."""
         await self._episodes.aclose()
+
+
+_SLIME_LOOP = "slime.rollout.sglang_rollout"
+
+_players: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Player]] = WeakKeyDictionary()
+
+
+def player(args: Any) -> Player:
+    """Return the player for the current `args` in the running loop."""
+    settings = read_settings(args)
+    key = settings.model_dump_json() + rollout_args(args, settings).model_dump_json()
+    players = _players.setdefault(asyncio.get_running_loop(), {})
+    if key not in players:
+        players[key] = Player(args, settings)
+    return players[key]
+
+
+async def aclose() -> None:
+    """Close the connections of the running event loop. A trainer that ends with its process need
+    not call this.
+    """
+    for found in _players.pop(asyncio.get_running_loop(), {}).values():
+        await found.aclose()
+
+
+async def generate(
+    args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False
+) -> Any:
+    """Play the task whose index is `sample.prompt`. This is a custom generate function for slime,
+    which miles accepts too.
+
+    Return `EpisodeSamples`: a list with one sample, or, if the episode forked, with several samples
+    that share one `rollout_id`. If `evaluation` is True, return only the first sample.
+
+    A failure that the model did not cause gives one ABORTED sample without a reward, with a zero
+    mask and `remove_sample`. If `sample` is ABORTED, its episode is played from the beginning.
+    Raise `UsageError` if the settings are not valid.
+    """
+    return await play_sample(
+        args, sample, sampling_params, evaluation=evaluation, stopped=_slime_stops(args)
+    )
+
+
+async def play_sample(
+    args: Any,
+    sample: Any,
+    sampling_params: Mapping[str, Any],
+    *,
+    evaluation: bool,
+    stopped: Callable[[], bool],
+) -> Any:
+    """Play the sample's episode and return what `generate` returns. `stopped` is called before each
+    turn. Once it returns True, no further turn is started.
+    """
+    playing = player(args)
+    check_supported(args, playing.settings, evaluation=evaluation)
+    if isinstance(sample, EpisodeSamples):  # an aborted episode from the trainer's data buffer
+        sample = sample[0]
+    aborted = type(sample).Status.ABORTED
+    if (sample.response or sample.response_length) and sample.status is not aborted:
+        raise UsageError(
+            f"sample {sample.index} already has a response of {sample.response_length} tokens: an "
+            "episode cannot be continued; pass the sample without a response"
+        )
+    samples = await playing.play(sample, sampling_params, stopped=stopped)
+    # The trainer's own evaluation counts each sample of a list as an episode.
+    if evaluation:
+        return samples[0]
+    return EpisodeSamples(samples[:1] if samples[0].status is aborted else samples)
+
+
+def _slime_stops(args: Any) -> Callable[[], bool]:
+    """Return a function that returns True while slime's own loop aborts its rollout."""
+    module = sys.modules.get(_SLIME_LOOP)
+    if module is None:  # slime's own loop is not imported: another loop calls `generate`
+        return lambda: False
+    state = module.GenerateState(args)
+    return lambda: bool(state.aborted)
+
+
+async def with_sample_hooks(args: Any, made: Any, *, evaluation: bool) -> Any:
+    """Pass `made`, a sample or a list of samples, to slime's hooks for finished samples
+    (`--rollout-sample-hook-path`), and return their result.
+    """
+    if not attribute(args, "rollout_sample_hook_path"):
+        return made
+    return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(
+        args, made, evaluation=evaluation
+    )

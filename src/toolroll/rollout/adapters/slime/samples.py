@@ -1,5 +1,6 @@
 """Convert an episode to slime's `Sample`s. Each training sequence becomes a copy of the sample that
-slime passed, so slime's `Sample` is not imported.
+slime passed, so slime's `Sample` is not imported. `keep_group` and `rollout_metrics` read groups of
+these samples.
 
 Invariants: `loss_mask` and `rollout_log_probs` cover the response, and `tokens` covers the whole
 sequence. A sequence that must not be trained (aborted, excluded by verification, nothing sampled)
@@ -10,6 +11,7 @@ has a zero mask and `remove_sample`. An aborted episode has no reward. `response
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from toolroll.rollout.adapters.sequences import TrainingSequence, training_sequences
@@ -123,3 +125,95 @@ def failure(sample: Any) -> Any:
     """Return the error of the sample's episode, or its stop reason if it has no error."""
     summary = sample.metadata[KEY]
     return summary.get("error") or summary["stop_reason"]
+
+
+def leaves(group: Iterable[Any]) -> Iterator[Any]:
+    """Yield the samples of a group, including those in the list of a forked episode."""
+    for item in group:
+        if isinstance(item, list):
+            yield from leaves(item)
+        else:
+            yield item
+
+
+def has_aborted(group: Iterable[Any]) -> bool:
+    """Return True if an episode of the group was aborted or has no reward."""
+    return any(sample.reward is None or sample.status.name == "ABORTED" for sample in leaves(group))
+
+
+def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
+    """Return True if all episodes of the group have rewards, and the rewards differ. This function
+    is for `--dynamic-sampling-filter-path`.
+
+    slime's normalization fails if a reward is missing. If all rewards are equal, all advantages are
+    0, so the group trains nothing.
+    """
+    if has_aborted(samples):
+        return False
+    rewards = {sample.get_reward_value(args) for sample in leaves(samples)}
+    return len(rewards) > 1
+
+
+_PER_EPISODE = (
+    "turns",
+    "invalid_calls",
+    "lookalike_calls",
+    "tool_calls",
+    "tool_errors",
+    "forks",
+    "completion_tokens",
+    "user_calls",
+    "env_seconds",
+)
+
+
+def rollout_metrics(
+    groups: Iterable[Sequence[Any]], *, prefix: str = "toolroll/"
+) -> dict[str, float]:
+    """Return means per episode, shares of episodes, and the `staleness` of weight versions. An item
+    of a group is a sample, or a list of samples if the episode forked, which counts once. Aborted
+    episodes are counted separately and are not included in means.
+    """
+    groups = [list(group) for group in groups]
+    episodes = [item[0] if isinstance(item, list) else item for group in groups for item in group]
+    graded = [sample for sample in episodes if sample.status.name != "ABORTED"]
+    metrics = {"episodes": float(len(episodes)), "aborted": float(len(episodes) - len(graded))}
+    numbers = [sample.metadata[KEY]["metrics"] for sample in graded]
+    if numbers:
+        for name in _PER_EPISODE:
+            metrics[name] = sum(found.get(name, 0.0) for found in numbers) / len(numbers)
+        prompts = sum(found.get("prompt_tokens", 0.0) for found in numbers)
+        metrics["cached_share"] = (
+            sum(found.get("cached_tokens", 0.0) for found in numbers) / prompts if prompts else 0.0
+        )
+        metrics["token_mismatches"] = sum(
+            value
+            for found in numbers
+            for name, value in found.items()
+            if name.startswith("token_mismatches/")
+        )
+        metrics["truncated_share"] = sum(
+            sample.status.name == "TRUNCATED" for sample in graded
+        ) / len(graded)
+    metrics |= staleness(sample for group in groups for sample in leaves(group))
+    return {prefix + name: value for name, value in metrics.items()}
+
+
+def staleness(samples: Iterable[Any]) -> dict[str, float]:
+    """Return the mean and maximum staleness of the sampled spans, and the share of samples with
+    several weight versions. The staleness of a span is the newest weight version in `samples` minus
+    the span's version. Return an empty dict if no version is a number.
+    """
+    versions = [
+        [int(version) for version in sample.weight_versions if str(version).isdigit()]
+        for sample in samples
+    ]
+    every = [version for found in versions for version in found]
+    if not every:
+        return {}
+    newest = max(every)
+    return {
+        "weight_version_staleness_mean": sum(newest - version for version in every) / len(every),
+        "weight_version_staleness_max": float(newest - min(every)),
+        "mixed_version_share": sum(len(set(found)) > 1 for found in versions) / len(versions),
+    }

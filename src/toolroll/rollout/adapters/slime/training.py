@@ -19,13 +19,9 @@ from typing import Any, TypeVar
 
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.slime.evaluation import evaluate
-from toolroll.rollout.adapters.slime.filters import has_aborted, leaves
-from toolroll.rollout.adapters.slime.generate import aclose, player
-from toolroll.rollout.adapters.slime.hooks import with_sample_hooks
-from toolroll.rollout.adapters.slime.metrics import rollout_metrics
-from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.player import Player, aclose, player, with_sample_hooks
 from toolroll.rollout.adapters.slime.rewards import normalizes_groups
-from toolroll.rollout.adapters.slime.samples import failure
+from toolroll.rollout.adapters.slime.samples import failure, has_aborted, leaves, rollout_metrics
 from toolroll.rollout.adapters.slime.settings import (
     attribute,
     check_supported,

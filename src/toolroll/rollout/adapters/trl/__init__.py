@@ -1,4 +1,4 @@
-"""TRL's `GRPOTrainer` (1.16.0): a `rollout_func`, and environments for `environment_factory`.
+"""TRL's `GRPOTrainer` (1.16.0): a `rollout_func`.
 
     rollout = make_rollout_func(TrlSettings(env="desk"), engine_url="http://127.0.0.1:30000")
     trainer = GRPOTrainer(model, reward_funcs=reward, rollout_func=rollout, train_dataset=...)
@@ -23,22 +23,18 @@ Rules:
 TRL is not imported, because its trainer is passed in.
 """
 
-from toolroll.rollout.adapters.trl.environments import (
-    environment_class,
-    environment_rows,
-    finish_episodes,
+from toolroll.rollout.adapters.trl.rollout_func import (
+    RolloutFunc,
+    make_rollout_func,
+    reward,
+    to_output,
+    weights_from_disk,
 )
-from toolroll.rollout.adapters.trl.rollout_func import RolloutFunc, make_rollout_func
-from toolroll.rollout.adapters.trl.samples import reward, to_output
 from toolroll.rollout.adapters.trl.settings import TrlSettings
-from toolroll.rollout.adapters.trl.weights import weights_from_disk
 
 __all__ = [
     "RolloutFunc",
     "TrlSettings",
-    "environment_class",
-    "environment_rows",
-    "finish_episodes",
     "make_rollout_func",
     "reward",
     "to_output",

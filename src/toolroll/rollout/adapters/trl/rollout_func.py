@@ -1,25 +1,32 @@
 """`RolloutFunc`: the function that `GRPOTrainer(rollout_func=...)` calls for a batch of prompts.
+`reward` is a function for `reward_funcs` that reads its result.
 
-Invariants: the result has one entry per prompt, in the order of the prompts. The episodes of one
-call run concurrently, in an event loop in another thread. Before an error or an interrupt (Ctrl-C)
-is raised, the episodes that are still running are cancelled and awaited.
+Invariants: all lists of the result have one entry per prompt, in the order of the prompts. In an
+entry, `completion_ids`, `logprobs` and `env_mask` have the same length, at least one token. The
+episodes of one call run concurrently, in an event loop in another thread. Before an error or an
+interrupt (Ctrl-C) is raised, the episodes that are still running are cancelled and awaited.
 """
 
 from __future__ import annotations
 
 import asyncio
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import orjson
 
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.episodes import EpisodePlayer, gather, task_index
-from toolroll.rollout.adapters.trl.samples import to_output
+from toolroll.rollout.adapters.sequences import single_sequence
 from toolroll.rollout.adapters.trl.settings import TrlSettings, sampling_params
 from toolroll.rollout.engine import Engine, EngineClient
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import InteractionResult
+from toolroll.rollout.types import InteractionResult, Status
 
 
 def make_rollout_func(
@@ -165,3 +172,94 @@ def _read_prompt(prompt: Any) -> tuple[int, Mapping[str, Any]]:
             f"a prompt must be a task's index, or a line of `toolroll tasks ENV`, not "
             f"{str(prompt)[:60]!r}"
         ) from None
+
+
+def to_output(
+    results: Sequence[InteractionResult], *, filler: int = 0, max_completion: int | None = None
+) -> dict[str, list[Any]]:
+    """Return `results` in the form that a `rollout_func` returns, with the extra fields
+    `toolroll_*`.
+
+    `filler` is the token id that stands for an episode that ended before its first prompt.
+    """
+    singles = [
+        single_sequence(result, filler=filler, max_response=max_completion) for result in results
+    ]
+    return {
+        "prompt_ids": [one.sequence.prompt_ids for one in singles],
+        "completion_ids": [one.sequence.response_ids for one in singles],
+        "logprobs": [one.sequence.logprobs for one in singles],
+        "env_mask": [one.sequence.loss_mask for one in singles],
+        "toolroll_reward": [result.reward for result in results],
+        "toolroll_status": [result.status.value for result in results],
+        "toolroll_stop_reason": [str(result.stop_reason) for result in results],
+        "toolroll_metrics": [dict(result.metrics) for result in results],
+        "toolroll_left_out_tokens": [one.left_out_tokens for one in singles],
+        "toolroll_weight_versions": [one.sequence.weight_versions for one in singles],
+    }
+
+
+def reward(
+    completions: Sequence[Any],
+    toolroll_reward: Sequence[float | None],
+    toolroll_status: Sequence[str],
+    toolroll_metrics: Sequence[dict[str, float]],
+    toolroll_left_out_tokens: Sequence[int],
+    log_metric: Callable[[str, float], None] | None = None,
+    **others: Any,
+) -> list[float | None]:
+    """Return the episodes' rewards, with None for an aborted episode. This function is for
+    `reward_funcs`.
+
+    It also passes the share of aborted episodes, and the mean numbers of turns and of left-out
+    tokens per episode, to TRL's `log_metric`.
+    """
+    if log_metric is not None:
+        count = len(toolroll_status)
+        aborted = sum(status == Status.ABORTED.value for status in toolroll_status)
+        log_metric("toolroll/aborted_share", aborted / count)
+        log_metric("toolroll/left_out_tokens", sum(toolroll_left_out_tokens) / count)
+        log_metric("toolroll/turns", sum(one.get("turns", 0.0) for one in toolroll_metrics) / count)
+    return list(toolroll_reward)
+
+
+def weights_from_disk(
+    engine_urls: Sequence[str], folder: str | Path, *, timeout: float = 600.0
+) -> Callable[[Any], None]:
+    """Return a function for `sync_weights`. The function saves the trainer's model in `folder` and
+    makes every engine load it from there. The trainer's step becomes the weight version.
+
+    `engine_urls` are the addresses of the workers, not of a router. All workers must be able to
+    read `folder`. `timeout` is the limit for one engine, in seconds. The returned function raises
+    `EngineError` if an engine does not load the weights.
+    """
+
+    def sync(trainer: Any) -> None:
+        trainer.save_model(str(folder))
+        if trainer.accelerator.is_main_process:
+            for url in engine_urls:
+                _load(url, str(folder), str(trainer.state.global_step), timeout)
+        trainer.accelerator.wait_for_everyone()
+
+    return sync
+
+
+def _load(url: str, folder: str, version: str, timeout: float) -> None:
+    body = orjson.dumps({"model_path": folder, "weight_version": version})
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/update_weights_from_disk",
+        data=body,
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            answer = orjson.loads(response.read())
+    except urllib.error.HTTPError as error:
+        reason = error.read().decode(errors="replace")[:500]
+        raise EngineError(f"{url} did not load the weights in {folder}: {reason}") from error
+    except OSError as error:
+        raise EngineError(f"{url} did not load the weights in {folder}: {error}") from error
+    if answer.get("success") is not True:
+        raise EngineError(
+            f"{url} did not load the weights in {folder}: {answer.get('message', answer)}"
+        )

@@ -25,8 +25,7 @@ Rules:
 verl is imported only when the first episode has ended, to create verl's output type.
 """
 
-from toolroll.rollout.adapters.verl.agent_loop import ToolrollAgentLoop
-from toolroll.rollout.adapters.verl.output import to_fields
+from toolroll.rollout.adapters.verl.agent_loop import ToolrollAgentLoop, to_fields
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine
 from toolroll.rollout.adapters.verl.settings import VerlSettings
 

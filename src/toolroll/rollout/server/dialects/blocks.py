@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.server.conversation.messages import with_role
 from toolroll.rollout.server.errors import (
     ApiError,
     UnknownFieldError,
@@ -20,8 +21,7 @@ from toolroll.rollout.server.errors import (
     not_rendered,
     refused,
 )
-from toolroll.rollout.server.messages import with_role
-from toolroll.rollout.server.nesting import too_deep
+from toolroll.rollout.server.requests.nesting import too_deep
 from toolroll.rollout.types import Message
 
 _UNPARSED = "_unparsed_arguments"

@@ -8,19 +8,17 @@ to the answer that the same request gets without `stream`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import orjson
 
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.dialects.stored_response import KeptResponse
+from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.protocol import ChatRequest, CompletionRequest
-from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sessions import LiveSession
-from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.server.requests.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.types import Tool
 
 Event = dict[str, Any]
@@ -42,35 +40,6 @@ class Asked:
     tools: list[Tool]
     own: Any = None
     lineage: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StreamContext:
-    """The data that a stream needs before the answer is finished.
-
-    `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
-    completion. It determines the ids of the choice's tool calls. `answer_id` and `created`: the
-    values that the finished answer will have. `prompt_tokens`: the length of the prompt.
-    `stop_strings`: the stop strings that are cut from the text. `in_reasoning`: True if the prompt
-    ends inside reasoning. For a text completion, `tools`, `seeds`, `prompt_tokens` and
-    `in_reasoning` are not set.
-    """
-
-    template: ChatTemplate
-    sampling_params: Mapping[str, Any]
-    tools: Sequence[Tool] | None = None
-    seeds: Sequence[str] = ()
-    answer_id: str = ""
-    created: int = 0
-    prompt_tokens: int = 0
-    stop_strings: Sequence[str] = ()
-    in_reasoning: bool = False
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """The ids of the tokens that end an answer."""
-        own = self.sampling_params.get("stop_token_ids") or ()
-        return frozenset({*self.template.stop_token_ids, *own})
 
 
 class ReplyWriter(Protocol):
@@ -108,8 +77,10 @@ class Dialect(ABC):
     """The last bytes of a stream."""
 
     @abstractmethod
-    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
-        """Return the request in `data`. Raise `ApiError` if it is not valid."""
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+        """Return the request in `data`. Raise `ApiError` if it is not valid. `responses`: the
+        stored responses of the session, to which the request may refer.
+        """
 
     @abstractmethod
     def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.errors import invalid, refused
-from toolroll.rollout.server.template_cache import TemplateCache
 
 _THINKING = ("enable_thinking", "thinking")
 

@@ -19,7 +19,7 @@ from openai.resources.completions import AsyncCompletions as AsyncTextCompletion
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.in_process.resources import Chat, TextCompletions
 from toolroll.rollout.server.in_process.transport import BASE, InProcessTransport
-from toolroll.rollout.server.sessions import check_id
+from toolroll.rollout.server.sessions.sessions import check_id
 from toolroll.rollout.types import Trajectory
 
 

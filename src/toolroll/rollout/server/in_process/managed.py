@@ -21,13 +21,13 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model, load_tokenizer
-from toolroll.rollout.server.config import EndpointSettings
+from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
 from toolroll.rollout.server.in_process.prompt_logprobs import prompt_logprobs
-from toolroll.rollout.server.messages import read_messages
-from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.sessions.sessions import LiveSession
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.bodies import chat_logprobs, exact, is_long, tokens
+from toolroll.rollout.server.answers.bodies import chat_logprobs, exact, is_long, tokens
+from toolroll.rollout.server.answers.result import CompletionResult
+from toolroll.rollout.server.conversation.stored_response import ResponseStore
 from toolroll.rollout.server.dialects.dialect import Asked, Event
-from toolroll.rollout.server.dialects.responses import OpenAIResponses
-from toolroll.rollout.server.dialects.responses_writer import ResponsesWriter
-from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
+from toolroll.rollout.server.dialects.openai_responses_writer import ResponsesWriter
 from toolroll.rollout.template.encode import Encoder
 
 
@@ -40,9 +40,9 @@ class ExactResponses(OpenAIResponses):
     exact = True
     writer_type = ExactWriter
 
-    def translate(self, live: LiveSession, data: dict[str, Any]) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
-        asked = super().translate(live, data)
+        asked = super().translate(data, responses)
         asked.request.logprobs = True
         return asked
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.dialects.dialect import ParsedRequest
-from toolroll.rollout.server.dialects.responses import not_found
+from toolroll.rollout.server.dialects.openai_responses import not_found
 from toolroll.rollout.server.endpoint import Endpoint, Starter, model_card
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.in_process.responses import ExactResponses
-from toolroll.rollout.server.pending import PendingRequest, retry_number
-from toolroll.rollout.server.received import decoded
-from toolroll.rollout.server.result import CompletionResult
-from toolroll.rollout.server.sessions import LiveSession
+from toolroll.rollout.server.requests.received import decoded
+from toolroll.rollout.server.sessions.pending import PendingRequest, retry_number
+from toolroll.rollout.server.sessions.sessions import LiveSession
 from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.server.tokenizing import tokenize
 

@@ -1,0 +1,1 @@
+"""The answers of the engine as bodies and as streams."""

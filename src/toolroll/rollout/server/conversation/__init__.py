@@ -1,0 +1,1 @@
+"""Which earlier turn a request continues, and the exact prompt of the request."""

@@ -1,0 +1,74 @@
+"""Find the sampled node that the prompt of a text completion continues. The prompt is text or ids.
+
+Invariants: the node with the longest sequence (the ids from the root to the node) wins. A prompt of
+ids extends a node if it starts with the node's sequence. A prompt of text extends a node only if it
+starts with the node's whole text, and if the tokenizer does not merge tokens across the end of this
+text. For example, "42" does not extend "4" if the tokenizer has one token for "42".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from toolroll.rollout.server.conversation.completion_index import CompletionIndex
+from toolroll.rollout.server.errors import invalid
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import IdArray
+
+_SEAM = 8
+"""The number of a node's last tokens that are encoded again, together with the rest of the prompt,
+to check that the tokenizer does not merge tokens across the end of the node.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """The prompt of a text completion, with its place in the session's tree.
+
+    `input_ids` is the whole prompt, `parent` is the node that it extends (None: a new root), and
+    `delta` is the ids after that node.
+    """
+
+    input_ids: IdArray
+    parent: Node | None
+    delta: IdArray
+
+
+def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
+    """Raise `ApiError` if `prompt` is empty or contains an id that is not in the vocabulary."""
+    if not prompt:
+        raise invalid("prompt", "the prompt is empty")
+    limit = vocab_size if vocab_size is not None else 2**31
+    if not isinstance(prompt, str) and not all(0 <= index < limit for index in prompt):
+        words = f"the prompt contains an id outside the vocabulary of {limit} tokens"
+        raise invalid("prompt", words)
+
+
+def plan_text(index: CompletionIndex, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
+    """Find the node in `index` that `prompt` extends, and return the prompt with its exact ids.
+    The session does not change. `check_prompt` must have accepted `prompt`.
+    """
+    if isinstance(prompt, str):
+        found = _extended_text(index, prompt, encoder)
+        if found is not None:
+            return found
+        ids = np.array(encoder.encode(prompt), dtype=np.int32)
+        return TextPrompt(ids, None, ids)
+    ids = np.array(prompt, dtype=np.int32)
+    node = index.before_ids(ids)
+    return TextPrompt(ids, node, ids[node.stop if node else 0 :])
+
+
+def _extended_text(index: CompletionIndex, prompt: str, encoder: Encoder) -> TextPrompt | None:
+    for node, length in index.before_text(prompt, encoder):
+        before, behind = index.session.path_ids(node), prompt[length:]
+        rest = encoder.encode(behind, previous=int(before[-1]))
+        seam = before[-_SEAM:].tolist()
+        left = encoder.decode(seam)
+        if encoder.encode(left + behind) == [*encoder.encode(left), *rest]:
+            delta = np.array(rest, dtype=np.int32)
+            return TextPrompt(np.concatenate([before, delta]), node, delta)
+    return None

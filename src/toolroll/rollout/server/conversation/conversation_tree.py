@@ -1,0 +1,337 @@
+"""`ConversationTree`: finds the earlier turn that a request continues, and builds the exact prompt.
+A turn is a sampled reply with the messages that its request added to the conversation.
+
+Invariants:
+
+- A request continues the longest conversation whose messages it repeats (`messages.Echo`), even if
+  the client changed later messages.
+- If the chat template would rewrite tokens of this conversation, or if the request sets other
+  switches of the template, a new path starts, with a reason. Both paths share the nodes whose
+  tokens all match.
+- A request that continues no turn starts a new root.
+- If the client changed what was served, the reason of the new path names the first message that
+  differs (`edits`). A request changes a served conversation if it repeats a reply of it, or all
+  messages before a reply, but not all messages up to this reply.
+- Only `Session` writes tokens.
+- Planning changes nothing: a turn does not exist until it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from toolroll.parsers.reasoning import Tags
+from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.model.turn import ParsedTurn
+from toolroll.rollout.server.conversation.edits import change_at, common_length
+from toolroll.rollout.server.conversation.messages import (
+    Digest,
+    Echo,
+    Schemas,
+    check_arguments,
+    schemas_of,
+    with_served_ids,
+)
+from toolroll.rollout.server.conversation.template_cache import same_switches
+from toolroll.rollout.server.conversation.turn import TurnNode
+from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.cursor import Cursor
+from toolroll.rollout.types import IdArray, Message, Tool
+
+EDITED = "the client changed what was served"
+SWITCHES_CHANGED = "the chat template's switches changed"
+NEW_ROOT = "another conversation of the same session"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The exact prompt of a request, with its place in the session's tree.
+
+    `input_ids` is the whole prompt: the tokens from the root to the node `parent`, then `delta`. If
+    `parent` is None, `delta` is the whole prompt.
+    `turn` is the turn that the prompt continues, or from which it forks. `added` are the messages
+    after this turn. `digest` is the digest of the whole conversation. If the model continues an
+    assistant message, `prefill` is that message's text, and `prefill_ids` are its ids, which are at
+    the end of the prompt. `continues` is True if the prompt keeps all tokens of `turn`. `preserved`
+    is True if it keeps tokens that the template would have rewritten. `fork_reason` is None if the
+    prompt simply continues a turn or repeats an earlier prompt, or if the session had no turn when
+    the prompt was planned.
+    """
+
+    template: ChatTemplate
+    added: tuple[Message, ...]
+    tools_key: bytes
+    digest: Digest
+    input_ids: IdArray
+    parent: Node | None
+    delta: IdArray
+    turn: TurnNode | None
+    fork_reason: str | None = None
+    continues: bool = False
+    preserved: bool = False
+    dropped: IdArray | None = None
+    """The ids that were truncated from the start of a first prompt, before `input_ids`."""
+    prefill: str = ""
+    prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    in_reasoning: bool = False
+    """True if the prompt without `prefill` ends inside reasoning. False in a restored turn."""
+
+    def cut(self, room: int) -> Prompt:
+        """If the prompt is the first of a conversation, return it truncated to its last `room`
+        tokens. Return any other prompt as it is.
+        """
+        drop = len(self.input_ids) - room
+        if self.turn is not None or drop <= 0:
+            return self
+        ids = self.input_ids[drop:]
+        return replace(self, input_ids=ids, delta=ids, dropped=self.input_ids[:drop])
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The parts of a `Prompt` that do not depend on its place in the tree, the list `tools`, and
+    the parser's tags for reasoning.
+    """
+
+    template: ChatTemplate
+    added: list[Message]
+    tools_key: bytes
+    digest: Digest
+    tools: list[Tool]
+    reasoning: Tags | None
+
+    def at(
+        self,
+        parent: Node | None,
+        turn: TurnNode | None,
+        ids: IdArray,
+        delta: IdArray,
+        cursor: Cursor,
+        **more: Any,
+    ) -> Prompt:
+        """Return the prompt `ids` of `cursor`, which continues or forks from `turn`."""
+        own = self.template, tuple(self.added), self.tools_key, self.digest
+        in_reasoning = cursor.opens_reasoning(self.reasoning)
+        return Prompt(*own, ids, parent, delta, turn, in_reasoning=in_reasoning, **more)
+
+
+class ConversationTree:
+    """The turns of one session. Their tokens are in `session`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.forks: list[str] = []
+        self._turns: dict[Digest, list[TurnNode]] = {}
+        # the last turn with a reply, the last one with a conversation before its reply, and the
+        # last one that follows the turn of a node
+        self._by_reply: dict[Digest, TurnNode] = {}
+        self._by_prompt: dict[Digest, TurnNode] = {}
+        self._next: dict[int, TurnNode] = {}
+        # Tool lists are long, so all turns with identical tools share one `Prompt.tools_key`.
+        self._tools: dict[bytes, bytes] = {}
+        # The first schema of each tool. All digests are made under it, even if it changes later.
+        self._schemas: Schemas = {}
+
+    # --- planning ---------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        template: ChatTemplate,
+        reasoning: Tags | None = None,
+    ) -> Prompt:
+        """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the template
+        cannot render the conversation. `reasoning`: the parser's tags for reasoning.
+        """
+        tools_key = orjson.dumps(tools)
+        schemas = self._schemas_with(tools_key)
+        echo = Echo(schemas=schemas)
+        digests = [echo.add(message) for message in messages]
+        turn, length = self._longest(messages, digests)
+        check_arguments(messages[length:])
+        served = turn.messages() if turn is not None else []
+        new = with_served_ids(messages[length:], messages[:length], served)
+        request = _Request(template, new, tools_key, echo.digest, tools, reasoning)
+        edited = self._edited(turn, length, messages, digests, schemas)
+        if turn is None:
+            cursor = template.start(new, tools)
+            ids = cursor.prompt()
+            reason = edited or (NEW_ROOT if self._turns else None)
+            return request.at(None, None, ids, ids, cursor, fork_reason=reason)
+        reason = SWITCHES_CHANGED
+        if same_switches(template, turn.template):
+            try:
+                return self._continued(request, turn, served, edited)
+            except HistoryRewrittenError as error:
+                reason = edited or error.reason
+        return self._forked(request, turn, served, reason)
+
+    def _schemas_with(self, tools_key: bytes) -> Schemas:
+        """Return the schemas of the session's tools and of new tools in the list `tools_key`."""
+        if tools_key in self._tools:
+            return self._schemas
+        return {**schemas_of(orjson.loads(tools_key)), **self._schemas}
+
+    def _longest(
+        self, messages: Sequence[Message], digests: Sequence[Digest]
+    ) -> tuple[TurnNode | None, int]:
+        """Return the turn that ends the longest conversation that the request repeats, and the
+        number of messages in this conversation. Return None and 0 if the request repeats no turn.
+        `digests[i]` is the digest of `messages[: i + 1]`.
+        """
+        for length in range(len(messages), 0, -1):
+            turn = self._choose(self._turns.get(digests[length - 1], ()), messages, length)
+            if turn is not None:
+                return turn, length
+        return None, 0
+
+    def _choose(
+        self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
+    ) -> TurnNode | None:
+        """Choose among `turns`, whose conversations have the same digest. Return the turn whose
+        reply the client repeats exactly, or else the first one with the client's call ids, or else
+        the first. Ignore turns whose reasoning the client changed. Return None if no turn is left.
+        """
+        kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
+        if len(kept) <= 1:
+            return kept[0] if kept else None
+        given = messages[length - 1]
+        exact = (turn for turn in kept if _parts(turn.reply) == _parts(given))
+        same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
+        return next(exact, None) or next(same_ids, None) or kept[0]
+
+    def _edited(
+        self,
+        turn: TurnNode | None,
+        length: int,
+        messages: Sequence[Message],
+        digests: Sequence[Digest],
+        schemas: Schemas,
+    ) -> str | None:
+        """Return how the request changes what was served after its first `length` messages, the
+        conversation of `turn`. Return None if it changes nothing. `digests`: see `_longest`.
+        """
+        later = range(len(messages) - 1, length - 1, -1)  # the last message first
+        replies = (
+            Echo(schemas=schemas).add(messages[index])
+            for index in later
+            if messages[index]["role"] == "assistant"
+        )
+        prompts = (digests[index - 1] for index in later if index)
+        turns = (
+            next(filter(None, map(self._by_reply.get, replies)), None),
+            next(filter(None, map(self._by_prompt.get, prompts)), None),
+            self._next.get(turn.node.index) if turn is not None else None,
+        )
+        histories = [served.messages() for served in turns if served is not None]
+        if not histories:
+            return None
+        lengths = [common_length(history, messages, schemas) for history in histories]
+        index = max(lengths)
+        history = histories[lengths.index(index)]
+        if index >= min(len(history), len(messages)):
+            return None
+        return f"{EDITED}: {change_at(index, history, messages, schemas)}"
+
+    def _continued(
+        self, request: _Request, turn: TurnNode, served: list[Message], edited: str | None
+    ) -> Prompt:
+        """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
+        tools = request.tools
+        changed = request.tools_key != turn.tools_key
+        before = orjson.loads(turn.tools_key) if changed else tools
+        cursor = request.template.start(served[:-1], before)
+        delta, after = cursor.after(
+            turn.sampled, [served[-1], *request.added], tools if changed else None
+        )
+        ids = np.concatenate([self.session.path_ids(turn.node), delta])
+        reason, preserved = edited if turn.node.children else None, after.preserved is not None
+        return request.at(
+            turn.node,
+            turn,
+            ids,
+            delta,
+            after,
+            fork_reason=reason,
+            continues=True,
+            preserved=preserved,
+        )
+
+    def _forked(
+        self, request: _Request, turn: TurnNode, served: list[Message], reason: str
+    ) -> Prompt:
+        kept = self.session.path_ids(turn.node)
+        cursor = request.template.start([*served, *request.added], request.tools)
+        ids = cursor.prompt(keep=kept)
+        shared = self.session.shared_prefix(ids, turn.node)
+        delta = ids[shared.stop if shared is not None else 0 :]
+        return request.at(shared, turn, ids, delta, cursor, fork_reason=reason)
+
+    # --- verifying --------------------------------------------------------------------------------
+
+    def unchecked(self) -> list[TurnNode]:
+        """Return the last turn of each sequence that is not verified yet."""
+        turns = [turn for same in self._turns.values() for turn in same]
+        continued = {id(turn.parent) for turn in turns if turn.continues}
+        return [turn for turn in turns if not turn.checked and id(turn) not in continued]
+
+    def last_turn(self) -> TurnNode | None:
+        """Return the turn that was committed last."""
+        turns = (turn for same in self._turns.values() for turn in same)
+        return max(turns, key=lambda turn: turn.node.index, default=None)
+
+    # --- committing -------------------------------------------------------------------------------
+
+    def observe(self, prompt: Prompt) -> Node:
+        """Add the prompt's tokens to the tree. Identical prompts share one node."""
+        before, reason = self.session.nodes, prompt.fork_reason
+        if before and prompt.turn is None and reason is None:
+            reason = NEW_ROOT  # another first request was answered after this prompt was planned
+        node = self.session.observe(prompt.delta, after=prompt.parent, reason=reason)
+        if reason is not None and self.session.nodes > before:
+            self.forks.append(reason)
+        return node
+
+    def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
+        """Add the turn whose reply was sampled as `node`."""
+        # The schemas before the key, because a request may be planned in another thread.
+        schemas = self._schemas = self._schemas_with(prompt.tools_key)
+        tools_key = self._tools.setdefault(prompt.tools_key, prompt.tools_key)
+        digest = Echo(prompt.digest, schemas).add(reading.message)
+        turn = TurnNode(
+            prompt.turn,
+            prompt.added,
+            reading.message,
+            digest,
+            node,
+            reading.sampled,
+            tools_key,
+            prompt.template,
+            prompt.continues,
+            prompt.preserved,
+            prompt.dropped,
+            prefill=prompt.prefill,
+            prefill_size=len(prompt.prefill_ids),
+        )
+        self._turns.setdefault(digest, []).append(turn)
+        self._by_reply[Echo(schemas=schemas).add(reading.message)] = turn
+        self._by_prompt[prompt.digest] = turn
+        if prompt.turn is not None:
+            self._next[prompt.turn.node.index] = turn
+        return turn
+
+
+def _call_ids(message: Message) -> list[str]:
+    return [call["id"] for call in message.get("tool_calls") or ()]
+
+
+def _parts(message: Message) -> tuple[str, str | None, list[str]]:
+    return (message.get("content") or "", message.get("reasoning_content"), _call_ids(message))

@@ -1,0 +1,316 @@
+"""Validate the messages of a request, and compare them with the messages of earlier requests and
+replies in the same session.
+
+Invariants: differences that client libraries introduce on their own are ignored (the order of JSON
+keys in arguments, arguments that equal their default in the tool's schema, the ids of tool calls,
+`null` for an empty content, dropped reasoning, text in parts). All other differences count. A field
+that chat templates ignore is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from toolroll.parsers.reading.resolve import Schema
+from toolroll.parsers.reading.schema import Offered
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.server.errors import ApiError, invalid, not_rendered, refused
+from toolroll.rollout.server.requests.nesting import too_deep, too_deep_text
+from toolroll.rollout.template.render import plain_content
+from toolroll.rollout.types import Message, Tool
+
+_ROLES = {
+    "system": frozenset({"role", "content", "name"}),
+    "developer": frozenset({"role", "content", "name"}),
+    "user": frozenset({"role", "content", "name"}),
+    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
+    "assistant": frozenset(
+        {"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}
+    ),
+}
+_CALL = frozenset({"id", "type", "function", "index"})
+_FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
+"""The openai SDK adds `index` and `parsed_arguments`; models never see them."""
+
+_INERT = frozenset({"provider_specific_fields", "annotations"})
+"""Fields that client libraries add to messages and that models never see."""
+
+Digest = bytes
+START: Digest = b""
+
+Schemas = Mapping[str, Schema | None]
+"""The schemas of the parameters of tools, by the tool's name. None if no parameter has a default.
+"""
+
+
+def read_messages(
+    given: Sequence[Any], *, developer: bool = False, answer: bool = True
+) -> list[Message]:
+    """Return `given` as plain messages. Text parts are joined, and empty fields are left out.
+
+    `developer`: the template supports the role `developer`. Otherwise messages with this role
+    become system messages. `answer`: the request asks for a new reply, so the last message must not
+    be the assistant's. Raise `ApiError` if a message is not valid.
+    """
+    if not given:
+        raise _invalid_message("messages", "messages is empty")
+    messages = [_read(message, f"messages[{index}]") for index, message in enumerate(given)]
+    if not developer:
+        messages = with_role(messages, "developer", "system")
+    if answer and messages[-1]["role"] == "assistant":
+        raise _invalid_message(
+            "messages",
+            "the last message is from the assistant: to continue it, set "
+            "continue_final_message: true",
+        )
+    return messages
+
+
+def with_role(messages: Sequence[Message], role: str, new: str) -> list[Message]:
+    """Return `messages`, but with the role `new` in those that have the role `role`."""
+    return [{**m, "role": new} if m["role"] == role else m for m in messages]
+
+
+def _read(given: Any, place: str) -> Message:
+    if not isinstance(given, Mapping):
+        raise invalid(place, f"{place} is not an object with a role")
+    role = given.get("role")
+    known = _ROLES.get(role) if isinstance(role, str) else None
+    if known is None:
+        words = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
+        raise _invalid_message(f"{place}.role", words)
+    message: Message = {"role": role}
+    for name, value in given.items():
+        if name in known and (value is not None or name == "content"):
+            message[name] = value
+    _only(given, known, place)
+    try:
+        message = plain_content(message)
+    except (TemplateError, KeyError) as error:
+        raise refused(f"{place}.content", f"{place}: {error}") from error
+    if role == "assistant":
+        return _assistant(message, place)
+    for name, value in (
+        ("content", message.get("content")),
+        ("tool_call_id", message.get("tool_call_id", "")),
+    ):
+        if not isinstance(value, str):
+            raise _invalid_message(f"{place}.{name}", f"{place}.{name} must be text")
+    return message
+
+
+def _assistant(message: Message, place: str) -> Message:
+    reasoning = message.pop("reasoning", None)
+    if reasoning and not message.get("reasoning_content"):
+        message["reasoning_content"] = reasoning
+    message.setdefault("content", None)
+    calls = message.pop("tool_calls", None)
+    if calls and not isinstance(calls, list):
+        raise _invalid_message(f"{place}.tool_calls", f"{place}.tool_calls must be a list")
+    if calls:
+        message["tool_calls"] = [
+            _call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(calls)
+        ]
+    return message
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise _invalid_message(place, f"{place} is not a function call with a name")
+    if call.get("type") not in (None, "function"):
+        words = f"{place}.type is {call['type']!r}; it must be function"
+        raise _invalid_message(f"{place}.type", words)
+    _only(call, _CALL, place)
+    _only(function, _FUNCTION, f"{place}.function")
+    arguments = function.get("arguments")
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "arguments": "{}" if arguments in (None, "") else arguments,
+        },
+    }
+
+
+def _only(given: Mapping[str, Any], known: frozenset[str], place: str) -> None:
+    """Raise `ApiError` if a field of `given` has a value, but is not in `known` or `_INERT`."""
+    for name, value in given.items():
+        if value and name not in known and name not in _INERT:
+            raise not_rendered(f"{place}.{name}")
+
+
+def check_arguments(messages: Sequence[Message]) -> None:
+    """Raise `ApiError` if the arguments of a call in `messages` are a text that is nested too deep.
+    Most chat templates could not render it. `messages` are the new messages of the request:
+    messages of earlier turns need no second check.
+    """
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) and too_deep_text(arguments):
+            words = f"messages: the arguments of the call {call['id']!r} are nested too deep"
+            raise _invalid_message("messages", words)
+
+
+def _invalid_message(place: str, words: str) -> ApiError:
+    return refused(place, words, code="invalid_messages")
+
+
+# --- the form in which messages are compared ------------------------------------------------------
+
+
+class Echo:
+    """A digest of each prefix of a conversation.
+
+    Two digests are the same if the messages differ only in what a client library may change.
+    `schemas` give the defaults of arguments: a call without an argument is the same call as one
+    with the argument's default.
+    """
+
+    def __init__(self, digest: Digest = START, schemas: Schemas | None = None) -> None:
+        self.digest = digest
+        self._schemas = schemas or {}
+        self._ids: dict[str, str] = {}
+        self._calls = 0
+
+    def add(self, message: Message) -> Digest:
+        """Add the next message. Return the digest of all messages so far."""
+        form = json_form(self._form(message))
+        self.digest = blake2b(self.digest + form, digest_size=16).digest()
+        return self.digest
+
+    def _form(self, message: Message) -> list[Any]:
+        role, content = message["role"], message.get("content") or ""
+        if role == "assistant":
+            return [
+                role,
+                content.strip(),
+                [self._call(call) for call in message.get("tool_calls") or ()],
+            ]
+        if role == "tool":
+            given = str(message.get("tool_call_id") or "")
+            return [role, content, self._ids.get(given, "?" + given)]
+        return [role, content, message.get("name")]
+
+    def _call(self, call: Mapping[str, Any]) -> list[Any]:
+        self._ids[str(call.get("id") or "")] = str(self._calls)
+        self._calls += 1
+        return call_form(call, self._schemas)
+
+
+def call_form(call: Mapping[str, Any], schemas: Schemas) -> list[Any]:
+    """Return the name and the arguments of `call` in the form in which calls are compared."""
+    name = call["function"]["name"]
+    # `_call` reads a call without arguments as "{}".
+    arguments = canonical(call["function"].get("arguments") or "{}")
+    return [name, _without_defaults(arguments, schemas.get(name))]
+
+
+def schemas_of(tools: Sequence[Tool]) -> Schemas:
+    """Return the schemas of the parameters of `tools`."""
+    offered, schemas = Offered(tools), dict[str, Schema | None]()
+    for name, function in offered.functions.items():
+        parameters = offered.parameters(name)
+        has_default = b'"default":' in orjson.dumps(function.get("parameters"))
+        schemas[name] = parameters.schema if parameters is not None and has_default else None
+    return schemas
+
+
+def _without_defaults(value: Any, schema: Schema | None) -> Any:
+    """Return `value` without the fields that equal their default in `schema`, at any depth."""
+    if schema is None:
+        return value
+    if isinstance(value, list):
+        return [_without_defaults(item, schema.item(index)) for index, item in enumerate(value)]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for name, item in value.items():
+        field = schema.member(name)
+        rest = _without_defaults(item, field)
+        for default in field.default if field is not None else ():
+            if json_form(rest) == json_form(_without_defaults(_same_numbers(default), field)):
+                break
+        else:
+            kept[name] = rest
+    return kept
+
+
+def json_form(value: Any) -> bytes:
+    """Return `value` as JSON text that does not depend on the order of keys."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def canonical(arguments: Any) -> Any:
+    """Return `arguments` as data for a comparison that ignores spacing, the order of keys and the
+    notation of numbers. If `arguments` is a text that is not JSON or is nested too deep, return it
+    unchanged.
+    """
+    found = arguments
+    if isinstance(arguments, str):
+        try:
+            found = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return arguments
+        if too_deep(found):
+            return arguments
+    return _same_numbers(found)
+
+
+def _same_numbers(value: Any) -> Any:
+    """Return `value` with its numbers as JavaScript would send them back. JavaScript writes 1.0 as
+    1, and its integers have at most 53 bits.
+    """
+    if isinstance(value, dict):
+        return {key: _same_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_same_numbers(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, int) and abs(value) >= 2**53:
+        return float(value)
+    return value
+
+
+def same_reasoning(given: Message, served: Message) -> bool:
+    """Return True if the message `given` by the client repeats the reasoning of `served`, or has
+    none.
+    """
+    echo = given.get("reasoning_content")
+    return not echo or str(echo).strip() == str(served.get("reasoning_content") or "").strip()
+
+
+def with_served_ids(
+    new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]
+) -> list[Message]:
+    """Return the `new` messages. If a tool result has a call id that the client made up, replace
+    this id with the id that the endpoint gave to the call.
+
+    `given` is the start of the conversation as the client repeats it. `served` is the same start
+    with the endpoint's own ids.
+    """
+    wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
+    ids: dict[str, str] = {}
+    # In reverse: the last call with an id counts, and it is usually in the last message.
+    for one, other in zip(reversed(given), reversed(served), strict=True):
+        if not wanted:
+            break
+        for call, own in zip(
+            reversed(one.get("tool_calls") or ()),
+            reversed(other.get("tool_calls") or ()),
+            strict=True,
+        ):
+            if call["id"] in wanted:
+                wanted.discard(call["id"])
+                ids[call["id"]] = own["id"]
+    # A message whose id does not change stays the same object, so that the session stores it once.
+    changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
+    return [
+        {**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m
+        for m in new
+    ]

@@ -1,0 +1,79 @@
+"""`ResponseStore`: the responses of one session that later requests can refer to by id.
+
+Invariants: a stored response holds only its own output. Its conversation is read from the tree of
+turns. The fields that a response repeats from its request (such as tools and instructions) are
+stored once if they are equal in several responses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.server.conversation.turn import TurnNode
+from toolroll.rollout.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """A response without its conversation: the response's id, the request's instructions, and two
+    JSON objects. `echo` has the fields that repeat the request, and `answer` has all other fields.
+    """
+
+    id: str
+    instructions: str
+    echo: bytes
+    answer: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A stored response and its turn."""
+
+    turn: TurnNode
+    kept: KeptResponse
+
+    @property
+    def body(self) -> bytes:
+        """The whole response as JSON."""
+        return b"".join((memoryview(self.kept.answer)[:-1], b",", memoryview(self.kept.echo)[1:]))
+
+    def messages(self, instructions: str) -> list[Message]:
+        """Return the chat messages of the conversation, up to and including this response.
+        `instructions` replace the instructions of the request that led to this response.
+        """
+        found, own = self.turn.messages(), self.kept.instructions
+        if instructions == own:
+            return found
+        if own:
+            rest = found[0]["content"].removeprefix(own).removeprefix("\n\n")
+            found[:1] = [{"role": "system", "content": rest}] if rest else []
+        if instructions:
+            found.insert(0, {"role": "system", "content": instructions})
+        return found
+
+
+class ResponseStore:
+    """The stored responses of one session, by id."""
+
+    def __init__(self) -> None:
+        self._responses: dict[str, StoredResponse] = {}
+        self._echoes: dict[bytes, bytes] = {}
+
+    def get(self, response_id: str) -> StoredResponse | None:
+        """Return the response with this id. Return None if it is not stored."""
+        return self._responses.get(response_id)
+
+    def item(self, item_id: str) -> dict[str, Any] | None:
+        """Return the output item with this id. Return None if it is not stored."""
+        # `ResponsesWriter` makes the id of an item from the response's id
+        stored = self.get(f"resp_{item_id.partition('_')[2].rpartition('_')[0]}")
+        output = [] if stored is None else orjson.loads(stored.kept.answer)["output"]
+        return next((item for item in output if item["id"] == item_id), None)
+
+    def add(self, turn: TurnNode, kept: KeptResponse) -> None:
+        """Store the response `kept`, whose reply is that of `turn`."""
+        echo = self._echoes.setdefault(kept.echo, kept.echo)
+        self._responses[kept.id] = StoredResponse(turn, replace(kept, echo=echo))

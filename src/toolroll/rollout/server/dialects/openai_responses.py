@@ -1,0 +1,244 @@
+"""OpenAI's Responses: `POST /v1/responses`.
+
+Invariants: items are converted to chat messages and back. The ids and statuses of items never reach
+the prompt, so a request that changes only these still continues an earlier turn.
+`previous_response_id` continues the turn of the response with this id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import orjson
+
+from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.conversation.messages import with_role
+from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
+from toolroll.rollout.server.conversation.template_cache import TemplateCache
+from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
+from toolroll.rollout.server.dialects.dialect import Asked, Dialect
+from toolroll.rollout.server.dialects.lineage import lineage_of
+from toolroll.rollout.server.dialects.openai_responses_items import (
+    Names,
+    flat_name,
+    read_items,
+    read_tools,
+)
+from toolroll.rollout.server.dialects.openai_responses_request import (
+    FunctionChoice,
+    ResponsesRequest,
+)
+from toolroll.rollout.server.dialects.openai_responses_writer import (
+    ResponsesWriter,
+    output_of,
+    state_of,
+    usage_of,
+)
+from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.errors import ApiError, invalid, refused
+from toolroll.rollout.server.requests.protocol import ChatRequest, NamedChoice, NamedFunction, read
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import Message
+
+_NAMES = {
+    "messages": "input",
+    "response_format": "text.format",
+}
+"""Maps the core's field names to the names in Responses, if they differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The parts of the request that are needed for the answer, or that the answer repeats."""
+
+    request: ResponsesRequest
+    names: Names
+    metadata: Mapping[str, Any]
+
+    @property
+    def encrypted(self) -> bool:
+        """True if reasoning items have an `encrypted_content`. With `store: false`, Qwen Code does
+        not ask for it, but sends reasoning back as text without it.
+        """
+        return bool(self.request.include) or not self.request.store
+
+
+@dataclass(frozen=True, eq=False)
+class OpenAIResponses(Dialect):
+    """`POST /v1/responses`. `reasons` is True if the served model's parser supports reasoning."""
+
+    kind = "response"
+    prefix = "resp_"
+    writer_type: ClassVar[type[ResponsesWriter]] = ResponsesWriter
+
+    encoder: Encoder
+    templates: TemplateCache
+    settings: EndpointSettings
+    model: str
+    reasons: bool
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
+        request = read(ResponsesRequest, data)
+        messages = self._messages(request, responses)
+        request.input = ""
+        drop = self.settings.server_tools == "drop"
+        tools, names = read_tools(request.tools or (), drop=drop)
+        choice: Any = request.tool_choice
+        if isinstance(choice, FunctionChoice):
+            name = flat_name(choice.namespace, choice.name) if choice.namespace else choice.name
+            choice = NamedChoice(function=NamedFunction(name=name))
+        chat = ChatRequest(
+            model=request.model,
+            max_tokens=request.max_output_tokens,
+            messages=[None],
+            temperature=request.temperature,
+            top_p=request.top_p,
+            stream=request.stream,
+            tool_choice=choice,
+            parallel_tool_calls=request.parallel_tool_calls,
+            chat_template_kwargs=self._switches(request),
+            session_id=request.session_id,
+            **_format(request),
+        )
+        chat.messages = []
+        metadata = mapping(data.get("metadata") or {}, "metadata")
+        own = Own(request, names, metadata)
+        return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
+
+    def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
+        instructions = request.instructions or ""
+        new = read_items(request.input, reasons=self.reasons, find=responses.item)
+        messages: list[Message] = (
+            [{"role": "system", "content": instructions}] if instructions else []
+        )
+        if request.previous_response_id is not None:
+            stored = responses.get(request.previous_response_id)
+            if stored is None:
+                raise not_found(request.previous_response_id, "previous_response_id")
+            messages = stored.messages(instructions)
+        messages += new
+        if not self.templates.developer:
+            messages = with_role(messages, "developer", "system")
+        if not new or new[-1]["role"] == "assistant":
+            words = "input must end with a message or a call's output, not with the model's reply"
+            raise invalid("input", words)
+        return system_places(messages, anywhere=self.templates.system_anywhere)
+
+    def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
+        switches: dict[str, Any] = {}
+        if request.reasoning is not None:
+            effort = request.reasoning.effort
+            switches |= effort_switches(
+                self.templates, effort, "reasoning.effort", default="medium"
+            )
+        verbosity = request.text.verbosity if request.text is not None else None
+        if verbosity is not None and "verbosity" in self.templates.variables:
+            switches["verbosity"] = verbosity
+        elif verbosity not in (None, "medium"):
+            words = "text.verbosity cannot be honored: the chat template has no switch verbosity"
+            raise refused("text.verbosity", f"{words}. Leave it out")
+        return all_switches(request.chat_template_kwargs, switches)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+        """Return a `response`."""
+        return {**self._answer(asked, result), **self._echo(asked)}
+
+    def _answer(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+        own: Own = asked.own
+        return {
+            "id": result.id,
+            "object": "response",
+            "created_at": result.created,
+            **state_of(result),
+            "output": output_of(result, self.encoder, own.names, encrypted=own.encrypted),
+            "usage": usage_of(result, self.encoder),
+        }
+
+    def _echo(self, asked: Asked) -> dict[str, Any]:
+        """Return the fields of the request that the response repeats."""
+        own: Own = asked.own
+        request = own.request
+        choice: Any = request.tool_choice or "auto"
+        if isinstance(choice, FunctionChoice):
+            choice = choice.model_dump(exclude_none=True)
+        reasoning, text = request.reasoning, request.text
+        form = {"format": {"type": "text"}}
+        return {
+            "model": self.model,
+            "instructions": request.instructions,
+            "metadata": own.metadata,
+            "tools": request.tools or [],
+            "tool_choice": choice,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "max_output_tokens": request.max_output_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "reasoning": reasoning.model_dump() if reasoning is not None else None,
+            "text": {**form, **(text.model_dump(by_alias=True, exclude_none=True) if text else {})},
+            "store": request.store,
+            "truncation": "disabled",
+            "background": False,
+            "service_tier": "default",
+        }
+
+    def writer(self, asked: Asked, context: StreamContext) -> ResponsesWriter:
+        """Return the writer of one stream."""
+        response = {
+            "id": context.answer_id,
+            "object": "response",
+            "created_at": context.created,
+            "status": "in_progress",
+            "incomplete_details": None,
+            "error": None,
+            "output": [],
+            "usage": None,
+            **self._echo(asked),
+        }
+        own: Own = asked.own
+        return self.writer_type(response, self.encoder, own.names, encrypted=own.encrypted)
+
+    def refusal(self, error: ApiError) -> dict[str, Any]:
+        """Return OpenAI's error body."""
+        return renamed(error, _NAMES).body
+
+    def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
+        """Return the response, so that `previous_response_id` can refer to it. Return None if the
+        request's `store` is false.
+        """
+        request: ResponsesRequest = asked.own.request
+        if not request.store:
+            return None
+        echo, answer = orjson.dumps(self._echo(asked)), self._answer(asked, result)
+        return KeptResponse(result.id, request.instructions or "", echo, orjson.dumps(answer))
+
+
+def not_found(response_id: str, param: str | None = None) -> ApiError:
+    """Return the error for a response that is not stored."""
+    words = (
+        f"there is no response {response_id!r} in this session. A response is kept only if its "
+        "request names a session (in the path, a header, the key or the body) and store is not "
+        "false"
+    )
+    return ApiError(404, "response_not_found", words, param=param)
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    """Return `text.format` as the `response_format` of chat completions."""
+    wanted = request.text.format if request.text is not None else None
+    if wanted is None:
+        return {}
+    if wanted.type != "json_schema":
+        return {"response_format": {"type": wanted.type}}
+    if wanted.schema_ is None:
+        words = "text.format.schema is missing"
+        raise invalid("text.format.schema", words)
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}

@@ -1,0 +1,470 @@
+"""The HTTP server: one class whose handlers call `Endpoint`.
+
+Invariants: every error response has the error format of the API that the request uses, a stable
+code, and the header `x-should-retry`, which is true if a retry can succeed. A session can be
+reached with the server's key or with the session's own key (`access`). Nothing that a client sends
+becomes a file name. A session id is validated before it becomes a header of a request to the
+engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.answers.bodies import Traced
+from toolroll.rollout.server.answers.result import LONG, CompletionResult
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.openai_responses import not_found
+from toolroll.rollout.server.endpoint import (
+    Endpoint,
+    Started,
+    Starter,
+    model_card,
+)
+from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.http import http_log
+from toolroll.rollout.server.http.access import check_sender, has_key, session_key, sessions_in_keys
+from toolroll.rollout.server.http.receive import receive
+from toolroll.rollout.server.http.session_routes import SessionRoutes
+from toolroll.rollout.server.requests.paths import hint_for, instead_of
+from toolroll.rollout.server.requests.protocol import RewardRequest, SessionRequest, read
+from toolroll.rollout.server.requests.sampling import session_defaults
+from toolroll.rollout.server.sessions.pending import PendingRequest, retry_number
+from toolroll.rollout.server.sessions.sessions import LiveSession, check_id
+from toolroll.rollout.server.streaming import event_lines, opened
+from toolroll.rollout.server.tokenizing import tokenize
+from toolroll.rollout.session.trajectory_json import to_json
+
+logger = logging.getLogger(__name__)
+
+SESSION_HEADER = "x-session-id"
+_RETRY_HEADER = "x-stainless-retry-count"
+_SESSION: ContextVar[str] = ContextVar("session")
+_NO_ANSWER = 499
+"""The status in the log if the client closed the connection before it got the answer."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class EndpointServer:
+    """Serves `endpoint` over HTTP while its `async with` block runs. The host and the port are in
+    `endpoint.settings`. `url` is the address of the server. If the port in the settings is 0, `url`
+    contains the port that was chosen.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.settings = endpoint.settings
+        self.url = ""
+        self._site: web.TCPSite | None = None
+        self._runner: web.AppRunner | None = None
+        self._sweepers: list[asyncio.Task[None]] = []
+        self._spoke: set[web.RequestHandler] = set()
+
+    async def __aenter__(self) -> EndpointServer:
+        await self.endpoint.start()
+        app = web.Application(middlewares=[self._logged, self._errors, self._allowed])
+        app.add_routes(self._routes())
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            logger=http_log.logger,
+            auto_decompress=False,  # `receive` decompresses, with a limit
+            keepalive_timeout=self.settings.receive,
+            lingering_time=min(10.0, self.settings.receive),
+        )
+        await self._runner.setup()
+        self._site = web.TCPSite(self._runner, self.settings.host, self.settings.port, backlog=4096)
+        try:
+            await self._site.start()
+        except OSError:
+            await self.endpoint.aclose()
+            await self._runner.cleanup()
+            raise
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._sweepers = [
+            asyncio.create_task(self._drop_idle()),
+            asyncio.create_task(self._close_silent(self._runner)),
+        ]
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._runner is not None
+        assert self._site is not None
+        for sweeper in self._sweepers:
+            sweeper.cancel()
+        await self._site.stop()  # requests on open connections now get a 503
+        try:
+            await self.endpoint.aclose()
+        finally:
+            await self._runner.cleanup()
+
+    def _routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.get("/health", self._health),
+            web.post("/sessions", self._create),
+            web.get("/sessions/{session}/trajectories", self._trajectories),
+            web.get("/sessions/{session}/trace", self._trace),
+            web.post("/sessions/{session}/reward", self._reward),
+            web.delete("/sessions/{session}", self._delete),
+            *SessionRoutes(self.endpoint, self._only).routes(),
+        ]
+        for prefix in ("", "/sessions/{session}"):
+            routes += [
+                web.post(f"{prefix}/v1/chat/completions", partial(self._reply, self.endpoint.chat)),
+                web.post(f"{prefix}/v1/messages", partial(self._reply, self.endpoint.messages)),
+                web.post(f"{prefix}/v1/responses", partial(self._reply, self.endpoint.responses)),
+                web.get(prefix + "/v1/responses/{response}", self._response),
+                web.post(f"{prefix}/v1/messages/count_tokens", self._count),
+                web.post(f"{prefix}/v1/completions", self._text),
+                web.get(f"{prefix}/v1/models", self._models),
+                web.get(prefix + "/v1/models/{model:.+}", self._model),
+                web.post(f"{prefix}/tokenize", self._tokenize),
+                web.post(f"{prefix}/v1/tokenize", self._tokenize),
+            ]
+        return routes
+
+    async def _drop_idle(self) -> None:
+        while True:
+            await asyncio.sleep(min(60.0, self.settings.idle / 2))
+            self.endpoint.sessions.drop_idle()
+
+    async def _close_silent(self, runner: web.AppRunner) -> None:
+        """Close connections on which no complete request header has arrived. aiohttp does this
+        itself from version 3.14.4 on.
+        """
+        silent: set[web.RequestHandler] = set()
+        while runner.server is not None:
+            await asyncio.sleep(self.settings.receive / 2)
+            live = set(runner.server.connections)
+            self._spoke &= live
+            for connection in (silent & live) - self._spoke:
+                connection.force_close()
+            silent = live - self._spoke
+
+    # --- around every handler ---------------------------------------------------------------------
+
+    @web.middleware
+    async def _logged(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Log one line for each request, without keys, queries or bodies. The path is logged
+        percent-encoded and the session id is validated, so that a client cannot add lines to the
+        log.
+        """
+        self._spoke.add(request.protocol)
+        began = time.perf_counter()
+        status = _NO_ANSWER
+        _SESSION.set("-")
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        finally:
+            seconds = time.perf_counter() - began
+            self.endpoint.metrics.request(request.method, _route(request), status, seconds)
+            logger.info(
+                "%s %s %d session=%s %.0f ms",
+                request.method,
+                request.rel_url.raw_path,
+                status,
+                _SESSION.get(),
+                seconds * 1000,
+            )
+
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return self._refusal(_http_error(error, request), request)
+        except ConnectionError:
+            raise  # the client has closed the connection
+        except Exception as error:  # the request's border: no other request is affected
+            found = api_error(error)
+            if found.code == "internal_error":
+                logger.exception("a request to %s failed", request.path)
+            return self._refusal(found, request)
+
+    def _refusal(self, error: ApiError, request: web.Request) -> web.Response:
+        """Return the response for `error`, in the error format of the API that `request` uses."""
+        self.endpoint.metrics.errors[error.code] += 1
+        dialect = self.endpoint.dialect_of(request.rel_url.raw_path)
+        headers = {"x-should-retry": "true" if error.retry else "false"}
+        return _json(dialect.refusal(error), status=error.status, headers=headers)
+
+    @web.middleware
+    async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        key = self.settings.api_key
+        if key is None:
+            check_sender(request)
+        elif request.path != "/health":
+            session_id = self._named(request)
+            owned = session_id is not None and has_key(request, session_key(key, session_id))
+            if not (has_key(request, key) or owned):
+                raise ApiError(
+                    401,
+                    "invalid_api_key",
+                    "the key is missing, is wrong, or belongs to another session",
+                )
+        return await handler(request)
+
+    def _only(self, request: web.Request) -> str | None:
+        """Return the id of the session if the request's key opens only this session. Return None if
+        the request has the server's own key, or if no key is needed.
+        """
+        key = self.settings.api_key
+        return None if key is None or has_key(request, key) else self._named(request)
+
+    def _named(self, request: web.Request) -> str | None:
+        """Return the name of the session in the path, the key or the header. Return None if none of
+        them names a session.
+
+        The path and the key take precedence over the header, because some programs set the header
+        for their own purposes.
+        """
+        in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
+        named = {request.match_info.get("session"), *in_keys} - {None}
+        if len(named) > 1:
+            words = "the path and the keys name more than one session"
+            raise ApiError(400, "invalid_session_id", words, param="session_id")
+        name = next(iter(named), None) or request.headers.get(SESSION_HEADER)
+        if not name:
+            return None
+        session_id = check_id(name)
+        _SESSION.set(session_id)
+        return session_id
+
+    # --- completions ------------------------------------------------------------------------------
+
+    async def _reply(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
+        start = partial(self.endpoint.start_reply, dialect)
+        return await self._answer(request, *await self._start(request, start))
+
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        body = await receive(request, self.settings)
+        if body.data.get("max_tokens") is None:
+            body.data["max_tokens"] = 1
+        await self.endpoint.refresh()
+        live = self._live(request, body.data)
+        counted = await self.endpoint.count(self.endpoint.messages, live, body)
+        return _json({"input_tokens": counted})
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        live, response_id = self._live(request, {}), request.match_info["response"]
+        stored = live.responses.get(response_id)
+        if stored is None:
+            raise not_found(response_id)
+        return web.Response(body=stored.body, content_type="application/json")
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, *await self._start(request, self.endpoint.start_text))
+
+    async def _start(self, request: web.Request, start: Starter) -> Started:
+        """Start the completion of `request`. The decoded body is freed afterwards, because it
+        contains the whole conversation and is not needed while the engine samples.
+        """
+        body = await receive(request, self.settings)
+        await self.endpoint.refresh()
+        live = self._live(request, body.data)
+        return await start(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+
+    def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
+        """Return the session that the path, header, key or body names. If it does not exist, return
+        a new one, which other requests cannot find yet. If no session is named, return one that is
+        dropped when the request ends.
+        """
+        named = self._named(request)
+        given = body.get("session_id") if isinstance(body, dict) else None
+        if given is not None and named is not None and given != named:
+            raise ApiError(
+                400,
+                "invalid_session_id",
+                "the body names a different session from the path, the header or the key",
+                param="session_id",
+            )
+        if given is not None and self._only(request) not in (None, given):
+            raise ApiError(401, "invalid_api_key", "the key belongs to another session")
+        session_id = named or given
+        if session_id is not None:
+            _SESSION.set(check_id(str(session_id)))
+            return self.endpoint.sessions.of(str(session_id))
+        return self.endpoint.sessions.ephemeral()
+
+    async def _answer(
+        self,
+        request: web.Request,
+        live: LiveSession,
+        parsed: ParsedRequest,
+        pending: PendingRequest[CompletionResult],
+    ) -> web.StreamResponse:
+        live.pending.join(pending)
+        try:
+            if parsed.request.stream:
+                return await self._stream(request, parsed, pending)
+            await asyncio.wait([pending.task])
+            result = await self.endpoint.commit(pending)
+            return web.Response(body=result.body, content_type="application/json")
+        finally:
+            live.pending.leave(pending)
+
+    async def _stream(
+        self, request: web.Request, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
+    ) -> web.StreamResponse:
+        await opened(self.endpoint, pending)
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(request)
+        async for line in event_lines(self.endpoint, parsed, pending):
+            await response.write(line)
+        await response.write_eof()
+        return response
+
+    # --- the model --------------------------------------------------------------------------------
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return _json(
+            {"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)}
+        )
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        await self.endpoint.refresh()
+        return _json({"object": "list", "data": [model_card(self.endpoint)]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["model"]
+        await self.endpoint.refresh()
+        if name != self.endpoint.model:
+            raise ApiError(
+                404,
+                "model_not_found",
+                f"this endpoint serves {self.endpoint.model!r}",
+                param="model",
+            )
+        return _json(model_card(self.endpoint))
+
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        return _json(await tokenize(self.endpoint, await receive(request, self.settings)))
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        given = (await receive(request, self.settings)).data if request.can_read_body else {}
+        parsed = read(SessionRequest, given, labels=False)
+        only = self._only(request)
+        if only is not None and parsed.session_id != only:
+            raise ApiError(
+                401, "invalid_api_key", "the key of a session cannot create other sessions"
+            )
+        params = session_defaults(parsed.sampling_params)
+        live = self.endpoint.sessions.create(parsed.session_id or uuid.uuid4().hex, params)
+        if live.log is not None:
+            await live.log.saved()
+        key = self.settings.api_key
+        made = {
+            "session_id": live.id,
+            "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1",
+        }
+        return _json(
+            {**made, "api_key": session_key(key, live.id)} if key is not None else made, status=201
+        )
+
+    def _found(self, request: web.Request) -> LiveSession:
+        """Return the session that the path names. Raise `ApiError` if it does not exist."""
+        live = self.endpoint.sessions.find(request.match_info["session"])
+        _SESSION.set(live.id)
+        return live
+
+    async def _trajectories(self, request: web.Request) -> web.StreamResponse:
+        live = self._found(request)
+        await self.endpoint.settle(live)
+        found = live.session.trajectories()
+        state = {
+            "session_id": live.id,
+            "reward": live.reward,
+            "info": live.info,
+            "forks": live.tree.forks,
+            "mismatches": dict(live.mismatches),
+            "in_flight": live.pending.in_flight,
+        }
+        large = sum(len(one.input_ids) for one in found) > LONG
+        return await _json_of_size(
+            lambda: {**state, "trajectories": list(map(to_json, found))}, large=large
+        )
+
+    async def _trace(self, request: web.Request) -> web.StreamResponse:
+        live = self._found(request)
+        await self.endpoint.settle(live)
+        found = []
+        for node, kind in live.trace:
+            completion = node.completion
+            assert completion is not None
+            prompt_ids = live.session.path_ids(node.parent)
+            found.append(Traced(kind, prompt_ids, completion, node.excluded))
+        large = sum(len(one.prompt_ids) + len(one.completion.output_ids) for one in found) > LONG
+        return await _json_of_size(
+            lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large
+        )
+
+    async def _reward(self, request: web.Request) -> web.StreamResponse:
+        body = await receive(request, self.settings)
+        parsed = read(RewardRequest, body.data, labels=False)
+        live = self._found(request)  # only now, because it may have ended while the body arrived
+        live.check()
+        live.reward, live.info = parsed.reward, parsed.info
+        if live.log is not None:
+            await live.log.reward(parsed.reward, parsed.info)
+        return _json({"session_id": live.id, "reward": live.reward})
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        session_id = request.match_info["session"]
+        written = await self.endpoint.sessions.drop(session_id)
+        _SESSION.set(session_id)
+        return _json({**(written or {"session_id": session_id}), "deleted": True})
+
+
+def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
+    codes = {405: "method_not_allowed", 413: "body_too_large"}
+    words = error.text or error.reason
+    path = request.rel_url.raw_path
+    # a wrong path may match the route of another method, such as /v1/responses/ID
+    if error.status == 404 or (error.status == 405 and hint_for(path) is not None):
+        return ApiError(404, "not_found", instead_of(path))
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        words = (
+            f"{request.path!r} is not served for {request.method!r}: use "
+            f"{' or '.join(sorted(error.allowed_methods))}"
+        )
+    return ApiError(error.status, codes.get(error.status, "http_error"), words)
+
+
+def _route(request: web.Request) -> str:
+    """Return the path pattern of the route of `request`, such as `/sessions/{session}/reward`.
+    Return "other" if no route matches.
+    """
+    resource = request.match_info.route.resource
+    return resource.canonical if resource is not None else "other"
+
+
+async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
+    """Return the result of `made` as JSON. If the result is `large`, call `made` in a thread."""
+    body = await call_of_size(lambda: orjson.dumps(made()), large=large)
+    return web.Response(body=body, content_type="application/json")
+
+
+def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(data), status=status, headers=headers, content_type="application/json"
+    )

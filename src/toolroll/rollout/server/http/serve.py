@@ -1,0 +1,68 @@
+"""`toolroll serve`: runs the endpoint in front of an engine until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.config import RolloutArgs
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.provenance import provenance
+from toolroll.rollout.server.disk.session_store import SessionStore, store_settings
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.http.app import EndpointServer
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(
+    args: RolloutArgs,
+    settings: EndpointSettings,
+    ready: Callable[[str], None],
+    out: Path | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` is called with the server's address. `out`: the folder
+    in which sessions are kept. After SIGINT, all sessions in it are finished: they are written as
+    episodes. After SIGTERM, the next server with the same folder continues them.
+    """
+    stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, _stop, stop, one)
+    async with Model.from_args(args) as served:
+        # wait now: the start asks the engine for its capabilities and context length
+        waiting = asyncio.create_task(served.engine.wait_until_healthy())
+        both: list[asyncio.Future[Any]] = [waiting, stop]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            return
+        health = waiting.result()
+        if not health.ok:
+            raise UsageError(health.why)
+        for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
+            logger.warning("%s", line)
+        store = None
+        if out is not None:
+            facts = await served.run_in_thread(store_settings, served, args.hf_checkpoint)
+            store = SessionStore(out, facts, provenance=await provenance(served))
+        try:
+            async with EndpointServer(Endpoint(served, settings, store)) as server:
+                ready(server.url)
+                number = await stop
+                if store is not None:
+                    store.finish_at_end = number == signal.SIGINT
+        except OSError as error:
+            raise UsageError(
+                f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}"
+            ) from error
+
+
+def _stop(stop: asyncio.Future[int], number: int) -> None:
+    if not stop.done():
+        stop.set_result(number)

@@ -1,0 +1,143 @@
+"""`Received`: the JSON body of a request, within the size limits.
+
+Invariants: at most `max_body` bytes of a body are kept, both before and after decompression.
+Decompression stops at that size. No object is built from a body with more than `max_items` values,
+because a few bytes of text can become hundreds of bytes of objects. Bodies larger than `LARGE` and
+all compressed bodies are decoded in a thread, so that they do not block other requests.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.requests.nesting import DEEPEST, too_deep
+
+LARGE = 100_000
+"""The maximum number of bytes of JSON that are decoded on the event loop."""
+
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_ITEM = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[^\s\[\]{},:"]++', re.DOTALL)
+"""A value of a JSON text (of an array or an object: its bracket), or a name in an object. A text
+that is not closed ends with the body, so that each byte is read once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """The JSON object in a request's body. `large`: its text is larger than `LARGE`."""
+
+    data: dict[str, Any]
+    large: bool = False
+
+
+async def decoded(raw: bytes, *, settings: EndpointSettings, compressed: bool = False) -> Received:
+    """Decode the body `raw`, in a thread if it may be large. Raise `ApiError` as `decode` does."""
+    call = partial(decode, raw, compressed=compressed, settings=settings)
+    return await call_of_size(call, large=compressed or len(raw) > LARGE)
+
+
+def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Received:
+    """Decode the body `raw`. Raise `ApiError` if it is too large, has too many values, is nested
+    too deep, or is not a JSON object.
+    """
+    text = _decompressed(raw, settings.max_body) if compressed else raw
+    if has_more_items(text, settings.max_items):
+        words = f"the body has more than {settings.max_items} names and values (--max-items)"
+        raise ApiError(413, "too_many_items", words)
+    try:
+        data = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, "invalid_json", "the body must be a JSON object")
+    if len(text) > settings.max_text:
+        _check_texts(data, settings.max_text)
+    if too_deep(data):
+        words = f"the body is nested deeper than the limit of {DEEPEST} levels"
+        raise ApiError(400, "invalid_json", words)
+    return Received(data, len(text) > LARGE)
+
+
+def _decompressed(raw: bytes, limit: int) -> bytes:
+    """Decompress `raw`, without producing more than `limit` bytes."""
+    made = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        text = made.decompress(raw, limit + 1)
+    except zlib.error as error:
+        words = f"the body does not have the encoding in its Content-Encoding: {error}"
+        raise ApiError(400, "invalid_body", words) from error
+    if len(text) > limit:
+        raise body_too_large(limit)
+    if not made.eof or made.unused_data:
+        raise ApiError(
+            400, "invalid_body", "the compressed body is incomplete, or has data after its end"
+        )
+    return text
+
+
+def has_more_items(text: bytes, limit: int) -> bool:
+    """Return True if the JSON `text` has more than `limit` names and values."""
+    # Each of them but the first follows one of these characters. Counting them takes no memory, and
+    # nearly always is enough.
+    if sum(map(text.count, (b",", b":", b"[", b"{"))) < limit:
+        return False
+    return next(islice(_ITEM.finditer(text), limit, None), None) is not None
+
+
+def body_too_large(limit: int) -> ApiError:
+    return ApiError(
+        413, "body_too_large", f"the body is larger than the limit of {limit} bytes (--max-body)"
+    )
+
+
+def _check_texts(data: Any, limit: int) -> None:
+    """Refuse `data` if it contains a text longer than `limit` bytes. The error names the first such
+    text.
+
+    Only the path to the current item is stored, because a body may contain millions of items.
+    """
+    steps: list[str] = []
+    inner = [_entries(data)]
+    while inner:
+        step, item = next(inner[-1], (None, None))
+        if step is None:
+            inner.pop()
+            continue
+        steps[len(inner) - 1 :] = [step]
+        if isinstance(item, (dict, list)):
+            inner.append(_entries(item))
+        elif _longer(item, limit):
+            place = "".join(steps).removeprefix(".")[:200]
+            words = f"{place} is longer than the limit of {limit} bytes for one text (--max-text)"
+            raise ApiError(413, "text_too_large", words, param=place)
+
+
+def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
+    """Yield each value in `data`, with its path step (`.name` or `[index]`). If `data` is an
+    object, also yield each name.
+    """
+    if isinstance(data, dict):
+        for name, value in data.items():
+            yield f".{name[:200]}", name
+            yield f".{name[:200]}", value
+    else:
+        for index, value in enumerate(data):
+            yield f"[{index}]", value
+
+
+def _longer(item: Any, limit: int) -> bool:
+    """Return True if `item` is a text of more than `limit` bytes."""
+    if not isinstance(item, str) or len(item) * 4 <= limit:
+        return False
+    return len(item) > limit or len(item.encode(errors="surrogatepass")) > limit

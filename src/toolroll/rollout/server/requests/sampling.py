@@ -1,0 +1,248 @@
+"""Map the sampling parameters of a request from OpenAI's names to SGLang's, or refuse them.
+
+Invariants: a parameter that the request does not set has the session's default, or else the
+endpoint's. Requests share no objects. A turn whose sampling was constrained by a grammar is marked,
+because its logprobs are from the constrained distribution.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.errors import invalid, refusal_of, refused
+from toolroll.rollout.server.requests.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    NamedChoice,
+    Sampling,
+)
+from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar, strict_tag
+from toolroll.rollout.server.sampling_defaults import sampling_defaults
+
+NO_LIMIT = 1 << 30
+"""The token limit of a request that sets none. It is reduced to the room that is left in the
+context.
+"""
+
+_UNKNOWN_CONTEXT_LIMIT = 8192
+
+_SAME_NAME = (
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
+    "stop_token_ids ignore_eos logit_bias"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCapabilities:
+    """The capabilities of the engine and of the router in front of it, detected at the start."""
+
+    deterministic: bool = False
+    behind_router: bool = False
+    context_length: int | None = None
+    vocab_size: int | None = None
+
+
+def sampling_params(
+    request: Sampling,
+    settings: EndpointSettings,
+    capabilities: EngineCapabilities,
+    session_params: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return SGLang's sampling parameters for `request`. Raises `ApiError` if a parameter cannot be
+    honored.
+    """
+    params = {**settings.sampling_params, **session_params}
+    for name in _SAME_NAME:
+        value = getattr(request, name)
+        if value is not None:
+            params[name] = value
+    if request.stop_strings:
+        params["stop"] = request.stop_strings
+    if request.min_tokens:
+        params["min_new_tokens"] = request.min_tokens
+    if request.logit_bias is not None:
+        params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
+    if request.seed is not None:
+        if not capabilities.deterministic and settings.seed == "refuse":
+            words = (
+                "the engine is not deterministic (--enable-deterministic-inference): a seed "
+                "would not repeat an answer"
+            )
+            raise refused("seed", f"{words}; to send it anyway, serve with --seed best_effort")
+        params["sampling_seed"] = request.seed
+    limit = request.token_limit
+    if limit is None:
+        limit = default_limit(settings, session_params)
+    if limit is None:
+        limit = NO_LIMIT if capabilities.context_length else _UNKNOWN_CONTEXT_LIMIT
+    params["max_new_tokens"] = limit
+    _check(request, settings, capabilities, params)
+    return params
+
+
+def default_limit(settings: EndpointSettings, session_params: Mapping[str, Any]) -> int | None:
+    """Return the default token limit, for requests without a limit of their own, or None.
+
+    The session's `max_new_tokens` takes precedence over the endpoint's `default_max_tokens`, which
+    takes precedence over `max_new_tokens` in the endpoint's `sampling_params`.
+    """
+    limit: int | None = session_params.get("max_new_tokens", settings.default_max_tokens)
+    return settings.sampling_params.get("max_new_tokens") if limit is None else limit
+
+
+def stop_strings(params: Mapping[str, Any]) -> list[str]:
+    """Return the stop strings in `params`, SGLang's sampling parameters."""
+    stop = params.get("stop") or []
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+def _check(
+    request: Sampling,
+    settings: EndpointSettings,
+    capabilities: EngineCapabilities,
+    params: Mapping[str, Any],
+) -> None:
+    if request.n > settings.max_choices:
+        words = f"n is {request.n}; this endpoint gives at most {settings.max_choices}"
+        raise invalid("n", words)
+    top_k = params.get("top_k")
+    if top_k is not None and top_k < 1 and top_k != -1:
+        raise invalid("top_k", f"top_k is {top_k}; it must be -1 or at least 1")
+    vocab = capabilities.vocab_size
+    for name in ("stop_token_ids", "logit_bias"):
+        ids = map(int, params.get(name) or ())
+        if vocab is not None and not all(0 <= index < vocab for index in ids):
+            raise invalid(name, f"{name} has an id outside the vocabulary of {vocab} tokens")
+    if capabilities.behind_router:
+        for name in DROPPED_BY_ROUTERS.intersection(params):
+            raise refused(name, f"the router silently drops {name!r}: leave it out")
+
+
+def session_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the validated default sampling parameters of a session. Raise `ApiError` if SGLang
+    does not know a parameter, or if a value is not valid.
+    """
+    for name in params:
+        if name not in KNOWN or name == "n":
+            raise refused(
+                f"sampling_params.{name}",
+                f"{name!r} is not one of SGLang's sampling parameters that a session may set",
+            )
+    try:
+        return sampling_defaults(params)
+    except ValidationError as error:
+        raise refusal_of(error, "sampling_params") from error
+
+
+# --- constraints ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request and their constraints.
+
+    Attributes:
+        tools: The tools in the prompt.
+        offered: True if replies are parsed for calls.
+        constrained: What caused the grammar constraint, if there is one: "tool_choice", "strict"
+            or "response_format".
+        forced: Names of tools. If there are any, the reply must call one of them.
+        strict: Names of tools whose arguments must follow their schema.
+    """
+
+    tools: list[dict[str, Any]]
+    offered: bool
+    constrained: str | None = None
+    forced: tuple[str, ...] = ()
+    strict: tuple[str, ...] = ()
+
+
+def apply_tool_choice(
+    request: ChatRequest,
+    tools: Sequence[dict[str, Any]],
+    parser: str,
+    params: dict[str, Any],
+    *,
+    routed: bool,
+) -> ToolUse:
+    """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into
+    `params`, and return the tools and constraints of the request. `parser` is the name of the
+    format of tool calls. `routed` is True if a router is in front of the engine.
+
+    Raise `ApiError` if one of these fields cannot be honored, or if two tools have the same name.
+    """
+    choice = request.tool_choice
+    named = choice.function.name if isinstance(choice, NamedChoice) else None
+    forced = choice == "required" or named is not None
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        [(twice, _)] = Counter(names).most_common(1)
+        words = f"two tools are named {twice!r}, so a call of that name would be ambiguous"
+        raise invalid("tools", words)
+    if forced and not names:
+        raise invalid("tool_choice", "tool_choice requires a call, but the request has no tools")
+    constrained = _response_format(request, params)
+    if not names or choice == "none":
+        return ToolUse([], False, constrained)
+    if named is not None and named not in names:
+        words = f"tool_choice names {named!r}; the tools are {', '.join(names)}"
+        raise invalid("tool_choice", words)
+    if forced and constrained:
+        words = "response_format cannot be combined with a forced tool call"
+        raise invalid("response_format", words)
+    one = request.parallel_tool_calls is False or named is not None
+    callable_names = names if named is None else [named]
+    callable_tools = [tool for tool in tools if tool["function"]["name"] in callable_names]
+    strict = tuple(
+        tool["function"]["name"] for tool in callable_tools if tool["function"].get("strict")
+    )
+    if strict:
+        place = f"tools[{names.index(strict[0])}].function.strict"
+        if constrained:
+            raise invalid(place, f"{place} cannot be combined with response_format")
+        if routed:
+            raise refused(
+                place,
+                f"the router drops the grammar that {place} needs: leave it out or set it to false",
+            )
+        params["structural_tag"] = strict_tag(
+            parser, callable_tools, place, forced=forced, several=not one
+        )
+        constrained = "strict"
+    elif forced:
+        params["ebnf"] = call_grammar(parser, callable_names, several=not one)
+        constrained = "tool_choice"
+    elif one:
+        params["stop"] = [*stop_strings(params), call_closer(parser)]
+        params["no_stop_trim"] = True
+    return ToolUse(list(tools), True, constrained, tuple(callable_names) if forced else (), strict)
+
+
+def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None:
+    wanted = request.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    schema: dict[str, Any] | None = {"type": "object"}
+    if wanted.type == "json_schema":
+        schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
+        if schema is None:
+            raise invalid("response_format", "response_format.json_schema.schema is missing")
+    params["json_schema"] = orjson.dumps(schema).decode()
+    return "response_format"
+
+
+def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
+    """Return how many top logprobs at each position `request` asks for."""
+    if isinstance(request, CompletionRequest):
+        return request.logprobs or 0
+    if request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+    return request.top_logprobs or 0

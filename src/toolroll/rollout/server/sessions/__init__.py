@@ -1,0 +1,1 @@
+"""The sessions of an endpoint, their requests in flight, and the commit of answers."""

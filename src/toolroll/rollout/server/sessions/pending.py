@@ -1,0 +1,255 @@
+"""Requests in flight and recent answers, for retries and closed connections.
+
+Invariants:
+
+- A retry (the SDKs mark it with a header) joins the request that its client abandoned, whether this
+  request is still in flight or already answered. So nothing is sampled twice.
+- A retry after an error is a new request. It does not join an equal request of another client.
+- If no client waits for a request any more, the request is kept for the grace time, then aborted.
+- Answers that are never returned are never committed, so they are not trained. There is one
+  exception: if the client disconnects while its answer is being saved (`--out`), the answer is
+  committed.
+- If an answer cannot be committed, every client that waits for it gets an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from toolroll.rollout.server.answers.result import StoredAnswer
+from toolroll.rollout.server.errors import ApiError, api_error
+
+T = TypeVar("T")
+
+_RETRY_WITHIN = 60.0
+"""The number of seconds after an error during which a retry of the request is expected."""
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class PendingRequest(Generic[T]):
+    """One request in flight, or its answer.
+
+    Attributes:
+        key: The key that the request and its retries share (`request_key`).
+        task: The task that runs the request and returns its result.
+        waiting: The number of connections that wait for the result.
+        delivered: True once the result was returned to a client.
+        joined: The highest retry number of the retries that joined the request.
+        expiry: The timer that drops the request after the grace time.
+        progress: The ids sampled so far, by choice.
+        changed: Set whenever `progress` has grown, and at the end.
+        stream_context: The data (`StreamContext`) that a stream needs before the result exists.
+        stored: The answer to this request, if it was restored from disk.
+        failure: The error, if the result could not be committed.
+    """
+
+    key: bytes
+    task: asyncio.Task[T]
+    progress: list[list[int]]
+    waiting: int = 0
+    delivered: bool = False
+    joined: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    expiry: asyncio.TimerHandle | None = None
+    stream_context: Any = None
+    stored: StoredAnswer | None = None
+    failure: Exception | None = None
+
+    def report(self, choice: int, ids: list[int]) -> None:
+        """Record that `ids` are sampled for choice `choice`."""
+        if len(ids) > len(self.progress[choice]):
+            self.progress[choice] = ids
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the streams that wait for more progress."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    @property
+    def failed(self) -> bool:
+        """True if the request ended without a result, or if its result could not be committed."""
+        return self.task.done() and (self.task.cancelled() or self.error is not None)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error of a request that ended and was not cancelled."""
+        return self.failure or self.task.exception()
+
+
+class PendingRequests(Generic[T]):
+    """The requests of one session. `grace` is in seconds."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._ended = False
+        self._by_key: dict[bytes, list[PendingRequest[T]]] = {}
+        self._errors: dict[bytes, list[float]] = {}
+        """For each request that got errors: the times after which a retry of it is no longer
+        expected.
+        """
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests that are not done, or whose client still waits for the end of the
+        answer.
+        """
+        return sum(
+            not request.task.done() or (request.waiting > 0 and not request.delivered)
+            for request in self.all()
+        )
+
+    def all(self) -> list[PendingRequest[T]]:
+        """Return the requests in flight and the requests whose answers are kept for a retry."""
+        return [request for requests in self._by_key.values() for request in requests]
+
+    def start(
+        self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
+    ) -> PendingRequest[T]:
+        """Start a request and return it. `run` gets the request, and reports its progress there.
+
+        Raise `ApiError` after `cancel`.
+        """
+        if self._ended:
+            raise ApiError(
+                409, "request_aborted", "the session was deleted while the request was read"
+            )
+
+        async def body() -> T:
+            await asyncio.sleep(0)  # until `request` is assigned
+            return await run(request)
+
+        request: PendingRequest[T] = PendingRequest(
+            key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)]
+        )
+        request.task.add_done_callback(_retrieved)
+        # also runs if the task is cancelled before it starts
+        request.task.add_done_callback(lambda _: request.wake())
+        self._by_key.setdefault(key, []).append(request)
+        return request
+
+    def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
+        """Return the request that a retry joins. `key` is the key of the retried request, and
+        `retry` is the number of the retry.
+
+        A retry joins a request that its client abandoned. If there is none, it joins another
+        request with the same key, because the server may not have noticed yet that the client
+        closed the connection. The last choice is a request that this retry or a later one has
+        joined. Return None if every such request failed, or if there is none. Also return None if
+        the client retries because of an error and there is no abandoned request.
+        """
+        # The last of equal requests: its client sent it again, so it has the earlier answers.
+        alive = [request for request in reversed(self._by_key.get(key, ())) if not request.failed]
+        request = min(
+            alive,
+            key=lambda request: (request.joined >= retry, request.delivered, request.waiting > 0),
+            default=None,
+        )
+        given_up = request is not None and not request.waiting and not request.delivered
+        if not given_up and self._follows_error(key):
+            return None
+        if request is not None:
+            request.joined = max(request.joined, retry)
+        return request
+
+    def join(self, request: PendingRequest[T]) -> None:
+        """Count one more connection that waits for `request`."""
+        request.waiting += 1
+        if request.expiry is not None:
+            request.expiry.cancel()
+            request.expiry = None
+
+    def leave(self, request: PendingRequest[T]) -> None:
+        """Count one connection fewer, because it got its answer or was closed. If no connection is
+        left, the grace time starts.
+        """
+        request.waiting -= 1
+        if request.failed and not request.task.cancelled():
+            error = request.error
+            if error is not None and api_error(error).retry:
+                self.expect_retry(request.key)
+        if request.waiting == 0:
+            if self._grace == 0 or request.failed:  # retries do not join failed requests
+                self._expire(request)
+            else:
+                request.expiry = asyncio.get_running_loop().call_later(
+                    self._grace, self._expire, request
+                )
+
+    def expect_retry(self, key: bytes) -> None:
+        """Expect a retry of the request `key`, because its client gets an error."""
+        now = asyncio.get_running_loop().time()
+        for other, ends in list(self._errors.items()):
+            if ends[-1] < now:
+                del self._errors[other]
+        self._errors.setdefault(key, []).append(now + _RETRY_WITHIN)
+
+    def _follows_error(self, key: bytes) -> bool:
+        """Return True if a client is expected to retry the request `key` after an error. Each error
+        counts for one retry only.
+        """
+        now = asyncio.get_running_loop().time()
+        ends = [end for end in self._errors.pop(key, ()) if end >= now]
+        if len(ends) > 1:
+            self._errors[key] = ends[1:]
+        return bool(ends)
+
+    def forget(self, request: PendingRequest[T]) -> None:
+        """Drop the answered `request` before its grace time ends, because a later request shows
+        that its client has the answer. Do nothing if a client still waits for the answer.
+        """
+        if request.waiting == 0 and request.delivered:
+            if request.expiry is not None:
+                request.expiry.cancel()
+            self._expire(request)
+
+    def _expire(self, request: PendingRequest[T]) -> None:
+        if request.waiting:
+            return
+        request.task.cancel()  # no effect on a finished task
+        requests = self._by_key.get(request.key, [])
+        if request in requests:
+            requests.remove(request)
+        if not requests:
+            self._by_key.pop(request.key, None)
+
+    def cancel(self) -> list[asyncio.Task[T]]:
+        """Cancel all requests and accept no more, because the session is dropped. Return the tasks
+        of the cancelled requests.
+        """
+        self._ended = True
+        for request in self.all():
+            if request.expiry is not None:
+                request.expiry.cancel()
+        tasks = [request.task for request in self.all() if request.task.cancel()]
+        self._by_key.clear()
+        return tasks
+
+
+def request_key(kind: str, body: Mapping[str, Any]) -> bytes:
+    """Return the key that a request and its retries share. `kind` names the API. The order of JSON
+    keys in `body` does not matter.
+    """
+    text = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+    return blake2b(text, key=kind.encode(), digest_size=16).digest()
+
+
+def retry_number(header: str | None) -> int:
+    """Return the number of the retry in the SDK's header. Return 0 for a first attempt."""
+    return (
+        int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
+    )
+
+
+def _retrieved(task: asyncio.Task[T]) -> None:
+    """Mark the exception of `task` as retrieved. Otherwise asyncio logs it if no client waits for
+    the request.
+    """
+    if not task.cancelled():
+        task.exception()
