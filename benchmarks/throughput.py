@@ -226,8 +226,8 @@ def run(*, quick: bool = False) -> Table:
             )
             made.rows.append(row(found, seconds, (episodes, blocking, processes)))
     made.notes.append(
-        f"Steady state, measured for {seconds:g} s after {EPISODE:g} s of warm-up. The stub answers "
-        f"in steps of {STEP * 1000:g} ms, on the same two cores. Load average at the end: "
+        f"Steady state, measured for {seconds:g} s after {EPISODE:g} s of warm-up. The stub "
+        f"answers in steps of {STEP * 1000:g} ms, on the same two cores. Load average at the end: "
         f"{os.getloadavg()[0]:.1f}."
     )
     return made
