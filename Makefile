@@ -13,7 +13,7 @@ TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo learn test test-all test-tokens test-transformers test-openai test-clients test-peers faults fuzz check docs bench clean
+.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-peers faults fuzz check docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -26,6 +26,12 @@ learn: $(VENV)/.learn
 	$(LEARN) --prepare
 	printf '%s\n' '--seed 0' '--seed 1' '--seed 2' $(CONTROLS:%='--control %') | xargs -P 2 -I{} sh -c '$(LEARN) {}'
 	$(VENV)/bin/python -m examples.learn_desk.picture --out out/learn --to out/learn/learn.svg
+
+# The inner loop: templates, sessions, parsers and the episode loop, in less than half a minute.
+FAST := tests/unit/template tests/unit/session tests/unit/parsers tests/unit/agents/test_episode_border.py \
+	tests/unit/agents/test_call_policy.py --ignore tests/unit/parsers/test_linear.py --ignore tests/unit/parsers/test_corpus.py
+test-fast: $(VENV)/.quick
+	HYPOTHESIS_PROFILE=fast $(PYTEST) $(FAST) -m "not slow and not peers" $(XDIST) $(PYTEST_ARGS)
 
 # The quick tests: some minutes, without torch. The output ends with a list of what they leave out.
 test: $(VENV)/.quick

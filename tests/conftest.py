@@ -11,6 +11,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -97,6 +98,22 @@ def _allowed(item: pytest.Item, report: Any) -> bool:
     return marked or ALLOWED in str(report.longrepr)
 
 
+PASSED = "TOOLROLL_PASSED"
+"""Names a file with the ids of the tests that passed. They are not run again, and the tests that
+pass now are added: the steps of `.ci/run` share one, so that no test runs twice.
+"""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests that `PASSED` lists."""
+    file = Path(os.environ.get(PASSED, ""))
+    if not file.is_file():
+        return
+    passed = frozenset(file.read_text(encoding="utf-8").splitlines())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
+
+
 def scope_of(nodeid: str) -> str:
     """What one process runs in a row: a file with its fixtures, all files that share the real
     servers, or one template.
@@ -143,3 +160,12 @@ def pytest_terminal_summary(
         )
     if "not slow" in config.option.markexpr:
         terminalreporter.write_line(LEFT_OUT)
+    if (file := os.environ.get(PASSED)) and not hasattr(config, "workerinput"):
+        passed = [report.nodeid for report in terminalreporter.stats.get("passed", [])]
+        failed = {
+            report.nodeid
+            for key in ("failed", "error")
+            for report in terminalreporter.stats.get(key, [])
+        }
+        with Path(file).open("a", encoding="utf-8") as ids:
+            ids.writelines(f"{nodeid}\n" for nodeid in passed if nodeid not in failed)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-EXAMPLES = {"dev": 20, "ci": 100, "nightly": 2000}
+EXAMPLES = {"fast": 4, "dev": 20, "ci": 100, "nightly": 2000}
 """How many examples hypothesis tries of each property."""
 
 REPRESENTATIVE = frozenset(
