@@ -1,7 +1,7 @@
 """`TrainingSequence`: one sequence of an episode as lists for a trainer, by these rules:
 
 - Only tokens that an engine sampled are trained. Tokens made from text are refused.
-- An aborted episode has no reward and no trained tokens (I9 in the README).
+- An aborted episode has no reward and no trained tokens (I9 in docs/guarantees.md).
 - A response has at least one token, because trainers fail for an empty response. If nothing was
   sampled, the response is the prompt's last token, with mask 0.
 - Tokens that were not sampled have the logprob 0.0. A trained token without a logprob is refused.

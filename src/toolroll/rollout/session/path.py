@@ -18,7 +18,7 @@ class SessionPath:
     """The current path of an episode, from a root of `session` to `head`.
 
     Invariant: `observe` and `sample` only append, so the prompt of turn n+1 starts with the prompt
-    and the tokens of turn n (I1 in the README). Only `fork` switches to another path.
+    and the tokens of turn n (I1 in docs/guarantees.md). Only `fork` switches to another path.
 
     The ids and their JSON text grow with the path, so they are not rebuilt for each request.
 

@@ -1,5 +1,5 @@
 """Find the parts of a render that spell a control token but are ordinary text, because they come
-from a message or a tool (I6 in the README).
+from a message or a tool (I6 in docs/guarantees.md).
 
 The conversation is rendered twice: as it is, and with markers. A marker replaces each text that
 comes from a message or a tool and spells a control token. Text that a marker replaced is ordinary

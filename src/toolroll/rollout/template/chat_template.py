@@ -1,6 +1,6 @@
 """`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
 
-Invariants (I5 and I6 refer to the README):
+Invariants (I5 and I6: docs/guarantees.md):
 
 - A delta is the text that the template itself renders after a sampled turn, up to the next one.
   `DeltaRenderer` derives it from renders of the conversation.

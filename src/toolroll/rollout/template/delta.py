@@ -12,7 +12,7 @@ The template is a black box. There are two cases:
    history: the whole conversation must still start with the prompt that was served, and the
    assistant turn must be the same with and without the new messages.
 
-Invariants (I3 and I5 refer to the README):
+Invariants (I3 and I5: docs/guarantees.md):
 
 - Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
 - If the model wrote a turn differently from how its message renders (different JSON spacing, for

@@ -1,4 +1,5 @@
-"""Encode text to ids, with control tokens only where the template wrote them (I6 in the README).
+"""Encode text to ids, with control tokens only where the template wrote them
+(I6 in docs/guarantees.md).
 
 A *control token* is any added token of the tokenizer that contains more than white space:
 `<|im_end|>`, but also the non-special `</tool_response>`. The same characters inside a message body
