@@ -102,7 +102,7 @@ async def test_an_overflow_is_the_same_error_everywhere(
             assert (sizes[0] > 100, sizes[1], bench.engine.log) == (True, 57, [])
         else:
             assert sizes == REPORTED[reported] and len(bench.engine.log) == 1
-            assert reported[-20:] in error["message"]
+            assert reported in error["message"]
 
 
 MALFORMED: dict[str, list[dict[str, Any]]] = {

@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +34,9 @@ from toolroll.rollout.server.conversation.messages import (
     Digest,
     Echo,
     Schemas,
+    canonical,
     check_arguments,
+    json_form,
     schemas_of,
     with_served_ids,
 )
@@ -206,16 +209,21 @@ class ConversationTree:
         self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
     ) -> TurnNode | None:
         """Choose among `turns`, whose conversations have the same digest. Return the turn whose
-        reply the client repeats exactly, or else the first one with the client's call ids, or else
-        the first. Ignore turns whose reasoning the client changed. Return None if no turn is left.
+        reply is most like the one that the client repeats: a turn with the same arguments of calls,
+        defaults included, before one that is the same otherwise, before one with the same call ids.
+        Of equal ones, return the first. Ignore turns whose reasoning the client changed. Return
+        None if no turn is left.
         """
-        kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
-        if len(kept) <= 1:
-            return kept[0] if kept else None
-        given = messages[length - 1]
-        exact = (turn for turn in kept if _parts(turn.reply) == _parts(given))
-        same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
-        return next(exact, None) or next(same_ids, None) or kept[0]
+        fitting = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
+        if len(fitting) <= 1:
+            return fitting[0] if fitting else None
+        repeated = _parts(messages[length - 1])
+
+        def likeness(turn: TurnNode) -> tuple[bool, bool, bool]:
+            arguments, text, ids = map(operator.eq, _parts(turn.reply), repeated)
+            return arguments, text and ids, ids
+
+        return max(fitting, key=likeness)
 
     def _edited(
         self,
@@ -338,9 +346,9 @@ class ConversationTree:
         return turn
 
 
-def _call_ids(message: Message) -> list[str]:
-    return [call["id"] for call in message.get("tool_calls") or ()]
-
-
-def _parts(message: Message) -> tuple[str, str | None, list[str]]:
-    return (message.get("content") or "", message.get("reasoning_content"), _call_ids(message))
+def _parts(message: Message) -> tuple[bytes, tuple[Any, ...], list[str]]:
+    """Return the arguments of the calls in `message`, its texts, and the ids of its calls."""
+    calls = message.get("tool_calls") or ()
+    arguments = [canonical(call["function"].get("arguments") or "{}") for call in calls]
+    texts = message.get("content") or "", message.get("reasoning_content")
+    return json_form(arguments), texts, [call["id"] for call in calls]

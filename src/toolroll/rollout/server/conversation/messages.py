@@ -221,20 +221,29 @@ def schemas_of(tools: Sequence[Tool]) -> Schemas:
     return schemas
 
 
-def _without_defaults(value: Any, schema: Schema | None) -> Any:
-    """Return `value` without the fields that equal their default in `schema`, at any depth."""
+def _without_defaults(
+    value: Any, schema: Schema | None, within: frozenset[bytes] = frozenset()
+) -> Any:
+    """Return `value` without the fields that equal their default in `schema`, at any depth.
+    `within`: the defaults that contain `value`. If a default contains itself, it is not compared
+    again.
+    """
     if schema is None:
         return value
     if isinstance(value, list):
-        return [_without_defaults(item, schema.item(index)) for index, item in enumerate(value)]
+        items = enumerate(value)
+        return [_without_defaults(item, schema.item(index), within) for index, item in items]
     if not isinstance(value, dict):
         return value
     kept = {}
     for name, item in value.items():
         field = schema.member(name)
-        rest = _without_defaults(item, field)
-        for default in field.default if field is not None else ():
-            if json_form(rest) == json_form(_without_defaults(_same_numbers(default), field)):
+        rest = _without_defaults(item, field, within)
+        for default in map(_same_numbers, field.default if field is not None else ()):
+            form = json_form(default)
+            if form not in within and json_form(rest) == json_form(
+                _without_defaults(default, field, within | {form})
+            ):
                 break
         else:
             kept[name] = rest

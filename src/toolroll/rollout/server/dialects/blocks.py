@@ -189,7 +189,9 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     own = names.get(param, param.replace(".function.strict", ".strict"))
     if own == param:
         return error
-    words = str(error).replace(param, own)
+    # the message of an overflow names no field: "messages" in it is the engine's own word
+    named = error.code != "context_length_exceeded"
+    words = str(error).replace(param, own) if named else str(error)
     return ApiError(error.status, error.code, words, param=own, retry=error.retry)
 
 
