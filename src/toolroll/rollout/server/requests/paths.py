@@ -61,7 +61,7 @@ def hint_for(path: str) -> str | None:
 _SERVED = {
     "POST": "/v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, "
     "/v1/completions, /tokenize, /v1/tokenize, /sessions",
-    "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics, /docs",
+    "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics",
 }
 _CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
 _INSTEAD = {
