@@ -17,7 +17,7 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server.endpoint import Reply
+from toolroll.rollout.server.endpoint import Reply as EndpointReply
 from toolroll.rollout.testing import PolicyRequest, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -156,9 +156,9 @@ async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
     """The answer exists when the server stops, but is committed only after the store closed."""
     async with closing(tokenizer, lambda request: "Hello.", tmp_path) as server:
         core = server.bench.endpoint
-        deliver, reached = Reply.deliver, asyncio.Event()
+        deliver, reached = EndpointReply.deliver, asyncio.Event()
 
-        async def late(reply: Reply) -> None:
+        async def late(reply: EndpointReply) -> None:
             reached.set()
             await server.go_on.wait()
             await core.store.journal.flush()  # type: ignore[union-attr]
@@ -166,7 +166,7 @@ async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
                 await asyncio.sleep(0)
             await deliver(reply)
 
-        monkeypatch.setattr(Reply, "deliver", late)
+        monkeypatch.setattr(EndpointReply, "deliver", late)
         asking = asyncio.create_task(server.ask("s", [USER]))
         await reached.wait()
         server.stop.set()
