@@ -180,11 +180,11 @@ class Reply(PendingRequest):
         progress = (lambda ids: self.report(index, list(ids))) if stream else None
         completion = await self.model.generate(request, progress=progress)
         if completion.finish_reason == "abort":
-            words = "the engine aborted the request (for example, for a weight update)"
-            raise ApiError(503, "engine_aborted", words, retry=True)
+            problem = "the engine aborted the request (for example, for a weight update)"
+            raise ApiError(503, "engine_aborted", problem, retry=True)
         if top and completion.top_logprobs is None and len(completion.output_ids):
-            words = "the engine returned no top logprobs, although the request asks for them"
-            raise ApiError(502, "engine_error", words)
+            problem = "the engine returned no top logprobs, although the request asks for them"
+            raise ApiError(502, "engine_error", problem)
         return completion
 
     def choice(self, index: int, completion: Completion) -> Choice:
@@ -205,8 +205,8 @@ class Reply(PendingRequest):
         """Return the result of the finished request, or raise its error."""
         if self.task.cancelled():
             self.endpoint.sessions.check_open()
-            words = "the request was aborted: its session was deleted"
-            raise ApiError(409, "request_aborted", words)
+            problem = "the request was aborted: its session was deleted"
+            raise ApiError(409, "request_aborted", problem)
         if self.failure is not None:
             raise self.failure
         return self.task.result()
@@ -329,8 +329,8 @@ class ChatReply(Reply):
             prefill_ids=prompt.prefill_ids.tolist(),
         )
         check_called(use.forced, use.strict, turn, completion, prompt.template)
-        shown = sampled_part(self.model, prompt, turn, use.tools) if prompt.prefill else None
-        return Choice(completion, turn.text, turn, shown, self.stream(index))
+        message = sampled_part(self.model, prompt, turn, use.tools) if prompt.prefill else None
+        return Choice(completion, turn.text, turn, message, self.stream(index))
 
     def stream(self, index: int) -> ChoiceStream:
         """Return a new stream of reply number `index`."""
@@ -345,7 +345,7 @@ class ChatReply(Reply):
         labels: dict[str, Any] = {
             "kind": self.dialect.kind,
             "lineage": self.parsed.lineage,
-            "kept": self.dialect.kept(self.parsed, result),
+            "response": self.dialect.stored(self.parsed, result),
         }
         nodes = [turn.node for turn in live.add_chat(prompt, result, **labels)]
         live.requests |= dict.fromkeys([node.index for node in nodes], self)
@@ -521,15 +521,15 @@ class Endpoint:
         live.check()
         settings = self.settings
         if settings.model_names == "own" and request.model not in (None, self.model_name):
-            words = f"this endpoint serves {self.model_name!r}, not {request.model!r}"
-            raise ApiError(404, "model_not_found", words, param="model")
+            problem = f"this endpoint serves {self.model_name!r}, not {request.model!r}"
+            raise ApiError(404, "model_not_found", problem, param="model")
         if live.session.nodes >= settings.max_nodes:
-            words = f"the session is full, with {live.session.nodes} nodes: start another session"
-            raise ApiError(409, "session_full", words, param="session_id")
+            problem = f"the session is full, with {live.session.nodes} nodes: start another session"
+            raise ApiError(409, "session_full", problem, param="session_id")
         if live.pending.in_flight >= settings.max_in_flight:
-            words = f"the session has {live.pending.in_flight} requests in flight: wait and retry"
+            problem = f"the session has {live.pending.in_flight} requests in flight: wait and retry"
             live.pending.expect_retry(key)
-            raise ApiError(429, "too_many_requests", words, retry=True)
+            raise ApiError(429, "too_many_requests", problem, retry=True)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -285,9 +285,9 @@ class ConversationTree:
     def _forked(
         self, request: _Request, turn: TurnNode, served: list[Message], reason: str
     ) -> Prompt:
-        kept = self.session.path_ids(turn.node)
+        old_ids = self.session.path_ids(turn.node)
         cursor = request.template.start([*served, *request.added], request.tools)
-        ids = cursor.prompt(keep=kept)
+        ids = cursor.prompt(keep=old_ids)
         shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
         return request.at(shared, turn, ids, delta, cursor, fork_reason=reason)

@@ -32,8 +32,8 @@ async def serve(
     episodes. After SIGTERM, the next server with the same folder continues them.
     """
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(one, _stop, stop, one)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, _stop, stop, signum)
     async with Model.from_args(args) as served:
         # wait now: the start asks the engine for its capabilities and context length
         waiting = asyncio.create_task(served.engine.wait_until_healthy())
