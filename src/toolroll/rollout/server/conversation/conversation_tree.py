@@ -169,8 +169,8 @@ class ConversationTree:
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
         check_arguments(messages[length:])
-        served = turn.messages() if turn is not None else []
-        new = with_served_ids(messages[length:], messages[:length], served)
+        history = turn.messages() if turn is not None else []
+        new = with_served_ids(messages[length:], messages[:length], history)
         request = _Request(template, new, tools_key, echo.digest, tools, reasoning)
         edited = self._edited(turn, length, messages, digests, schemas)
         if turn is None:
@@ -181,10 +181,10 @@ class ConversationTree:
         reason = SWITCHES_CHANGED
         if same_switches(template, turn.template):
             try:
-                return self._continued(request, turn, served, edited)
+                return self._continued(request, turn, history, edited)
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
-        return self._forked(request, turn, served, reason)
+        return self._forked(request, turn, history, reason)
 
     def _schemas_with(self, tools_key: bytes) -> Schemas:
         """Return the schemas of the session's tools and of new tools in the list `tools_key`."""
@@ -248,7 +248,7 @@ class ConversationTree:
             next(filter(None, map(self._by_prompt.get, prompts)), None),
             self._next.get(turn.node.index) if turn is not None else None,
         )
-        histories = [served.messages() for served in turns if served is not None]
+        histories = [earlier.messages() for earlier in turns if earlier is not None]
         if not histories:
             return None
         lengths = [common_length(history, messages, schemas) for history in histories]
@@ -259,15 +259,15 @@ class ConversationTree:
         return f"{EDITED}: {change_at(index, history, messages, schemas)}"
 
     def _continued(
-        self, request: _Request, turn: TurnNode, served: list[Message], edited: str | None
+        self, request: _Request, turn: TurnNode, history: list[Message], edited: str | None
     ) -> Prompt:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
         tools = request.tools
         changed = request.tools_key != turn.tools_key
         before = orjson.loads(turn.tools_key) if changed else tools
-        cursor = request.template.start(served[:-1], before)
+        cursor = request.template.start(history[:-1], before)
         delta, after = cursor.after(
-            turn.sampled, [served[-1], *request.added], tools if changed else None
+            turn.sampled, [history[-1], *request.added], tools if changed else None
         )
         ids = np.concatenate([self.session.path_ids(turn.node), delta])
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
@@ -283,10 +283,10 @@ class ConversationTree:
         )
 
     def _forked(
-        self, request: _Request, turn: TurnNode, served: list[Message], reason: str
+        self, request: _Request, turn: TurnNode, history: list[Message], reason: str
     ) -> Prompt:
         old_ids = self.session.path_ids(turn.node)
-        cursor = request.template.start([*served, *request.added], request.tools)
+        cursor = request.template.start([*history, *request.added], request.tools)
         ids = cursor.prompt(keep=old_ids)
         shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
@@ -317,19 +317,19 @@ class ConversationTree:
             self.forks.append(reason)
         return node
 
-    def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
+    def commit(self, prompt: Prompt, node: Node, parsed: ParsedTurn) -> TurnNode:
         """Add the turn whose reply was sampled as `node`."""
         # The schemas before the key, because a request may be planned in another thread.
         schemas = self._schemas = self._schemas_with(prompt.tools_key)
         tools_key = self._tools.setdefault(prompt.tools_key, prompt.tools_key)
-        digest = Echo(prompt.digest, schemas).add(reading.message)
+        digest = Echo(prompt.digest, schemas).add(parsed.message)
         turn = TurnNode(
             parent=prompt.turn,
             added=prompt.added,
-            reply=reading.message,
+            reply=parsed.message,
             digest=digest,
             node=node,
-            sampled=reading.sampled,
+            sampled=parsed.sampled,
             tools_key=tools_key,
             template=prompt.template,
             continues=prompt.continues,
@@ -339,7 +339,7 @@ class ConversationTree:
             prefill_size=len(prompt.prefill_ids),
         )
         self._turns.setdefault(digest, []).append(turn)
-        self._by_reply[Echo(schemas=schemas).add(reading.message)] = turn
+        self._by_reply[Echo(schemas=schemas).add(parsed.message)] = turn
         self._by_prompt[prompt.digest] = turn
         if prompt.turn is not None:
             self._next[prompt.turn.node.index] = turn

@@ -50,7 +50,7 @@ Schemas = Mapping[str, Schema | None]
 def read_messages(
     values: Sequence[Any], *, developer: bool = False, answer: bool = True
 ) -> list[Message]:
-    """Return `given` as plain messages. Text parts are joined, and empty fields are left out.
+    """Return `values` as plain messages. Text parts are joined, and empty fields are left out.
 
     `developer`: the template supports the role `developer`. Otherwise messages with this role
     become system messages. `answer`: the request asks for a new reply, so the last message must not
@@ -139,7 +139,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
 
 
 def _only(fields_given: Mapping[str, Any], fields: frozenset[str], place: str) -> None:
-    """Raise `ApiError` if a field of `given` has a value, but is not in `known` or `_INERT`."""
+    """Raise `ApiError` if a field has a value, but is not in `fields` or `_INERT`."""
     for name, value in fields_given.items():
         if value and name not in fields and name not in _INERT:
             raise not_rendered(f"{place}.{name}")
@@ -286,27 +286,27 @@ def _same_numbers(value: Any) -> Any:
     return value
 
 
-def same_reasoning(message: Message, served: Message) -> bool:
-    """Return True if the message `given` by the client repeats the reasoning of `served`, or has
+def same_reasoning(message: Message, original: Message) -> bool:
+    """Return True if the client's `message` repeats the reasoning of `original`, or has
     none.
     """
     echo = message.get("reasoning_content")
-    return not echo or str(echo).strip() == str(served.get("reasoning_content") or "").strip()
+    return not echo or str(echo).strip() == str(original.get("reasoning_content") or "").strip()
 
 
 def with_served_ids(
-    new: Sequence[Message], echoed: Sequence[Message], served: Sequence[Message]
+    new: Sequence[Message], echoed: Sequence[Message], history: Sequence[Message]
 ) -> list[Message]:
     """Return the `new` messages. If a tool result has a call id that the client made up, replace
     this id with the id that the endpoint gave to the call.
 
-    `given` is the start of the conversation as the client repeats it. `served` is the same start
+    `echoed` is the start of the conversation as the client repeats it. `history` is the same start
     with the endpoint's own ids.
     """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
     # In reverse: the last call with an id counts, and it is usually in the last message.
-    for echo, other in zip(reversed(echoed), reversed(served), strict=True):
+    for echo, other in zip(reversed(echoed), reversed(history), strict=True):
         if not wanted:
             break
         for call, served_call in zip(

@@ -103,17 +103,17 @@ def _refused(why: str) -> ApiError:
 
 
 def sampled_part(
-    served: Model, prompt: Prompt, reading: ParsedTurn, tools: Sequence[Tool] | None
+    model: Model, prompt: Prompt, turn: ParsedTurn, tools: Sequence[Tool] | None
 ) -> Message:
     """Return the assistant message of `reading` without the prefill of `prompt`, which was not
     sampled.
     """
-    message, prefill = reading.message, prompt.prefill
+    message, prefill = turn.message, prompt.prefill
     content, reasoning = message.get("content") or "", message.get("reasoning_content")
     if content.startswith(prefill):
         return {**message, "content": content.removeprefix(prefill)}
     options = parse_options(tools, in_reasoning=prompt.in_reasoning, streamed=True)
-    parsed = served.parser.parse(prefill, **options)
+    parsed = model.parser.parse(prefill, **options)
     rest = {**message, "content": content.removeprefix(parsed.content) or None}
     if reasoning:
         rest["reasoning_content"] = reasoning.removeprefix(parsed.reasoning or "")

@@ -61,7 +61,7 @@ class TurnNode:
         return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
     def keeps_reasoning(self, messages: Sequence[Message], length: int) -> bool:
-        """Return True if the first `length` messages of `given` repeat the reasoning of this turn's
+        """Return True if the first `length` of `messages` repeat the reasoning of this turn's
         conversation unchanged, or omit it. Return False if they change it.
         """
         turn: TurnNode | None = self

@@ -42,14 +42,14 @@ _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
-    """Return `given`. Raise `ApiError` if it is not an object."""
+    """Return `value`. Raise `ApiError` if it is not an object."""
     if not isinstance(value, Mapping):
         raise invalid(place, f"{place} must be an object")
     return value
 
 
 def entries(values: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield each entry of `given`, the list at `place`, with the location of the entry. Raise
+    """Yield each entry of `values`, the list at `place`, with the location of the entry. Raise
     `ApiError` if an entry is not an object.
     """
     for index, entry in enumerate(values):
@@ -58,7 +58,7 @@ def entries(values: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, An
 
 
 def text(fields: Mapping[str, Any], name: str, place: str) -> str:
-    """Return the text `given[name]`. Raise `ApiError` if it is not a string."""
+    """Return the text `fields[name]`. Raise `ApiError` if it is not a string."""
     value = fields.get(name)
     if not isinstance(value, str):
         raise invalid(f"{place}.{name}", f"{place}.{name} must be text")
@@ -66,14 +66,14 @@ def text(fields: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def optional_text(fields: Mapping[str, Any], name: str, place: str) -> str:
-    """Return the text `given[name]`, or "" if it is missing or null. Raise `ApiError` if it is not
+    """Return the text `fields[name]`, or "" if it is missing or null. Raise `ApiError` if it is not
     a string.
     """
     return "" if fields.get(name) is None else text(fields, name, place)
 
 
 def only(fields: Mapping[str, Any], names: Collection[str], place: str) -> None:
-    """Raise `ApiError` if `given` has a field that is not null and whose name is not in `known`."""
+    """Raise `ApiError` if one of the `fields` is not null and has a name that is not in `names`."""
     for name, value in fields.items():
         if name not in names and value is not None:
             raise not_rendered(f"{place}.{name}")
@@ -95,7 +95,7 @@ def part_text(part: Mapping[str, Any], place: str) -> str:
 
 
 def text_parts(value: Any, place: str, kinds: Collection[str], glue: str) -> str:
-    """Return the text of `given`, which is a string or a list of parts. The type of each part must
+    """Return the text of `value`, which is a string or a list of parts. The type of each part must
     be one of `kinds`. The texts of the parts are joined with `glue`.
     """
     if isinstance(value, str):
@@ -118,7 +118,7 @@ def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def arguments_of(tool_input: Mapping[str, Any]) -> str:
-    """Return the arguments of a tool call as JSON text. `given` is the input of Anthropic's
+    """Return the arguments of a tool call as JSON text. `tool_input` is the input of Anthropic's
     `tool_use` block. This is the inverse of `input_of`.
     """
     unparsed = _unparsed(tool_input)
@@ -155,7 +155,7 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 
 def _unparsed(tool_input: Mapping[str, Any]) -> str | None:
-    """Return the arguments that `input_of` wrapped in `given`. Return None if `given` is an
+    """Return the arguments that `input_of` wrapped in `tool_input`. Return None if it is an
     ordinary input.
     """
     text = tool_input.get(_UNPARSED)
@@ -210,7 +210,7 @@ def is_function(
     tool runs on the provider's servers. For such a tool, return False if `drop` is True, and raise
     `ApiError` if not.
 
-    Raise `ApiError` for a function that has a field that is not in `known`.
+    Raise `ApiError` for a function that has a field that is not in `fields`.
     """
     kind = tool.get("type")
     if kind not in kinds:
@@ -252,7 +252,7 @@ _THINKING = ("enable_thinking", "thinking")
 
 
 def all_switches(switches: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all switches of a request. `given` is its `chat_template_kwargs`, and `own` has the
+    """Return all switches of a request. `switches` are its `chat_template_kwargs`, and `others` has the
     switches that its other fields set. Raise `ApiError` if the two set a switch to different
     values.
     """

@@ -45,9 +45,9 @@ def split_attribution(system: str) -> tuple[dict[str, str], str]:
 
 
 def lineage_of(metadata: Any) -> dict[str, str]:
-    """Return the conversation labels in `given`: the names in `_KNOWN`, and names that start with
+    """Return the conversation labels in `metadata`: the names in `_KNOWN`, and names that start with
     `parent_`. Integers become text. Labels whose value is empty, or neither text nor an integer,
-    are left out. `given` is an object, or the JSON text of an object. For anything else, return an
+    are left out. `metadata` is an object, or the JSON text of an object. For anything else, return an
     empty dict.
 
     A value of the object may itself be the JSON text of an object (Codex's `x-codex-turn-metadata`,

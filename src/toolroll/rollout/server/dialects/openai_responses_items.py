@@ -138,8 +138,8 @@ def _output(item: Mapping[str, Any], place: str) -> Message:
 
 
 def _assistant(messages: list[Message], *, both: bool) -> Message:
-    """Return the assistant message to which the next item belongs: the last message of `found`, or
-    a new one, which is added to `found`. `both`: True if the next item and the item before it are
+    """Return the assistant message to which the next item belongs: the last of `messages`, or a new
+    one, which is added to `messages`. `both`: True if the next item and the item before it are
     both messages. Then the next item starts a new reply.
     """
     if both or not messages or messages[-1]["role"] != "assistant":

@@ -476,7 +476,7 @@ def _route(request: web.Request) -> str:
 
 
 async def _json_of_size(build: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return the result of `made` as JSON. If the result is `large`, call `made` in a thread."""
+    """Return the result of `build` as JSON. If the result is `large`, call `build` in a thread."""
     body = await call_of_size(lambda: orjson.dumps(build()), large=large)
     return web.Response(body=body, content_type="application/json")
 

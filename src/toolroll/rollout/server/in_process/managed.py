@@ -184,7 +184,7 @@ async def managed_session(
     parser and template are ignored.
     """
     if isinstance(engine, Model):
-        served, owned = engine, False
+        model, owned = engine, False
     else:
         loaded = tokenizer if tokenizer is not None else await served_model(engine)
         if loaded is None or isinstance(loaded, str):
@@ -199,9 +199,9 @@ async def managed_session(
             engine = EngineConfig(url=engine, vocab_size=len(loaded))
         owned = isinstance(engine, EngineConfig)
         client = Engine(engine) if isinstance(engine, EngineConfig) else engine
-        served = Model(client, template, get_parser(tool_parser, template.encoder.control))
+        model = Model(client, template, get_parser(tool_parser, template.encoder.control))
     try:
-        async with Endpoint(served, settings) as endpoint:
+        async with Endpoint(model, settings) as endpoint:
             managed = ManagedSession(
                 endpoint, session=session or f"managed-{uuid.uuid4().hex}", track_tree=track_tree
             )
@@ -211,9 +211,9 @@ async def managed_session(
                 await managed.aclose()
     finally:
         if owned:
-            await served.aclose()
-        elif served is not engine:
-            served.release()
+            await model.aclose()
+        elif model is not engine:
+            model.release()
 
 
 async def served_model(engine: EngineClient | EngineConfig | str) -> str | None:

@@ -64,7 +64,7 @@ class ManagedServer(ManagedSession):
         chat_template: Jinja text that replaces the tokenizer's own template.
         settings: The settings of the endpoint. Default: the default settings, except that `n` may
             be up to 1024.
-        served: The model at `server`, if it is open already (`open_model`). It stays open.
+        model: The model at `server`, if it is open already (`open_model`). It stays open.
 
     Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.
     """
@@ -80,12 +80,12 @@ class ManagedServer(ManagedSession):
         history: HistoryPolicy = "preserve",
         chat_template: str | None = None,
         settings: EndpointSettings | None = None,
-        served: Model | None = None,
+        model: Model | None = None,
     ) -> None:
         self.server = server
-        opened = server if isinstance(server, Model) else served
+        opened = server if isinstance(server, Model) else model
         self._borrowed = opened is not None
-        self._served: Model | None = None
+        self._model: Model | None = None
         self._reads_calls = isinstance(server, Model) or tool_parser is not None
         self._settings = settings or EndpointSettings(max_choices=_MAX_CHOICES)
         self.track_tree = bool(track_tree)
@@ -101,19 +101,19 @@ class ManagedServer(ManagedSession):
         if opened is not None or named is not None or not _is_engine(server):
             self._start(opened or self._model_of(named))
 
-    def _start(self, served: Model) -> None:
-        super().__init__(Endpoint(served, self._settings), track_tree=self.track_tree)
-        self._served, self.tokenizer = served, served.template.tokenizer
+    def _start(self, model: Model) -> None:
+        super().__init__(Endpoint(model, self._settings), track_tree=self.track_tree)
+        self._model, self.tokenizer = model, model.template.tokenizer
 
     async def _open(self) -> None:
-        if self._served is not None:
+        if self._model is not None:
             return
         async with self._opening:
-            if self._served is None:
+            if self._model is None:
                 self._start(self._model_of(await served_model(self.server)))
 
     def _live(self) -> LiveSession | None:
-        return None if self._served is None else super()._live()
+        return None if self._model is None else super()._live()
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Return a chat completion, as `ManagedSession.chat_completion` does.
@@ -133,20 +133,20 @@ class ManagedServer(ManagedSession):
 
     def reset(self) -> None:
         """Drop all nodes. Later calls use a new session."""
-        if self._served is not None:
+        if self._model is not None:
             super().reset()
 
     async def aclose(self) -> None:
         """Drop the session, and close the connections that were opened for it."""
-        if self._served is None:
+        if self._model is None:
             return
         await super().aclose()
         if self._borrowed:
             return
-        if isinstance(self._served.engine, Engine) and self._served.engine is not self.server:
-            await self._served.aclose()
+        if isinstance(self._model.engine, Engine) and self._model.engine is not self.server:
+            await self._model.aclose()
         else:
-            self._served.release()
+            self._model.release()
 
 
 def open_model(

@@ -37,7 +37,7 @@ class SequenceNode(BaseModel):
 
 
 def trajectory_node(trajectory: Trajectory, encoder: Encoder) -> SequenceNode:
-    """Return the trajectory `found` as one node."""
+    """Return `trajectory` as one node."""
     trained = trajectory.loss_mask.astype(bool)
     last = trajectory.turns[-1] if trajectory.turns else None
     metadata = {

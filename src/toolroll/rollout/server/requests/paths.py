@@ -47,8 +47,8 @@ def hint_for(path: str) -> str | None:
     if hint is not None or route is None:
         return hint
     name, base, after = route[1], f"{session}/v1", rest[route.end() :]
-    served = f"{base}/{name}"
-    if path == served or (path.startswith(f"{served}/") and after not in ("/", route[0])):
+    expected = f"{base}/{name}"
+    if path == expected or (path.startswith(f"{expected}/") and after not in ("/", route[0])):
         return None  # the second: something below a route, such as a model's name
     if name.startswith("messages"):
         return (

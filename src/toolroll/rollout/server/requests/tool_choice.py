@@ -144,7 +144,7 @@ def strict_tag(
 def check_called(
     forced: Sequence[str],
     strict: Sequence[str],
-    reading: ParsedTurn,
+    turn: ParsedTurn,
     completion: Completion,
     template: ChatTemplate,
 ) -> None:
@@ -162,7 +162,7 @@ def check_called(
     )
     if completion.finish_reason != "stop" or cut:
         return
-    calls = reading.parsed.tool_calls
+    calls = turn.parsed.tool_calls
     problem = None
     if forced and not any(call.name in forced for call in calls):
         problem = f"tool_choice forces a call of {' or '.join(forced)}, but the reply has none"
