@@ -252,8 +252,8 @@ _THINKING = ("enable_thinking", "thinking")
 
 
 def all_switches(switches: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all switches of a request. `switches` are its `chat_template_kwargs`, and `others` has the
-    switches that its other fields set. Raise `ApiError` if the two set a switch to different
+    """Return all switches of a request. `switches` are its `chat_template_kwargs`, and `others` are
+    the switches that its other fields set. Raise `ApiError` if the two set a switch to different
     values.
     """
     for name, value in others.items():

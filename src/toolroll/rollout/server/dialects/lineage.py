@@ -45,10 +45,10 @@ def split_attribution(system: str) -> tuple[dict[str, str], str]:
 
 
 def lineage_of(metadata: Any) -> dict[str, str]:
-    """Return the conversation labels in `metadata`: the names in `_KNOWN`, and names that start with
-    `parent_`. Integers become text. Labels whose value is empty, or neither text nor an integer,
-    are left out. `metadata` is an object, or the JSON text of an object. For anything else, return an
-    empty dict.
+    """Return the conversation labels in `metadata`: the names in `_KNOWN`, and names that start
+    with `parent_`. Integers become text. Labels whose value is empty, or neither text nor an
+    integer, are left out. `metadata` is an object, or the JSON text of an object. For anything
+    else, return an empty dict.
 
     A value of the object may itself be the JSON text of an object (Codex's `x-codex-turn-metadata`,
     Claude Code's `user_id`). The labels in that inner object are returned too.
