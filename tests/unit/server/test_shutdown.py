@@ -17,7 +17,7 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server.endpoint import Reply as EndpointReply
+from toolroll.rollout.server.replies import Reply as EndpointReply
 from toolroll.rollout.testing import PolicyRequest, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}

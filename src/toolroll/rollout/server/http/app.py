@@ -24,7 +24,7 @@ from aiohttp import web
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.answers.result import LONG, Traced
 from toolroll.rollout.server.dialects.dialect import Dialect
-from toolroll.rollout.server.endpoint import Endpoint, Reply
+from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.http.access import (
     check_sender,
@@ -34,6 +34,7 @@ from toolroll.rollout.server.http.access import (
 )
 from toolroll.rollout.server.metrics import CONTENT_TYPE
 from toolroll.rollout.server.queries import QUERIES, Query, tokenize
+from toolroll.rollout.server.replies import Reply
 from toolroll.rollout.server.requests.paths import hint_for, instead_of
 from toolroll.rollout.server.requests.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.requests.received import Received, receive

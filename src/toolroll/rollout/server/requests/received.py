@@ -80,7 +80,7 @@ def _decompressed(raw: bytes, limit: int) -> bytes:
         problem = f"the body does not have the encoding in its Content-Encoding: {error}"
         raise ApiError(400, "invalid_body", problem) from error
     if len(text) > limit:
-        raise body_too_large(limit)
+        raise _too_large(limit)
     if not decompressor.eof or decompressor.unused_data:
         raise ApiError(
             400, "invalid_body", "the compressed body is incomplete, or has data after its end"
@@ -97,7 +97,7 @@ def has_more_items(text: bytes, limit: int) -> bool:
     return next(islice(_ITEM.finditer(text), limit, None), None) is not None
 
 
-def body_too_large(limit: int) -> ApiError:
+def _too_large(limit: int) -> ApiError:
     return ApiError(
         413, "body_too_large", f"the body is larger than the limit of {limit} bytes (--max-body)"
     )
@@ -207,7 +207,7 @@ async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
             async for chunk in request.content.iter_any():
                 raw += chunk
                 if len(raw) > settings.max_body:
-                    raise body_too_large(settings.max_body)
+                    raise _too_large(settings.max_body)
     except TimeoutError as error:
         problem = f"the request did not arrive within {settings.receive:g} s"
         raise ApiError(408, "request_timeout", problem, retry=True) from error
