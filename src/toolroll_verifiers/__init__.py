@@ -90,10 +90,10 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
         environment or the split does not exist.
         """
         config = self.config
-        own = {"env": config.env, "env_settings": config.env_settings, "seed": config.seed}
-        player = TasksetPlayer(EpisodeSettings(split=config.split, **own))
+        shared = {"env": config.env, "env_settings": config.env_settings, "seed": config.seed}
+        player = TasksetPlayer(EpisodeSettings(split=config.split, **shared))
         for row in player.rows():
-            yield ToolrollTask(ToolrollData(split=player.split, **own, **row), config.task)
+            yield ToolrollTask(ToolrollData(split=player.split, **shared, **row), config.task)
 
 
 class ToolrollHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]

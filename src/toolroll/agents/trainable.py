@@ -156,9 +156,9 @@ class TrainableAgentMixin:
         """
         task, seed, name = episode_arguments(self, task_index, task, seed, session_id)
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
-        given = rollout_args if rollout_args is not None else self.rollout_args
-        model = self._open(given)
-        args = model.args if given is None and model.args is not None else read_args(given)
+        raw_args = rollout_args if rollout_args is not None else self.rollout_args
+        model = self._open(raw_args)
+        args = model.args if raw_args is None and model.args is not None else read_args(raw_args)
         environment = as_environment(env, wiki=self.wiki, tools_info=self.tools_info)
         policy = self.policy.under(environment)
         runner = EnvironmentRunner(
@@ -173,7 +173,7 @@ class TrainableAgentMixin:
         rules = Rules(
             policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
         )
-        state = SimpleNamespace(tokenizer=model.template.tokenizer, args=given)
+        state = SimpleNamespace(tokenizer=model.template.tokenizer, args=raw_args)
         begin = lambda tracker: self._begin(model, runner, tracker, name, args, policy, state)
         self._playing += 1
         try:
@@ -255,14 +255,14 @@ class TrainableAgentMixin:
             delta_hook=self._token_hook("_get_token_delta", state.tokenizer, position=0),
         )
 
-    def _token_hook(self, name: str, given: Any, *, position: int) -> DeltaHook | None:
+    def _token_hook(self, name: str, first: Any, *, position: int) -> DeltaHook | None:
         """Return the token hook `name`, wrapped for a `Conversation`, or None if it is not
         overridden. The hook gets `given` and the messages (see `proposing`).
         """
         if not self._has(name):
             return None
         return proposing(
-            name, lambda messages: getattr(self, name)(given, messages), position=position
+            name, lambda messages: getattr(self, name)(first, messages), position=position
         )
 
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
@@ -270,12 +270,12 @@ class TrainableAgentMixin:
         result.
         """
         if not self._has("_initialize_environment"):
-            found: Any = await self._initialize_environment(runner, runner.task.index)
+            returned: Any = await self._initialize_environment(runner, runner.task.index)
         else:
             env, hook = HookEnvironment(runner), self._initialize_environment
-            found = await call_hook("_initialize_environment", hook, env, runner.task.index)
+            returned = await call_hook("_initialize_environment", hook, env, runner.task.index)
         with reading("_initialize_environment"):
-            first, info = found
+            first, info = returned
             return (ObservationText.of(first) if isinstance(first, Observation) else first), {
                 **info
             }
@@ -311,12 +311,12 @@ class TrainableAgentMixin:
         return self._bare_template
 
     def _head(self, text: str) -> str:
-        found = hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
-        if not isinstance(found, str):
+        head = hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
+        if not isinstance(head, str):
             raise EnvironmentFailure(
-                f"_reformulate_tool_call returned {type(found).__name__}: return the text"
+                f"_reformulate_tool_call returned {type(head).__name__}: return the text"
             )
-        return found
+        return head
 
     def _finish(self, played: Played[Conversation]) -> InteractionResult:
         result = build_result(played, self.tools_info)
@@ -398,8 +398,8 @@ class TrainableAgentMixin:
         to the engine unless an override returns different ones. `state` has the
         attributes `tokenizer` and `args` (the rollout arguments of the episode).
         """
-        own = self._direct_template(getattr(state, "tokenizer", None))
-        template = self._template(own, self.policy) or own
+        direct = self._direct_template(getattr(state, "tokenizer", None))
+        template = self._template(direct, self.policy) or direct
         proposed = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if proposed is None else proposed
         return template.encoder.decode(ids), ids

@@ -117,8 +117,8 @@ class TauStyleEnvironment(OneActionEnvironment):
 
     def execute(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         """Step `env` with `action`, which `make_action` returned."""
-        found = self.env.step(action)
-        return found.observation, float(found.reward), bool(found.done), as_data(found.info)
+        step = self.env.step(action)
+        return step.observation, float(step.reward), bool(step.done), as_data(step.info)
 
 
 def check_no_respond(call: ToolCall) -> None:

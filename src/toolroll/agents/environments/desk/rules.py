@@ -175,11 +175,11 @@ def hold(library: Library, book: Book) -> Settled:
     return Settled("hold", book.title, actions, reply, [place])
 
 
-def cancel(library: Library, held: Hold) -> Settled:
+def cancel(library: Library, hold: Hold) -> Settled:
     """Cancel a hold of the member."""
-    title = library.book(held.book).title
-    library.holds.remove(held)
-    actions = [("cancel_hold", {"hold_id": held.id})]
+    title = library.book(hold.book).title
+    library.holds.remove(hold)
+    actions = [("cancel_hold", {"hold_id": hold.id})]
     return Settled("cancel", title, actions, f"Your hold on {title} is cancelled.", [])
 
 
@@ -231,10 +231,10 @@ def choices(library: Library, kind: str) -> list[Any]:
         # A loan that was just renewed is not renewed again.
         return [loan for loan in library.own_loans() if loan.due != RENEWED_UNTIL]
     if kind == "cancel":
-        return [held for held in library.own_holds() if held.id != "new"]
+        return [hold for hold in library.own_holds() if hold.id != "new"]
     if kind == "hold":
         taken = {loan.book for loan in library.own_loans()}
-        taken |= {held.book for held in library.own_holds()}
+        taken |= {hold.book for hold in library.own_holds()}
         return [book for book in library.books if book.id not in taken]
     return [None] if kind != "waive" or library.member.owed else []
 
