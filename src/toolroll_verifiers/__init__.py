@@ -229,5 +229,4 @@ class ToolrollEnv(vf.Env[ToolrollEnvConfig]):  # type: ignore[misc]
     """The environment that comes with the toolroll taskset."""
 
     async def run(self, task: Any, agents: Any) -> None:
-        """Play the task once."""
         await agents.agent.run(task)

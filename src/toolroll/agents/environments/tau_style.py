@@ -104,7 +104,6 @@ class TauStyleEnvironment(OneActionEnvironment):
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Reset `env` with the task's index."""
         response = self.env.reset(task_index=task.index)
         return self.first(response.observation, as_data(response.info))
 

@@ -331,7 +331,6 @@ def _reference_step(task: Task, step: Any) -> Action:
 
 
 def _read_tasks(tasks: Any) -> dict[str, list[Task]]:
-    """Return the tasks by split."""
     if isinstance(tasks, str | Path):
         tasks = _read_lines(Path(tasks))
     splits = tasks if isinstance(tasks, Mapping) else {"test": tasks}

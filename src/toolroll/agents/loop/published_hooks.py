@@ -161,7 +161,6 @@ class ModelAdapter(OpenAICompatibleToolCallAdapter):
         super().__init__(tools_info if read is None else read[2], model.parser)
 
     def parse_response_to_openai_format(self, response: str) -> dict[str, Any]:
-        """See the base class."""
         read = _READ.get()
         if read is not None and read[0] == response:
             return openai_result(read[1])

@@ -242,7 +242,6 @@ class Desk(Environment):
         return {**tool_error_metrics(self._tool_errors), **user}
 
     async def close(self) -> None:
-        """Close the database and the user."""
         db, self._db = self._db, None
         if db is not None:
             db.close()

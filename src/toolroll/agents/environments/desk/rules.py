@@ -213,16 +213,6 @@ def transfer(library: Library, kind: str, title: str, topic: str) -> Settled:
     return Settled(kind, title, [("transfer_to_person", arguments)], "", [])
 
 
-def lost(library: Library, loan: Loan) -> Settled:
-    """Hand the chat to a person, because a borrowed book is lost."""
-    return transfer(library, "lost", library.book(loan.book).title, "lost_item")
-
-
-def complaint(library: Library, _: None) -> Settled:
-    """Hand the chat to a person, because the member complains about staff."""
-    return transfer(library, "complaint", "", "complaint")
-
-
 def choices(library: Library, kind: str) -> list[Any]:
     """Return the objects that a request of this kind may refer to. The list is empty if nothing
     fits.
@@ -246,6 +236,8 @@ SETTLE: Mapping[str, Callable[[Library, Any], Settled]] = {
     "waive": waive,
     "due": due,
     "owed": owed,
-    "lost": lost,
-    "complaint": complaint,
+    "lost": lambda library, loan: transfer(
+        library, "lost", library.book(loan.book).title, "lost_item"
+    ),
+    "complaint": lambda library, _: transfer(library, "complaint", "", "complaint"),
 }

@@ -228,7 +228,6 @@ class Tau2Environment(Environment):
         return {**tool_error_metrics(self._errors), **errors, **user}
 
     async def close(self) -> None:
-        """Close the user simulator."""
         self._state = None
         if self._user is not None:
             await self._user.close()

@@ -150,7 +150,6 @@ class TauBenchEnvironment(Environment):
         return {"calls": float(self._calls), "tool_errors": float(self._errors), **user}
 
     async def close(self) -> None:
-        """Close the user simulator."""
         self._data = None
         if self._user is not None:
             await self._user.close()
