@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from toolroll.parsers.base import MarkedParser, broken_call, unclosed
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import decode, made_call, scan_json
+from toolroll.parsers.reading.json_text import Unreadable, decode, made_call, scan_json
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.types import ToolCall
 
@@ -149,18 +149,17 @@ def json_arguments(
     cannot be read. `name`: the tool's name, for the error message.
     """
     pos = yield from source.skip(pos)
-    scanned = yield from scan_json(source, pos)
-    if scanned.problem is None:
-        try:
-            return decode(source.text[pos : scanned.stop]), scanned.stop
-        except ValueError as error:
-            raise Broken(f"the arguments of {name} are not valid JSON: {error}", name) from error
-    raise Broken(
-        f"the arguments of {name} are not valid JSON: {scanned.problem} (character "
-        f"{scanned.stop - pos})",
-        name,
-        incomplete=scanned.incomplete,
-    )
+    problem = f"the arguments of {name} are not valid JSON"
+    try:
+        stop = yield from scan_json(source, pos)
+        return decode(source.text[pos:stop]), stop
+    except Unreadable as error:
+        character = error.pos - pos
+        raise Broken(
+            f"{problem}: {error} (character {character})", name, incomplete=error.incomplete
+        ) from error
+    except ValueError as error:
+        raise Broken(f"{problem}: {error}", name) from error
 
 
 class NamedJsonParser(BlockParser):

@@ -10,8 +10,8 @@ import re
 from typing import Any
 
 from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
-from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
-from toolroll.parsers.reading.python_text import Unreadable, read_value
+from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable, made_call
+from toolroll.parsers.reading.python_text import read_value
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed
 from toolroll.parsers.reasoning import get_reasoning

@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 
 from toolroll.parsers.base import MarkedParser, broken_call, never_closed, unclosed
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import DEFAULT_NAMES, Names, json_calls, name_in, read_json
+from toolroll.parsers.reading.json_text import (
+    DEFAULT_NAMES,
+    Names,
+    Unreadable,
+    json_calls,
+    name_in,
+    read_json,
+)
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
 
@@ -64,12 +71,13 @@ class JsonBlockParser(MarkedParser):
             char = yield from source.char(pos)
             if values and char not in ("{", "["):
                 break
-            value, scanned = yield from read_json(source, pos)
-            if scanned.problem is not None:
-                problem = f"{scanned.problem} (character {scanned.stop - start} of the call)"
+            try:
+                value, stop = yield from read_json(source, pos)
+            except Unreadable as error:
+                problem = f"{error} (character {error.pos - start} of the call)"
                 return (yield from self._broken(source, out, begin, start, problem, name))
-            values.append((value, pos, scanned.stop))
-            pos = scanned.stop
+            values.append((value, pos, stop))
+            pos = stop
         # After the JSON, a closer counts even if it is ordinary text, because no other text may
         # follow.
         closes = yield from source.starts(pos, self.closer, *self.ends, spelled=True)
@@ -113,21 +121,19 @@ def open_json_calls(
     next of `stops`.
     """
     pos = yield from source.skip(pos)
-    value, scanned = yield from read_json(source, pos)
-    if scanned.problem is None:
-        for call in json_calls(
-            value, source.text[pos : scanned.stop], (begin, scanned.stop), names
-        ):
-            out.call(call)
-        return scanned.stop
-    problem = (
-        f"the tool call is not valid JSON: {scanned.problem} (character {scanned.stop - pos} of "
-        f"the call)"
-    )
-    call, stop = yield from broken_open(
-        source, begin, pos, problem, stops, incomplete=scanned.incomplete
-    )
-    out.call(call)
+    try:
+        value, stop = yield from read_json(source, pos)
+    except Unreadable as error:
+        problem = (
+            f"the tool call is not valid JSON: {error} (character {error.pos - pos} of the call)"
+        )
+        call, stop = yield from broken_open(
+            source, begin, pos, problem, stops, incomplete=error.incomplete
+        )
+        out.call(call)
+        return stop
+    for call in json_calls(value, source.text[pos:stop], (begin, stop), names):
+        out.call(call)
     return stop
 
 

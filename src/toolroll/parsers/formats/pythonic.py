@@ -15,8 +15,8 @@ from toolroll.parsers.base import MarkedParser, ToolCallParser, broken_call, unc
 from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import json_calls
-from toolroll.parsers.reading.python_text import Unreadable, read_call, read_name
+from toolroll.parsers.reading.json_text import Unreadable, json_calls
+from toolroll.parsers.reading.python_text import read_call, read_name
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.types import ToolCall
@@ -87,7 +87,7 @@ class PythonicParser(ToolCallParser):
             except Unreadable as error:
                 # This is prose. Skip the text that was read, so that the total time stays linear.
                 if not alone and source.offered is None:
-                    stop = max(error.at, begin + 1)
+                    stop = max(error.pos, begin + 1)
                     out.content(source.text[begin:stop])
                     return stop
                 problem = f"the call of {name} cannot be read: {error}"
