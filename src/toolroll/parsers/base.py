@@ -143,7 +143,6 @@ class MarkedParser(ToolCallParser):
     wrappers: ClassVar[tuple[str, ...]] = ()
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         markers = (*self.openers, *self.wrappers)
         while True:
             begin, marker = yield from source.until(pos, markers, out.content)
@@ -158,7 +157,7 @@ class MarkedParser(ToolCallParser):
 
     @abstractmethod
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `ToolCallParser.read_marked`."""
+        """Add the calls after the opener. Return the position after them."""
 
 
 class ReplyStream:

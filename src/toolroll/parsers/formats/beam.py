@@ -32,7 +32,6 @@ class BeamParser(HarmonyParser):
     markers, plain = header_forms("xml")
 
     def call(self, source: Source, out: Collector, header: Span, name: str) -> Steps[int]:
-        """See `HarmonyParser.call`."""
         arguments: dict[str, Any] = {}
         begin, pos = header
         body = pos

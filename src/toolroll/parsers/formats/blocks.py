@@ -67,7 +67,6 @@ class BlockParser(MarkedParser):
         """
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `MarkedParser.read_marked`."""
         if self.block is not None and source.text[begin:start] == self.block[0]:
             return (yield from self._block(source, out, begin, begin))
         calls, pos = yield from self._element(source, begin, begin)
@@ -173,7 +172,6 @@ class NamedJsonParser(BlockParser):
     fence: ClassVar[tuple[str, str]] = ("", "")
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
         pos, marker = yield from source.until(start, guards)
         if marker != self.separator:

@@ -36,7 +36,6 @@ class ApertusParser(JsonBlockParser):
     reasoning = get_reasoning("apertus2509")
 
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
-        """See `JsonBlockParser.calls_in`."""
         calls: list[ToolCall] = []
         for item in value if isinstance(value, list) and value else [value]:
             if isinstance(item, dict) and item:

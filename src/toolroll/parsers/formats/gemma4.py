@@ -31,7 +31,6 @@ class Gemma4Parser(BlockParser):
     reasoning = get_reasoning("gemma4")
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         pos = yield from source.skip(start)
         if not (yield from source.starts(pos, "call:")):
             raise Broken('expected "call:" and the tool\'s name')

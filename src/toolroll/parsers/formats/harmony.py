@@ -58,7 +58,6 @@ class HarmonyParser(ToolCallParser):
     markers, plain = header_forms("json")
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         while True:
             begin = yield from source.skip(pos)
             if not (yield from source.starts(begin, "to=", "assistant", *_HEAD)):

@@ -57,7 +57,7 @@ class JsonBlockParser(MarkedParser):
         start: int,
         name: str = "",
     ) -> Steps[int]:
-        """See `MarkedParser.read_marked`. `name`: the tool's name if it precedes the opener."""
+        """Add the calls. `name`: the tool's name if it precedes the opener."""
         # a fast path for many openers in a row
         if source.text.startswith(self.opener, start) and source.is_control_token(
             self.opener, start

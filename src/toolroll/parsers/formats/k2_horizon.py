@@ -35,7 +35,6 @@ class K2HorizonParser(TagParser):
     )
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         pos = yield from source.skip(start)
         if (yield from source.char(pos)) not in ("{", "["):
             return (yield from super().elements(source, begin, start))

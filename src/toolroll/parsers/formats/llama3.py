@@ -30,7 +30,6 @@ class Llama3Parser(ToolCallParser):
     markers = (_TAG, ";")
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
             return out.begin_verbatim(pos)
         first = yield from source.skip(pos)

@@ -25,7 +25,6 @@ class MistralParser(MarkedParser):
     markers = (_OPENER,)
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `MarkedParser.read_marked`."""
         pos = yield from source.skip(start)
         if (yield from source.char(pos)) in ("[", "{") and not (
             yield from source.starts(pos, _OPENER)

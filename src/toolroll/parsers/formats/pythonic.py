@@ -48,7 +48,6 @@ class PythonicParser(ToolCallParser):
     markers = (_START, _END)
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
             return out.begin_verbatim(pos)
         marked, fresh = False, True  # after the marker; at the start of a line
@@ -136,7 +135,6 @@ class Lfm2Parser(MarkedParser):
     markers = (_LFM_START, _LFM_END)
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `MarkedParser.read_marked`."""
         try:
             calls, pos = yield from self._calls(source, start)
         except (Unreadable, Broken) as broken:

@@ -94,7 +94,6 @@ class TagParser(BlockParser):
         cls.beside = ((shape.call[0],), (shape.key[0],))
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         name, body = yield from self._name(source, start)
         arguments, end, stop = yield from self._arguments(source, body, name)
         return [made_call(name, arguments, source.text[start:end], (begin, stop))], stop
