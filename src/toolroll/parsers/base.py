@@ -227,31 +227,40 @@ class ReplyStream:
         self._out.verbatim(self._source.text)
 
 
+class Broken(Exception):
+    """A call cannot be read. `name` is the tool's name, or "" if it is unknown. `incomplete`: True
+    if the text ended inside the arguments.
+    """
+
+    def __init__(self, problem: str, name: str = "", *, incomplete: bool = False) -> None:
+        super().__init__(problem)
+        self.name = name
+        self.incomplete = incomplete
+
+
 def broken_call(
     source: Source,
     begin: int,
     start: int,
-    problem: str,
+    broken: Broken,
     *,
     closes: tuple[str, ...],
     openers: tuple[str, ...],
-    name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
     """Return an unreadable call that starts at `begin`, and the position after the call.
 
-    `problem` becomes the call's error. The `raw` text starts at `start`. The call ends after one of
+    `broken` becomes the call's error. The `raw` text starts at `start`. The call ends after one of
     `closes`, before one of `openers`, or at the end of the text, whichever comes first. If it
     does not end after one of `closes`, its status is UNCLOSED.
     """
     pos, marker = yield from source.until(start, (*closes, *openers))
     raw = source.text[start:pos]
-    tool_name = name or name_in(raw)
+    name = broken.name or name_in(raw)
     if marker in closes:
         stop = pos + len(marker)
-        return ToolCall(
-            tool_name, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)
-        ), stop
-    return never_closed(tool_name, raw, (begin, pos), closes[0]), pos
+        status, span = CallStatus.INVALID_JSON, (begin, stop)
+        return ToolCall(name, None, raw, status, str(broken), span=span), stop
+    return never_closed(name, raw, (begin, pos), closes[0]), pos
 
 
 def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolroll.parsers.formats.blocks import Broken
+from toolroll.parsers.base import Broken
 from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call

@@ -12,22 +12,11 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
-from toolroll.parsers.base import MarkedParser, broken_call, unclosed
+from toolroll.parsers.base import Broken, MarkedParser, broken_call, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Unreadable, decode, made_call, scan_json
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.types import ToolCall
-
-
-class Broken(Exception):
-    """A call cannot be read. `name` is the tool's name, or "" if it is unknown. `incomplete`: True
-    if the text ended inside the arguments.
-    """
-
-    def __init__(self, problem: str, name: str = "", *, incomplete: bool = False) -> None:
-        super().__init__(problem)
-        self.name = name
-        self.incomplete = incomplete
 
 
 class BlockParser(MarkedParser):
@@ -103,9 +92,9 @@ class BlockParser(MarkedParser):
                 out.empty_block(source.text[begin : pos + len(closer)])
                 return pos + len(closer)
             elif first and (marker or pos < len(source.text) or source.closed):
-                problem = f"expected {self.call[0]} after {opener}"
+                broken = Broken(f"expected {self.call[0]} after {opener}")
                 call, pos = yield from broken_call(
-                    source, begin, start, problem, closes=(closer,), openers=(opener,)
+                    source, begin, start, broken, closes=(closer,), openers=(opener,)
                 )
                 out.call(call)
                 return pos
@@ -134,9 +123,8 @@ class BlockParser(MarkedParser):
         try:
             return (yield from self.elements(source, begin, start))
         except Broken as broken:
-            problem, name = str(broken), broken.name
             call, stop = yield from broken_call(
-                source, begin, start, problem, closes=self._closes, openers=self._stops, name=name
+                source, begin, start, broken, closes=self._closes, openers=self._stops
             )
             return [call], stop
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
+from toolroll.parsers.base import Broken
+from toolroll.parsers.formats.blocks import BlockParser, json_arguments
 from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable, made_call
 from toolroll.parsers.reading.python_text import read_value
 from toolroll.parsers.reading.source import Source, Steps

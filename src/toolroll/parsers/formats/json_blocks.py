@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toolroll.parsers.base import MarkedParser, broken_call, never_closed, unclosed
+from toolroll.parsers.base import Broken, MarkedParser, broken_call, never_closed, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import (
     DEFAULT_NAMES,
@@ -97,10 +97,10 @@ class JsonBlockParser(MarkedParser):
     def _broken(
         self, source: Source, out: Collector, begin: int, start: int, problem: str, name: str
     ) -> Steps[int]:
-        error = f"the tool call is not valid JSON: {problem}"
+        broken = Broken(f"the tool call is not valid JSON: {problem}", name)
         closes, openers = (self.closer, *self.ends), (self.opener, *self.bounds)
         call, stop = yield from broken_call(
-            source, begin, start, error, closes=closes, openers=openers, name=name
+            source, begin, start, broken, closes=closes, openers=openers
         )
         out.call(call)
         return stop
@@ -124,12 +124,10 @@ def open_json_calls(
     try:
         value, stop = yield from read_json(source, pos)
     except Unreadable as error:
-        problem = (
-            f"the tool call is not valid JSON: {error} (character {error.pos - pos} of the call)"
-        )
-        call, stop = yield from broken_open(
-            source, begin, pos, problem, stops, incomplete=error.incomplete
-        )
+        character = error.pos - pos
+        problem = f"the tool call is not valid JSON: {error} (character {character} of the call)"
+        broken = Broken(problem, incomplete=error.incomplete)
+        call, stop = yield from broken_open(source, begin, pos, broken, stops)
         out.call(call)
         return stop
     for call in json_calls(value, source.text[pos:stop], (begin, stop), names):
@@ -138,22 +136,15 @@ def open_json_calls(
 
 
 def broken_open(
-    source: Source,
-    begin: int,
-    start: int,
-    problem: str,
-    stops: tuple[str, ...],
-    *,
-    incomplete: bool,
-    name: str = "",
+    source: Source, begin: int, start: int, broken: Broken, stops: tuple[str, ...]
 ) -> Steps[tuple[ToolCall, int]]:
     """Return an unreadable call of a format without end markers, and the call's end.
 
-    The call ends before the next of `stops`, or at the end of the text. `incomplete`: True if the
-    text ended inside the call.
+    The call ends before the next of `stops`, or at the end of the text.
     """
     stop, _ = yield from source.until(start, stops)
-    raw = source.text[start:stop]
-    status = CallStatus.UNCLOSED if incomplete else CallStatus.INVALID_JSON
-    error = f"the reply ended inside the tool call: {problem}" if incomplete else problem
-    return ToolCall(name or name_in(raw), None, raw, status, error, span=(begin, stop)), stop
+    raw, error, status = source.text[start:stop], str(broken), CallStatus.INVALID_JSON
+    if broken.incomplete:
+        error, status = f"the reply ended inside the tool call: {error}", CallStatus.UNCLOSED
+    name = broken.name or name_in(raw)
+    return ToolCall(name, None, raw, status, error, span=(begin, stop)), stop

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.parsers.formats.blocks import BlockParser, Broken
+from toolroll.parsers.base import Broken
+from toolroll.parsers.formats.blocks import BlockParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.resolve import Schema

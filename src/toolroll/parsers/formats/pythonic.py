@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from toolroll.parsers.base import MarkedParser, ToolCallParser, broken_call, unclosed
-from toolroll.parsers.formats.blocks import Broken, json_arguments
+from toolroll.parsers.base import Broken, MarkedParser, ToolCallParser, broken_call, unclosed
+from toolroll.parsers.formats.blocks import json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Unreadable, json_calls
@@ -90,9 +90,8 @@ class PythonicParser(ToolCallParser):
                     out.content(source.text[begin:stop])
                     return stop
                 problem = f"the call of {name} cannot be read: {error}"
-                call, stop = yield from broken_open(
-                    source, begin, begin, problem, (_END,), incomplete=error.incomplete, name=name
-                )
+                broken = Broken(problem, name, incomplete=error.incomplete)
+                call, stop = yield from broken_open(source, begin, begin, broken, (_END,))
                 calls = [call]
             for call in calls:
                 out.call(call)
@@ -137,10 +136,10 @@ class Lfm2Parser(MarkedParser):
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         try:
             calls, pos = yield from self._calls(source, start)
-        except (Unreadable, Broken) as broken:
-            problem = f"the tool call cannot be read: {broken}"
+        except (Unreadable, Broken) as error:
+            broken = Broken(f"the tool call cannot be read: {error}")
             call, pos = yield from broken_call(
-                source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,)
+                source, begin, start, broken, closes=(_LFM_END,), openers=(_LFM_START,)
             )
             out.call(call if call.name else replace(call, name=_name_in(call.raw)))
             return pos

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
+from toolroll.parsers.base import Broken
+from toolroll.parsers.formats.blocks import BlockParser, json_arguments
 from toolroll.parsers.reading.json_text import decode, made_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.schema import parameter
