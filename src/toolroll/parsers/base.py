@@ -22,11 +22,11 @@ from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import name_in
 from toolroll.parsers.reading.lookalike import Beside
 from toolroll.parsers.reading.schema import Offered
-from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import THINK, Calls, Tags
-from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
+from toolroll.parsers.types import CallStatus, Delta, ParsedReply, Span, ToolCall
 
-Tool = Mapping[str, Any]
+OfferedTool = Mapping[str, Any]
 
 
 class ToolCallParser(ABC):
@@ -64,7 +64,7 @@ class ToolCallParser(ABC):
         *,
         ids: Sequence[int] | None = None,
         offsets: Sequence[Span] | None = None,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[OfferedTool] | None = None,
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ParsedReply:
@@ -86,7 +86,7 @@ class ToolCallParser(ABC):
     def stream(
         self,
         *,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[OfferedTool] | None = None,
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ReplyStream:

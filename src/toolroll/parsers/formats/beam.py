@@ -16,9 +16,9 @@ from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.reading.schema import parameter
-from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import typed
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 _OPEN, _KEY_END, _CLOSE = '<rfl:parameter name="', '">', "\n</rfl:parameter>"
 _NEXT = f"\n{_OPEN}"

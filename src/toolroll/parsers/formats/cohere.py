@@ -9,9 +9,8 @@ from typing import Any
 
 from toolroll.parsers.formats.json_blocks import JsonBlockParser
 from toolroll.parsers.reading.json_text import Names, made_call
-from toolroll.parsers.reading.source import Span
 from toolroll.parsers.reasoning import get_reasoning
-from toolroll.parsers.types import ToolCall
+from toolroll.parsers.types import Span, ToolCall
 
 
 class CohereParser(JsonBlockParser):

@@ -13,8 +13,8 @@ import re
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Unreadable, decode, made_call, scan_json
-from toolroll.parsers.reading.source import Source, Span, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 _HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
 ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -20,8 +20,8 @@ from toolroll.parsers.reading.json_text import (
     name_in,
     read_json,
 )
-from toolroll.parsers.reading.source import Source, Span, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 
 class JsonBlockParser(MarkedParser):

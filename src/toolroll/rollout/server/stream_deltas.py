@@ -12,13 +12,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from toolroll.parsers.base import ReplyStream
-from toolroll.parsers.types import Delta
+from toolroll.parsers.types import Delta, Span
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import call_id, parse_options, with_call_ids
 from toolroll.rollout.server.dialects.dialect import StreamContext
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.result import Choice
-from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
+from toolroll.rollout.template.encode import Encoder, TextDecoder
 
 Piece = tuple[str, list[Span]]
 """New text, and the spans of the tokens that start in it. A span is a start and a stop position in

@@ -21,8 +21,9 @@ import jinja2
 import orjson
 from jinja2 import nodes
 
+from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
