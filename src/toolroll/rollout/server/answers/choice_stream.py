@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from toolroll.parsers.base import ReplyStream
-from toolroll.parsers.types import Delta
+from toolroll.parsers.types import Delta, Span
 from toolroll.rollout.model.turn import ParsedTurn, call_id, with_call_ids
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
+from toolroll.rollout.template.encode import Encoder, TextDecoder
 from toolroll.rollout.types import Completion
 
 Piece = tuple[str, list[Span]]
