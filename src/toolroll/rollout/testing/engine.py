@@ -62,8 +62,8 @@ class EmbeddedEngine(EngineCore):
         faults: A function that returns the fault to inject into a request, or None (see
             `fault_at`).
         vocab_size: Default: the tokenizer's.
-        max_total_tokens, max_running, max_queued: The same as SGLang's --max-total-tokens,
-            --max-running-requests and --max-queued-requests. None means no limit.
+        max_running, max_queued: The same as SGLang's --max-running-requests and
+            --max-queued-requests. None means no limit.
         incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
             and text, as with SGLang's --incremental-streaming-output.
         keep_log: If False, `log` stays empty, for long benchmarks.

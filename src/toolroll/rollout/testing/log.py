@@ -24,8 +24,8 @@ class LoggedRequest:
         weight_versions: SGLang's `weight_versions`: a dict with `version`, `start` and `end` for
             each run of output ids with the same version.
         headers: The request's headers, with names in lower case.
-        aborted: True if the request was aborted, also by a pause with the mode "abort" or by
-            `Fault.abort_after`, or if the client disconnected.
+        aborted: True if the request was aborted, also by `Fault.abort_after`, or if the client
+            disconnected.
         faulted: True if a fault was injected.
         call: The request's `PolicyRequest.call`, or None if the policy (or language model) was
             not called.

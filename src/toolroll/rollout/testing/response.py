@@ -36,7 +36,7 @@ def answer_body(
         "finish_reason": finish,
         "prompt_tokens": len(entry.input_ids),
         "weight_version": version,
-        "num_retractions": generation.retractions,
+        "num_retractions": 0,
     }
     if request.return_logprob:
         meta |= _logprobs(request, entry, answer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import inspect
 import random
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,12 +59,8 @@ class ScriptedSource(TokenSource):
         self._script = script
         self._sampler = sampler
         self._host = host
-        self._caches: defaultdict[str, PrefixCache] = defaultdict(PrefixCache)
+        self._cache = PrefixCache()
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
-
-    def flush(self) -> None:
-        """Drop the cached prefixes."""
-        self._caches.clear()
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Raise `ModelFolderError`, because a script has no weights."""
@@ -74,8 +69,7 @@ class ScriptedSource(TokenSource):
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""
         entry, generation = turn.entry, turn.generation
-        cache = self._caches[turn.request.extra_key]
-        entry.cached_tokens = _cached(cache, turn)
+        entry.cached_tokens = _cached(self._cache, turn)
         sampled = SampledReply([], [], {}, "")
         try:
             reply = await self._reply(turn)
@@ -89,7 +83,8 @@ class ScriptedSource(TokenSource):
             answer = _answer(turn, ids, ABORTED, self._sampler.text(ids, turn.request.params))
             self._remember_rest(turn, ids, sampled.reply_ids)
         # the last token has no KV yet
-        cache.insert(np.concatenate([entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)]))
+        computed = [entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)]
+        self._cache.insert(np.concatenate(computed))
         return answer
 
     async def _reply(self, turn: Turn) -> Reply:

@@ -15,8 +15,7 @@ def serve_in_thread(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
     """Serve `engine` while the context is open, on an event loop in a separate thread.
 
     Any thread may read `engine.url` and `engine.log`. Do not call the engine's methods from other
-    threads. Use HTTP instead (`/abort_request`, `/update_weight_version`, `/pause_generation`). The
-    policy is called in the engine's thread.
+    threads. Use HTTP instead (`/abort_request`). The policy is called in the engine's thread.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="embedded-engine", daemon=True)

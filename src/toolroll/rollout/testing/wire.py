@@ -90,7 +90,6 @@ class EngineRequest:
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
-    extra_key: str = ""
     return_routed_experts: bool = False
 
     @property
@@ -101,17 +100,14 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits in tokens. `context_length`: the limit of the prompt and the answer together.
-    `pool`: the size of the KV cache (--max-total-tokens), or None for no limit.
-    """
+    """The limits in tokens. `context_length`: the limit of the prompt and the answer together."""
 
     context_length: int
-    pool: int | None = None
 
     @property
     def request(self) -> int:
         """The scheduler's maximum length of a request."""
-        return min(self.context_length, self.context_length if self.pool is None else self.pool) - 1
+        return self.context_length - 1
 
     @property
     def prompt(self) -> int:
@@ -218,7 +214,6 @@ def read_generate(
         return_logprob=bool(body.get("return_logprob")),
         logprob_start_len=_read_integer(body, "logprob_start_len", -1),
         top_logprobs_num=_read_integer(body, "top_logprobs_num", 0),
-        extra_key=str(body.get("extra_key") or ""),
         return_routed_experts=bool(body.get("return_routed_experts")),
     )
     requests = tuple(
