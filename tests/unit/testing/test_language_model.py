@@ -11,8 +11,7 @@ import pytest
 from support.tiny_llama import CONFIG, tiny_tensors, write_model
 
 from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.model import Part
+from toolroll.rollout.testing.language_model.model import KVCache, Part
 from toolroll.rollout.testing.language_model.sampling import (
     Sampling,
     log_softmax,

@@ -18,8 +18,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Fault, fault_at, load_engine
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.language_model.batch import Batch
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.model import Part
+from toolroll.rollout.testing.language_model.model import KVCache, Part
 from toolroll.rollout.testing.language_model.sampling import Sampling, log_softmax
 from toolroll.rollout.testing.language_model.scheduler import Scheduler
 from toolroll.rollout.testing.language_model.sequence import Sequence

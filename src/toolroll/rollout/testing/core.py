@@ -23,9 +23,8 @@ from tokenizers import Tokenizer
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
 from toolroll.rollout.testing.generation import Generation, GenerationAborted
 from toolroll.rollout.testing.language_model import LanguageModel
-from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.model_source import ModelSource
-from toolroll.rollout.testing.policy import Policy, PolicyRequest, echo
+from toolroll.rollout.testing.policy import LoggedRequest, Policy, PolicyRequest, echo
 from toolroll.rollout.testing.response import answer_body, queue_abort_body, without_beginning
 from toolroll.rollout.testing.sampler import Sampler
 from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource

@@ -13,8 +13,9 @@ answer, so that tests can compare their own record of tokens with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import orjson
@@ -183,3 +184,25 @@ async def _errors(
         return error.response()
     except FaultedError as error:
         return web.Response() if error.response is None else error.response
+
+
+@contextmanager
+def serve_in_thread(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
+    """Serve `engine` while the context is open, on an event loop in a separate thread.
+
+    Any thread may read `engine.url` and `engine.log`. Do not call the engine's methods from other
+    threads. Use HTTP instead (`/abort_request`). The policy is called in the engine's thread.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="embedded-engine", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
+        try:
+            yield engine
+        finally:
+            asyncio.run_coroutine_threadsafe(engine.__aexit__(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

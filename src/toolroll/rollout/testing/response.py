@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from toolroll.rollout.testing.generation import Generation
-from toolroll.rollout.testing.log import LoggedRequest
+from toolroll.rollout.testing.policy import LoggedRequest
 from toolroll.rollout.testing.token_source import Answer
 from toolroll.rollout.testing.wire import EngineRequest
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from toolroll.rollout.testing.faults import Fault
 from toolroll.rollout.testing.generation import Generation
-from toolroll.rollout.testing.log import LoggedRequest
-from toolroll.rollout.testing.policy import PolicyRequest
+from toolroll.rollout.testing.policy import LoggedRequest, PolicyRequest
 from toolroll.rollout.testing.wire import EngineRequest
 
 TopLogprobs = Sequence[tuple[float, int]]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.model import LanguageModel, Part
+from toolroll.rollout.testing.language_model.model import KVCache, LanguageModel, Part
 from toolroll.rollout.testing.language_model.sampling import (
     log_softmax,
     sample,

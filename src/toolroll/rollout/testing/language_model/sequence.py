@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.model import KVCache
 from toolroll.rollout.testing.language_model.sampling import Sampling, TopLogprobs
 
 
