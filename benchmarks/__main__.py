@@ -16,9 +16,7 @@ INTRODUCTION = """# Speed benchmarks
 
 `make bench` writes this page from one run. Do not edit it. [Speed](speed.md) explains the figures.
 
-Compare ratios, not microseconds. The rows of a table are measured alternately, as CPU time. Each
-figure is the median of several rounds. If the machine does other work at the same time,
-microseconds are higher, and ratios vary by 20 % or more between runs.
+Compare ratios, not microseconds: they vary by 20 % or more between runs.
 """
 
 

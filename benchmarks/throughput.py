@@ -226,18 +226,9 @@ def run(*, quick: bool = False) -> Table:
             )
             made.rows.append(row(found, seconds, (episodes, blocking, processes)))
     made.notes.append(
-        "The garbage collector is paced as in `toolroll run` (`rollout/runtime/garbage.py`); "
-        "processes are those of `toolroll run --processes`."
-    )
-    made.notes.append(
-        f"Steady state: the first episodes end after 1 to {TURNS} turns, so that later ones start "
-        f"and end at different times; measured for "
-        f"{seconds:g} s after {EPISODE:g} s of warm-up. The stub answers in steps of "
-        f"{STEP * 1000:g} ms, on the same two cores."
-    )
-    made.notes.append(
-        f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; other work of the "
-        f"machine also causes gaps."
+        f"Steady state, measured for {seconds:g} s after {EPISODE:g} s of warm-up. The stub "
+        f"answers in steps of {STEP * 1000:g} ms, on the same two cores. Load average at the end: "
+        f"{os.getloadavg()[0]:.1f}."
     )
     return made
 

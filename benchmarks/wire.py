@@ -12,7 +12,7 @@ import orjson
 
 from benchmarks.clock import cpu_in_turns, cpu_of
 from benchmarks.tables import Table, number
-from toolroll.rollout.engine import Engine, parse_completion
+from toolroll.rollout.engine import EncodedRequest, Engine, parse_completion
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.types import Completion, GenerateRequest
@@ -67,9 +67,7 @@ def run(*, quick: bool = False) -> Table:
         ids = held.input_ids.tolist()
 
         def request(held: SessionPath = held) -> bytes:
-            asked = GenerateRequest(
-                held.input_ids, _PARAMS, "s", input_ids_json=held.input_ids_json
-            )
+            asked = EncodedRequest(held.input_ids, _PARAMS, "s", input_ids_json=held.input_ids_json)
             return engine._body(asked, "0" * 32, stream=False)
 
         body = {

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS
+from toolroll.rollout.model.tokenizers import CONTROL_TOKENS
 
 VOCABULARY = 4096
 _SPECIAL = 3

@@ -9,7 +9,10 @@ package `toolroll`. It exports the taskset (the tasks and their reward), the har
 them, and an environment whose agent runs in this process.
 
 - The harness executes the environment in this process. Each turn of the model is one chat
-  completion request to verifiers' interception server, so any verifiers client works.
+  completion request to verifiers' interception server.
+- A `TrainClientConfig` is refused unless `toolroll.rollout.adapters.verifiers.register` has made an
+  `EndpointClient` for it. verifiers' own client would encode the conversation again, and so train
+  on other tokens than the model sampled.
 - `rewards["environment"]` is the environment's reward. `trace.info["toolroll"]` has the step
   rewards, the stop reason and the seed.
 - An aborted episode is a failed rollout with a `HarnessError` and no reward.
@@ -26,7 +29,8 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings, why_aborted
-from toolroll.rollout.adapters.verifiers.environment import EnvironmentPlayer, record
+from toolroll.rollout.adapters.verifiers import is_registered
+from toolroll.rollout.adapters.verifiers.environment import TasksetPlayer, record
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Status, StopReason
 
@@ -87,7 +91,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
         """
         config = self.config
         own = {"env": config.env, "env_settings": config.env_settings, "seed": config.seed}
-        player = EnvironmentPlayer(EpisodeSettings(split=config.split, **own))
+        player = TasksetPlayer(EpisodeSettings(split=config.split, **own))
         for row in player.rows():
             yield ToolrollTask(ToolrollData(split=player.split, **own, **row), config.task)
 
@@ -115,7 +119,7 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
 
     def __init__(self, config: ToolrollHarnessConfig) -> None:
         super().__init__(config)
-        self._players: dict[str, EnvironmentPlayer] = {}
+        self._players: dict[str, TasksetPlayer] = {}
 
     async def launch(
         self,
@@ -128,8 +132,13 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         data: Any,
     ) -> Any:
         """Play the task in `data`, a `ToolrollData`. Raise `HarnessError` if the episode was
-        aborted.
+        aborted, or if verifiers' own client would make its tokens.
         """
+        if isinstance(ctx.client, vf.TrainClientConfig) and not is_registered(ctx.client):
+            raise vf.HarnessError(
+                "verifiers' own client encodes conversations again, so its tokens are not exact: "
+                "pass the config to toolroll.rollout.adapters.verifiers.register"
+            )
         result, seed = await self._player(data).play(
             data.index, base_url=endpoint, api_key=secret, model=ctx.model, session=trace.id
         )
@@ -140,7 +149,7 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
             trace.stop(_LIMITS[result.stop_reason])
         return vf.ProgramResult(0, "", "")
 
-    def _player(self, data: ToolrollData) -> EnvironmentPlayer:
+    def _player(self, data: ToolrollData) -> TasksetPlayer:
         settings = EpisodeSettings(
             env=data.env,
             split=data.split,
@@ -150,7 +159,7 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         )
         key = settings.model_dump_json()
         if key not in self._players:
-            self._players[key] = EnvironmentPlayer(settings)
+            self._players[key] = TasksetPlayer(settings)
         return self._players[key]
 
 

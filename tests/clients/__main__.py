@@ -17,6 +17,8 @@ from clients.table import CLIENTS, Client
 HEAD = """\
 | client | dialect | turns of each sequence | forks | sampled, trained | overflow: error, requests |
 |---|---|---|---|---|---|"""
+DIALECTS = {"chat": "chat", "responses": "Responses", "messages": "Messages"}
+STREAMS = {(False,): ", not streamed", (True,): ", streamed"}
 
 
 def install(client: Client, folder: Path) -> list[str | Path]:
@@ -30,16 +32,8 @@ def install(client: Client, folder: Path) -> list[str | Path]:
     if not done.is_file() or done.read_text() != repr(client.packages):
         if node:
             home.mkdir(parents=True, exist_ok=True)
-            npm: list[str | Path] = [
-                "npm",
-                "install",
-                "--prefix",
-                home,
-                "--no-audit",
-                "--no-fund",
-                "--silent",
-            ]
-            subprocess.run([*npm, *client.packages], check=True)
+            npm: list[str | Path] = ["npm", "install", "--prefix", home, "--no-audit", "--no-fund"]
+            subprocess.run([*npm, "--silent", *client.packages], check=True)
         else:
             subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
             subprocess.run([python, "-m", "pip", "install", "-q", *client.packages], check=True)
@@ -51,29 +45,35 @@ def install(client: Client, folder: Path) -> list[str | Path]:
     return ["node", home / program.name]
 
 
-def row(client: Client, dialect: str, played: Played) -> str:
-    """Return a row of the table."""
-    return (
-        f"| {client.name} | {dialect} | {', '.join(map(str, played.turns))} "
-        f"| {len(played.forks)} | {played.sampled}, {played.trained} "
-        f"| {played.overflow.removeprefix('error: ')}, {played.requests} |"
-    )
-
-
-async def differing(client: Client, command: list[str | Path]) -> int:
-    """Print the rows of `client`, and what differs from the table. Return the number of rows that
-    differ.
+async def rows(client: Client, folder: Path) -> list[str]:
+    """Play `client` in its dialects. Print its rows of the table, and return what differs from the
+    expected values. Dialects with the same values have one row.
     """
-    count = 0
+    command = install(client, folder)
+    name = client.name + STREAMS.get(client.streams, "")
+    dialects: dict[str, list[str]] = {}
+    differences: list[str] = []
     for dialect, expected in client.expected.items():
+        option = ", `--server-tools drop`" if dialect in client.drops else ""
         for stream in client.streams:
             played = await play(client, dialect, command, stream=stream)
-            print(row(client, f"{dialect}{', streamed' * stream}", played), flush=True)
-            differences = played.differences(expected)
-            count += bool(differences)
-            for line in differences:
-                print(f"  DIFFERS: {line}", flush=True)
-    return count
+            names = dialects.setdefault(cells(played), [])
+            if DIALECTS[dialect] + option not in names:
+                names.append(DIALECTS[dialect] + option)
+            where = f"{name}, {DIALECTS[dialect]}{', streamed' if stream else ''}"
+            differences += [f"{where}: {line}" for line in played.differences(expected)]
+    for row, names in dialects.items():
+        print(f"| {name} | {'; '.join(names)} | {row} |", flush=True)
+    return differences
+
+
+def cells(played: Played) -> str:
+    """Return a row's cells after the dialect."""
+    error = played.overflow.removeprefix("error: ")
+    quoted = f"`{error}`" if error.isidentifier() else error
+    turns = ", ".join(map(str, played.turns))
+    sampled = f"{played.sampled}, {played.trained}"
+    return f"{turns} | {len(played.forks)} | {sampled} | {quoted}, {played.requests}"
 
 
 def main() -> None:
@@ -81,17 +81,19 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="the clients' names, or their beginnings")
     parser.add_argument("--folder", type=Path, default=Path(".venv/clients"))
     options = parser.parse_args()
-    clients = [
-        client
-        for client in CLIENTS
-        if not options.names or client.name.startswith(tuple(options.names))
-    ]
-    print(HEAD)
-    count = 0
+    names = tuple(options.names) or ("",)
+    clients = [client for client in CLIENTS if client.name.startswith(names)]
+    print(HEAD, flush=True)
+    differences: list[str] = []
     for client in clients:
-        count += asyncio.run(differing(client, install(client, options.folder.absolute())))
-    print(f"{len(clients)} clients, {count} rows that differ from the table", file=sys.stderr)
-    sys.exit(bool(count))
+        try:
+            differences += asyncio.run(rows(client, options.folder.absolute()))
+        except (AssertionError, TimeoutError, subprocess.CalledProcessError) as error:
+            differences.append(f"{client.name}: {error}")  # the other clients are played
+    for line in differences:
+        print(f"DIFFERS: {line}", file=sys.stderr)
+    print(f"{len(clients)} clients, {len(differences)} differences", file=sys.stderr)
+    sys.exit(bool(differences))
 
 
 if __name__ == "__main__":

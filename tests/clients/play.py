@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,6 @@ PROGRAMS = Path(__file__).parent / "programs"
 SYSTEM, TASK = FIRST[0]["content"], FIRST[1]["content"]
 ROOM, TIGHT = 100_000, 20
 """Context lengths: for all prompts, and too short for the first one."""
-ROUTES = ("chat/completions", "responses", "messages")
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,19 @@ class Played:
     """What two runs of a client left: one with room, and one with too short a context."""
 
     turns: tuple[int, ...]
-    """The number of trained turns of each sequence."""
+    """The number of trained turns of each sequence, in order of size."""
     forks: tuple[str, ...]
     """The reason of each fork."""
     sampled: int
     trained: int
+    missing: tuple[str, ...]
+    """The results of calls that the last prompt does not contain."""
     last: str
     """The last line of the program's output."""
     overflow: str
     """The same line if the context is too short."""
     requests: int
-    """The number of completion requests that were sent then."""
+    """The number of requests whose prompt was then too long."""
 
     def differences(self, expected: Expected) -> list[str]:
         """Name what differs from `expected`."""
@@ -55,9 +57,22 @@ class Played:
             for reason, piece in zip(self.forks, expected.forks, strict=False)
             if piece not in reason
         ]
+        lines += [f"the last prompt does not contain {result!r}" for result in self.missing]
         if not self.last.startswith("answer:"):
             lines.append(f"no answer: {self.last}")
         return lines
+
+
+def policy(client: Client) -> Callable[[PolicyRequest], str]:
+    """Return the policy that plays `client.replies`, and repeats the last one."""
+    calls = itertools.count()
+
+    def reply(request: PolicyRequest) -> str:
+        if client.aside and client.aside in request.text:
+            return "A title"
+        return client.replies[min(next(calls), len(client.replies) - 1)]
+
+    return reply
 
 
 async def play(
@@ -69,30 +84,30 @@ async def play(
     tokenizer = load_embedded_tokenizer()
     variables = {"CLIENT_DIALECT": dialect, "CLIENT_STREAM": "01"[stream]}
 
-    def reply(request: PolicyRequest) -> str:
-        return client.replies[min(request.call, len(client.replies) - 1)]
-
-    async with endpoint(tokenizer, reply, split="random", context_length=ROOM) as bench:
+    settings = {"server_tools": "drop"} if dialect in client.drops else {}
+    async with endpoint(
+        tokenizer, policy(client), settings=settings, split="random", context_length=ROOM
+    ) as bench:
         await bench.post("/sessions", {"session_id": "s"})
         last = await _run(command, {**variables, "CLIENT_URL": f"{bench.url}/sessions/s"})
         trajectories = await bench.trajectories()
         sampled = sum(len(entry.output_ids or ()) for entry in bench.engine.log)
-    async with endpoint(tokenizer, reply, context_length=TIGHT) as bench:
+        prompt = tokenizer.decode(bench.engine.log[-1].input_ids) if bench.engine.log else ""
+    async with endpoint(
+        tokenizer, policy(client), settings=settings, context_length=TIGHT
+    ) as bench:
         overflow = await _run(command, {**variables, "CLIENT_URL": f"{bench.url}/sessions/s"})
-        requests = sum(
-            count
-            for (method, route, _), count in bench.endpoint.metrics.requests.items()
-            if method == "POST" and route.endswith(ROUTES)
-        )
+        requests = bench.endpoint.metrics.errors["context_length_exceeded"]
     spans = [
         [turn for turn in sequence["turns"] if turn["excluded"] is None]
         for sequence in trajectories
     ]
     return Played(
-        turns=tuple(map(len, spans)),
+        turns=tuple(sorted(map(len, spans))),
         forks=tuple(str(each["fork_reason"]) for each in trajectories if each["fork_reason"]),
         sampled=sampled,
         trained=sum(turn["stop"] - turn["start"] for turns in spans for turn in turns),
+        missing=tuple(result for result in client.results if result not in prompt),
         last=last,
         overflow=overflow,
         requests=requests,

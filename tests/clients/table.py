@@ -14,6 +14,10 @@ from support.episodes import call
 from support.looking import SAID, THINKING
 
 Dialect = Literal["chat", "responses", "messages"]
+Replies = tuple[str, str, str]
+ANSWER = THINKING + "All seen."
+RESULTS = ("seen x", "seen y", "seen z")
+"""What the calls return. No call contains it."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Expected:
     overflow: str
     """The error that the client reports if the prompt does not fit the context."""
     requests: int = 1
-    """The number of completion requests that the client then sends."""
+    """The number of requests with such a prompt that the client sends."""
     turns: tuple[int, ...] = (3,)
     """The number of turns of each sequence, in order of size."""
     forks: tuple[str, ...] = ()
@@ -40,7 +44,15 @@ class Client:
     expected: Mapping[Dialect, Expected]
     replies: tuple[str, ...] = SAID
     """What the model writes, turn by turn."""
+    aside: str = ""
+    """A text in the prompt of a request that is not part of the task, such as one for a title."""
+    results: tuple[str, ...] = RESULTS
+    """Texts that the last prompt must contain, because the client made the calls."""
     streams: tuple[bool, ...] = (False, True)
+    drops: tuple[Dialect, ...] = ()
+    """The dialects in which the client sends tools of its provider's servers. They need the
+    endpoint's `--server-tools drop`.
+    """
     quick: bool = False
     """`make test-all` plays this client too."""
 
@@ -50,12 +62,22 @@ def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dia
     return dict.fromkeys(dialects, Expected(overflow, requests))
 
 
-SHELL = (
-    "Let me look. " + call("bash", command="echo x"),
-    THINKING + call("bash", command="echo y") + call("bash", command="echo z"),
-    THINKING + "All seen.",
-)
-"""The same task for an agent with a shell."""
+def shell(
+    tool: str,
+    argument: str = "command",
+    *,
+    command: str = "printf 'seen %s' {}",
+    several: bool = False,
+    answer: str = ANSWER,
+) -> Replies:
+    """Return the replies of the same task for an agent with a shell, which is its tool `tool`.
+    `several`: True if the tool's argument is a list of commands.
+    """
+    commands = [command.format(name) for name in "xyz"]
+    x, y, z = (call(tool, **{argument: [each] if several else each}) for each in commands)
+    return "Let me look. " + x, THINKING + y + z, answer
+
+
 DROPPED = "its text 'Let me look.' became ''"
 CHANGED = "the client changed what was served"
 
@@ -108,6 +130,7 @@ CLIENTS = (
         ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.14.0"),
         dict.fromkeys(("chat", "messages"), Expected("InstructorRetryException", turns=(2,))),
         (call("Seen", count="many"), call("Seen", count=3)),
+        results=(),
         streams=(False,),
         quick=True,
     ),
@@ -133,7 +156,7 @@ CLIENTS = (
         "claude-agent-sdk 0.2.189",
         "claude_agent_sdk_agent.py",
         ("claude-agent-sdk==0.2.189",),
-        everywhere("ResultError", "messages", requests=6),
+        everywhere("ResultError", "messages"),
         tuple(reply.replace('"look"', '"mcp__tools__look"') for reply in SAID),
     ),
     Client(
@@ -153,10 +176,9 @@ CLIENTS = (
         "mini_swe_agent.py",
         ("mini-swe-agent==2.4.6", "litellm==1.110.2"),
         everywhere("ContextWindowExceededError", "chat", "responses", "messages"),
-        (
-            "Let me look. " + call("bash", command="echo x"),
-            THINKING + call("bash", command="echo y") + call("bash", command="echo z"),
-            call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo seen"),
+        shell(
+            "bash",
+            answer=call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo seen"),
         ),
         streams=(False,),
     ),
@@ -194,7 +216,7 @@ CLIENTS = (
         "pi.mjs",
         ("@mariozechner/pi-coding-agent@0.73.1",),
         everywhere("no output", "chat", "responses", "messages", requests=2),
-        SHELL,
+        shell("bash"),
         streams=(True,),
     ),
     Client(
@@ -202,7 +224,46 @@ CLIENTS = (
         "qwen_code.mjs",
         ("@qwen-code/qwen-code@0.24.4",),
         everywhere("exit status 1", "chat", "responses"),
-        tuple(reply.replace('"bash"', '"run_shell_command"') for reply in SHELL),
+        # Qwen Code may lose the output of a command that ends at once
+        shell("run_shell_command", command="printf 'seen %s' {}; sleep 1"),
+        streams=(True,),
+    ),
+    Client(
+        "Codex 0.171.0",
+        "codex.mjs",
+        ("@openai/codex@0.171.0",),
+        everywhere("exit status 1", "responses"),
+        shell("exec_command", "cmd"),
+        streams=(True,),
+        drops=("responses",),
+    ),
+    Client(
+        "opencode 1.18.33",
+        "opencode.mjs",
+        ("opencode-ai@1.18.33",),
+        dict.fromkeys(
+            ("chat", "responses", "messages"),
+            Expected("exit status 1", 3, turns=(1, 3), forks=("another conversation",)),
+        ),
+        shell("bash"),
+        aside="You are a title generator",
+        streams=(True,),
+    ),
+    Client(
+        "Claude Code 2.1.332",
+        "claude_code.mjs",
+        ("@anthropic-ai/claude-code@2.1.332",),
+        everywhere("exit status 1", "messages"),
+        shell("Bash"),
+        streams=(True,),
+    ),
+    Client(
+        "Cline 3.0.65",
+        "cline.mjs",
+        ("cline@3.0.65",),
+        everywhere("exit status 1", "chat", "messages"),
+        shell("run_commands", "commands", several=True),
+        drops=("messages",),
         streams=(True,),
     ),
 )

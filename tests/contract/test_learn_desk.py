@@ -18,7 +18,7 @@ from examples.learn_desk.reinforce import agreement, scored
 from examples.learn_desk.tokenizer import FILES, load_tokenizer
 
 from toolroll.agents.environments.desk import DESK, reference
-from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.testing import load_engine
 from toolroll.rollout.types import Status

@@ -77,6 +77,10 @@ async def main():
     task = list(env.taskset)[known_tasks()[0]]
     async with endpoint(load_embedded_tokenizer(), ByTask(mistakes=0)) as bench, env.serving():
         client = vf.TrainClientConfig(base_url=bench.url + "/v1")
+        context = vf.ModelContext(model="default", client=client)
+        (trace,) = (await env.run_episode(task, context)).traces
+        assert not trace.ok and "its tokens are not exact" in trace.last_error.message
+        env._interception.clients.clear()  # verifiers' own client, which it has made for the config
         register(env._interception, client)
         episode = await env.run_episode(task, vf.ModelContext(model="default", client=client))
         (trace,) = episode.traces

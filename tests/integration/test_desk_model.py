@@ -17,7 +17,7 @@ from support.processes import Server
 from support.servers import sglang_server
 
 from toolroll.agents.environments.desk import DESK
-from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.testing import load_engine
 from toolroll.rollout.types import Episode, Status
 

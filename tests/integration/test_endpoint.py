@@ -159,7 +159,7 @@ async def test_a_forced_call_and_a_schema_are_constrained_and_marked(sglang_floa
             n=4,
             max_tokens=48,
         )
-        decode = server.endpoint.served.template.encoder.decode
+        decode = server.endpoint.model.template.encoder.decode
         for choice in forced.choices:
             text = decode(choice.token_ids)
             assert text.startswith(OPENED) or OPENED.startswith(text)

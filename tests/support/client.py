@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 from aiohttp import web
 
-from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
+from toolroll.rollout.engine import EncodedRequest, Engine, EngineConfig, ModelInfo
 from toolroll.rollout.testing import EmbeddedEngine, echo
 from toolroll.rollout.types import GenerateRequest
 
@@ -41,7 +41,8 @@ class StartingEngine(EmbeddedEngine):
 
 def request(ids: Any = (5, 6, 7), *, session: str = "s", **fields: Any) -> GenerateRequest:
     params = fields.pop("sampling_params", {"max_new_tokens": 16})
-    return GenerateRequest(np.array(ids, dtype=np.int32), params, session, **fields)
+    kind = EncodedRequest if "input_ids_json" in fields else GenerateRequest
+    return kind(np.array(ids, dtype=np.int32), params, session, **fields)
 
 
 @asynccontextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.answers.result import StreamContext
-from toolroll.rollout.server.dialects.openai_chat import ChatWriter
+from toolroll.rollout.server.answers.result import CompletionResult
+from toolroll.rollout.server.dialects.openai_chat import ChatCompletions, ChatWriter
 from toolroll.rollout.server.requests.protocol import ChatRequest
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import load_embedded_tokenizer
@@ -15,10 +17,11 @@ from toolroll.rollout.testing import load_embedded_tokenizer
 
 def chat_deltas(steps: Iterable[Delta]) -> list[dict[str, Any]]:
     """The pieces of one choice as the deltas of a chat completion."""
-    request = ChatRequest(messages=[{}])
-    no_template: Any = None
-    context = StreamContext(no_template, {})
-    writer = ChatWriter(request, context, Encoder(load_embedded_tokenizer()), "m")
+    ids = np.zeros(0, dtype=np.int32)
+    result = CompletionResult(id="x", created=0, model="m", prompt_ids=ids)
+    dialect = ChatCompletions(Encoder(load_embedded_tokenizer()), openrlhf_token_ids=False)
+    writer = ChatWriter(dialect, ChatRequest(messages=[{}]), result)
+    list(writer.start())
     events = [event for step in steps for event in writer.add(0, step)]
     return [event["choices"][0]["delta"] for event in events]
 

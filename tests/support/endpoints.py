@@ -17,7 +17,7 @@ from support.episodes import serving
 
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
-from toolroll.rollout.server.disk.session_store import SessionStore, store_settings
+from toolroll.rollout.server.sessions.session_store import SessionStore, store_settings
 from toolroll.rollout.testing import EmbeddedEngine
 
 

@@ -1,8 +1,8 @@
 """Write tool calls in the format of each model family that `toolroll.parsers` reads, according to
 its specification.
 
-A writer returns the text of the reply after the visible `text`, without the stop token. The sources
-are named in `docs/parsers.md`.
+A writer returns the text of the reply after the visible `text`, without the stop token. `tests/support/examples.py` names
+the sources.
 """
 
 from __future__ import annotations

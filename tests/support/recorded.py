@@ -9,7 +9,7 @@ from support.endpoints import Bench
 from support.episodes import call
 from support.worlds import TOOL
 
-from toolroll.rollout.server.sessions.sessions import LiveSession
+from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.testing import PolicyRequest
 
 USER: Any = {"role": "user", "content": "Hi"}

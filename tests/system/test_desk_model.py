@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from toolroll import Model, RolloutArgs, load_environment
-from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.testing import load_engine
@@ -41,7 +41,7 @@ def test_the_model_is_served_without_torch() -> None:
     code = (
         "import asyncio, sys\n"
         "sys.modules['torch'] = None\n"
-        "from toolroll.rollout.model.desk_model import desk_model_path\n"
+        "from toolroll.rollout.model.tokenizers import desk_model_path\n"
         "from toolroll.rollout.testing import load_engine\n"
         "async def main():\n"
         "    async with load_engine(desk_model_path()) as engine:\n"

@@ -9,7 +9,7 @@ import sys
 LOAD = """
 import sys
 sys.modules["torch"] = None  # as if it were not installed
-from toolroll.rollout.model.model import load_tokenizer
+from toolroll.rollout.model.tokenizers import load_tokenizer
 load_tokenizer("embedded")
 import transformers
 assert not transformers.is_torch_available()

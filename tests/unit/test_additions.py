@@ -170,8 +170,10 @@ def test_every_step_of_the_drawings_exists() -> None:
         assert re.search(rf"^ *(async )?def {function}\(", text, re.MULTILINE), (path, function)
 
 
-def test_every_room_of_the_rollout_is_on_the_map() -> None:
+@pytest.mark.parametrize("inside", ["rollout", "rollout.server"])
+def test_every_room_is_on_the_map(inside: str) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = {name.split(".")[2] for name in library() if name.startswith("toolroll.rollout.")}
-    folders = {room for room in rooms if (ROOT / "src" / "toolroll" / "rollout" / room).is_dir()}
-    assert [room for room in sorted(folders) if f"| `{room}/` |" not in page] == []
+    package = ROOT / "src" / "toolroll" / inside.replace(".", "/")
+    rooms = sorted(path.parent.name for path in package.glob("*/__init__.py"))
+    assert rooms
+    assert [room for room in rooms if f"| `{room}/` |" not in page] == []

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
-from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import (

@@ -106,9 +106,9 @@ SERVER_ROOMS = (
     ("requests",),
     ("conversation",),
     ("answers",),
-    ("dialects", "sessions"),
-    ("disk",),
-    ("metrics", "endpoint", "streaming", "tokenizing"),
+    ("dialects", "disk"),
+    ("sessions",),
+    ("metrics", "endpoint", "streaming", "queries"),
     ("http", "in_process"),
 )
 """The rooms and modules of `rollout/server`, in the same way. Modules of one line that are no

@@ -18,8 +18,7 @@ from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.formats.plain import PlainParser
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.model.call_ids import with_call_ids
-from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.model.turn import AssistantTurn, with_call_ids
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Message, Tool
 

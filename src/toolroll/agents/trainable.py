@@ -6,7 +6,7 @@ overridden. The token ids that `_prepare_prompt_tokens` and `_get_token_delta` r
 the engine unchanged, and compared with the chat template's own ids. A mismatch is counted and
 excludes the sample from training.
 
-Invariants (I7 and I9 refer to the README): an episode ends with a status and a stop reason, never
+Invariants (I7 and I9: docs/guarantees.md): an episode ends with a status and a stop reason, never
 with an exception, except `UsageError`, `EngineUnreachableError` and `CancelledError` (I7). If a
 failure that the model did not cause ends an episode, the episode is ABORTED and its reward is None
 (I9).
@@ -327,7 +327,7 @@ class TrainableAgentMixin:
                 return finish_with(self._build_final_result, result)
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - a failed episode is data (I7 in the README)
+        except Exception as error:  # noqa: BLE001 - a failed episode is data (I7 in docs/guarantees.md)
             played.reason, played.reward = played.tracker.fail(error), None
             played.turn_rewards = ()
             return build_result(played, self.tools_info)

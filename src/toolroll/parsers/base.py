@@ -100,40 +100,32 @@ class ToolCallParser(ABC):
             calls_as_text=calls_as_text,
         )
 
-    def read(
-        self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
-    ) -> Steps[None]:
+    def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
         """Read a whole reply from `source`: the reasoning, then text and calls. Add them to
         `out`.
         """
-        at = 0
+        pos = 0
         if self.reasoning is not None:
-            calls = Calls(self.openers, partial(self._skip_calls, source, offered))
-            at = yield from self.reasoning.read(source, out, calls, in_reasoning=in_reasoning)
-        yield from self.read_calls(source, out, at, offered)
+            calls = Calls(self.openers, partial(self._skip_calls, source))
+            pos = yield from self.reasoning.read(source, out, calls, in_reasoning=in_reasoning)
+        yield from self.read_calls(source, out, pos)
 
-    def _skip_calls(
-        self, source: Source, offered: Offered | None, begin: int, start: int
-    ) -> Steps[int]:
+    def _skip_calls(self, source: Source, begin: int, start: int) -> Steps[int]:
         """Return the position after the calls of the opener from `begin` to `start`. If they cannot
         be read, return `start`.
         """
         scratch = Collector(source, None)
-        stop = yield from self.read_marked(source, scratch, begin, start, offered)
+        stop = yield from self.read_marked(source, scratch, begin, start)
         calls = scratch.reply().tool_calls
         return stop if calls and all(call.arguments is not None for call in calls) else start
 
     @abstractmethod
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
-        """Read `source` from `at` to its end. Add the visible text and every call, even an
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
+        """Read `source` from `pos` to its end. Add the visible text and every call, even an
         unreadable one, to `out`.
         """
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """Add the calls after the opener, which is the text from `begin` to `start`. Return the
         position after the calls. A parser without `openers` needs no such method.
         """
@@ -150,26 +142,22 @@ class MarkedParser(ToolCallParser):
 
     wrappers: ClassVar[tuple[str, ...]] = ()
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         markers = (*self.openers, *self.wrappers)
         while True:
-            begin, marker = yield from source.until(at, markers, out.content)
+            begin, marker = yield from source.until(pos, markers, out.content)
             if not marker:
                 return
             if marker in self.wrappers:
-                at = begin + len(marker)
+                pos = begin + len(marker)
             elif out.calls_as_text:
                 return out.begin_verbatim(begin)
             else:
-                at = yield from self.read_marked(source, out, begin, begin + len(marker), offered)
+                pos = yield from self.read_marked(source, out, begin, begin + len(marker))
 
     @abstractmethod
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `ToolCallParser.read_marked`."""
 
 
@@ -184,14 +172,14 @@ class ReplyStream:
         in_reasoning: bool | None,
         calls_as_text: bool = False,
     ) -> None:
-        self._source = Source(parser.control_tokens)
+        self._source = Source(parser.control_tokens, offered)
         self._out = Collector(
             self._source,
             None if calls_as_text else offered,
             calls_as_text=calls_as_text,
             beside=parser.beside,
         )
-        self._steps = parser.read(self._source, self._out, offered, in_reasoning=in_reasoning)
+        self._steps = parser.read(self._source, self._out, in_reasoning=in_reasoning)
 
     def feed(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
@@ -256,15 +244,15 @@ def broken_call(
     `closes`, before one of `openers`, or at the end of the text, whichever comes first. If it
     does not end after one of `closes`, its status is UNCLOSED.
     """
-    at, marker = yield from source.until(start, (*closes, *openers))
-    raw = source.text[start:at]
-    known = name or name_in(raw)
+    pos, marker = yield from source.until(start, (*closes, *openers))
+    raw = source.text[start:pos]
+    tool_name = name or name_in(raw)
     if marker in closes:
-        stop = at + len(marker)
+        stop = pos + len(marker)
         return ToolCall(
-            known, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)
+            tool_name, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)
         ), stop
-    return never_closed(known, raw, (begin, at), closes[0]), at
+    return never_closed(tool_name, raw, (begin, pos), closes[0]), pos
 
 
 def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:

@@ -12,9 +12,8 @@ from typing import Any
 from jinja2 import TemplateError
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.registry import built_in_parsers
-from toolroll.parsers.types import ParsedReply
+from toolroll.parsers.types import ParsedReply, UnknownParserError
 
 _NAME, _ARGUMENTS = "lookup_order", {"order_id": "W12 é", "count": 3, "deep": {"a": [1, "x"]}}
 _TOOL = {
@@ -83,7 +82,7 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
     call. The call is rendered with each of `_IDS`, and with its arguments as a dict and as JSON
     text. Calls that the template refuses are left out.
     """
-    found = []
+    texts = []
     for call_id in _IDS:
         for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS, ensure_ascii=False)):
             call = {
@@ -98,21 +97,21 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
                 prompt = _render(tokenizer, template, [user], generate=True)
             except _REFUSALS:
                 continue
-            at = next(
+            pos = next(
                 (
                     index
-                    for index, (one, other) in enumerate(zip(whole, prompt, strict=False))
-                    if one != other
+                    for index, (first, other) in enumerate(zip(whole, prompt, strict=False))
+                    if first != other
                 ),
                 len(prompt),
             )
             # The texts may first differ inside a marker, after characters that both markers share.
             # Go back to the start of the marker.
-            while at < len(prompt) and whole[at - 1 : at] in tuple("<[|｜"):
-                at -= 1
-            if whole[at:] not in found:
-                found.append(whole[at:])
-    return found
+            while pos < len(prompt) and whole[pos - 1 : pos] in tuple("<[|｜"):
+                pos -= 1
+            if whole[pos:] not in texts:
+                texts.append(whole[pos:])
+    return texts
 
 
 def _render(

@@ -95,10 +95,10 @@ def from_openai(message: Mapping[str, Any]) -> ParsedReply:
         function = entry["function"]
         arguments = function.get("arguments")
         raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        made = made_call(
+        parsed = made_call(
             function.get("name") or "", {} if arguments in (None, "") else arguments, raw, (0, 0)
         )
-        calls.append(replace(made, id=entry.get("id") or "", span=None))
+        calls.append(replace(parsed, id=entry.get("id") or "", span=None))
     return ParsedReply(content or "", message.get("reasoning_content") or None, tuple(calls))
 
 

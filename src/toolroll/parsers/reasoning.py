@@ -86,17 +86,17 @@ class Tags:
         else:
             return 0
         ends = (*closes, *calls.openers)
-        at, marker = yield from source.until(start, ends, out.reasoning)
-        first = at
+        pos, marker = yield from source.until(start, ends, out.reasoning)
+        first = pos
         while marker and marker not in closes:
-            stop = yield from calls.skip(at, at + len(marker))
-            at, marker = yield from source.until(stop, ends)
-        if first < at and not marker:
+            stop = yield from calls.skip(pos, pos + len(marker))
+            pos, marker = yield from source.until(stop, ends)
+        if first < pos and not marker:
             return first
-        out.reasoning(source.text[first:at])
+        out.reasoning(source.text[first:pos])
         if not marker:
             out.reasoning_closed = False
-        return at + len(marker)
+        return pos + len(marker)
 
 
 THINK = Tags("<think>", "</think>")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.formats.beam import BeamParser
 from toolroll.parsers.formats.cohere import ApertusParser, CohereParser
 from toolroll.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
@@ -41,6 +40,7 @@ from toolroll.parsers.formats.plain import PlainParser
 from toolroll.parsers.formats.pythonic import Lfm2Parser, PythonicParser
 from toolroll.parsers.formats.qwen3_coder import MiMoParser, Qwen3CoderParser
 from toolroll.parsers.reasoning import get_reasoning
+from toolroll.parsers.types import UnknownParserError
 
 _BUILT_IN: tuple[type[ToolCallParser], ...] = (
     HermesParser, InternParser, Qwen3CoderParser, MiMoParser, Glm45Parser, HunyuanParser,
@@ -72,8 +72,10 @@ def built_in_parsers() -> tuple[type[ToolCallParser], ...]:
 
 def parser_names() -> tuple[str, ...]:
     """Return all names, including aliases, registered names and entry points."""
-    own = [name for kind in _BUILT_IN for name in (kind.name, *kind.aliases)]
-    return tuple(sorted({*own, *_REGISTERED, *(entry.name for entry in entry_points(group=GROUP))}))
+    built_in = [name for kind in _BUILT_IN for name in (kind.name, *kind.aliases)]
+    return tuple(
+        sorted({*built_in, *_REGISTERED, *(entry.name for entry in entry_points(group=GROUP))})
+    )
 
 
 def register(name: str, parser: Callable[[Collection[str]], ToolCallParser]) -> None:
@@ -126,8 +128,8 @@ def _make(name: str, control_tokens: Collection[str]) -> ToolCallParser:
         ours = get_parser(sglang_name, control_tokens) if sglang_name in parser_names() else None
         return SGLangParser(sglang_name, control_tokens, ours=ours)
     for entry in entry_points(group=GROUP, name=name):
-        made: ToolCallParser = entry.load()(control_tokens)
-        return made
+        parser: ToolCallParser = entry.load()(control_tokens)
+        return parser
     names = parser_names()
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"

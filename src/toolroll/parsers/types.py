@@ -94,3 +94,7 @@ class Delta:
     kind: Literal["reasoning", "content", "tool_call"]
     text: str = ""
     call: ToolCall | None = None
+
+
+class UnknownParserError(ValueError):
+    """No parser has this name, or no parser can read the calls that this chat template renders."""

@@ -1,5 +1,20 @@
 """The errors that toolroll raises. Messages state what is wrong, where, and what to do.
 
+    ToolrollError
+      UsageError
+      RolloutError
+        EngineError
+          EngineUnreachableError
+          ContextOverflowError
+          CompletionError
+        TokenError
+          HistoryRewrittenError
+        TemplateError
+        EnvironmentFailure
+        UserSimulatorError
+        TimeLimitError
+      ActionError
+
 The caller can fix a `UsageError`. A `RolloutError` means that a part of the rollout failed. If it
 ends an episode, the episode's `stop_reason` says what failed. An `ActionError` is a mistake of the
 model.

@@ -88,18 +88,14 @@ class WeightVersion:
 class GenerateRequest:
     """One request to the engine's `/generate`.
 
-    `input_ids_json` may contain the same ids as JSON text ("1,2,3", without brackets). `highest_id`
-    may be the highest of the ids, read as unsigned numbers. A session keeps both up to date, so
-    that a request need not encode and check all ids again. `session_id` becomes the routing key.
-    `extra` contains further top-level fields of the request's JSON.
+    `session_id` becomes the routing key. `extra` contains further top-level fields of the request's
+    JSON.
     """
 
     input_ids: IdArray
     sampling_params: Mapping[str, Any]
     session_id: str
     return_logprob: bool = True
-    input_ids_json: bytes | None = None
-    highest_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -103,13 +103,13 @@ async def test_sessions_share_a_connection_and_keep_their_own_tokens() -> None:
         tokenizer = load_embedded_tokenizer()
         async with servers.managed_server(tokenizer=tokenizer) as first:
             async with servers.managed_server(tokenizer=tokenizer) as second:
-                assert first.endpoint.served is second.endpoint.served
+                assert first.endpoint.model is second.endpoint.model
                 await second.chat_completion(messages=[USER])
             await first.chat_completion(messages=[USER])  # still open
             [node] = first.get_state()["nodes"]
             assert sampled(node) == bench.engine.log[1].output_ids
         async with servers.managed_server(tokenizer=tokenizer) as third:  # opened again
-            assert third.endpoint.served is not first.endpoint.served
+            assert third.endpoint.model is not first.endpoint.model
             await third.chat_completion(messages=[USER])
 
 

@@ -147,8 +147,8 @@ async def with_verl(url: str, engine: Any, tasks: list[int]) -> object:
                 )
             )
         finally:
-            for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
-                await shared.player.aclose()
+            for player in agent_loop._players.pop():
+                await player.aclose()
 
 
 ADAPTERS: dict[str, Play] = {

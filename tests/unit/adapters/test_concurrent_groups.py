@@ -231,8 +231,8 @@ async def with_verl(engine: EmbeddedEngine) -> list[Tokens]:
             )
 
         found = await asyncio.gather(*map(one, ASKED))
-        for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
-            await shared.player.aclose()
+        for player in agent_loop._players.pop():
+            await player.aclose()
     return found
 
 

@@ -303,8 +303,8 @@ async def with_verl(world: World) -> list[Played]:
                 made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs
             )
             played.append(Played([tokens], made.reward_score))
-        for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
-            await shared.player.aclose()  # verl's worker keeps it as long as its process
+        for player in agent_loop._players.pop():
+            await player.aclose()  # verl's worker keeps it as long as its process
     return played
 
 

@@ -110,13 +110,11 @@ async def test_an_aborted_episode_is_masked_and_leaves_the_group_s_mean() -> Non
 async def test_an_aborted_episode_gets_the_mean_of_what_is_trained() -> None:
     """The rewards of cut episodes are set to 0 before the group's mean is taken."""
     async with generator(zero_reward_on_non_stop=True) as (own, _):
-        made = await own._play(batch(1), 0, batch(1)["sampling_params"])
-        result = made.result
+        result, sequence = await own._play(batch(1), 0, batch(1)["sampling_params"])
         cut = replace(result, status=Status.TRUNCATED, reward=1.0)
         aborted = replace(result, status=Status.ABORTED, reward=None)
         ask = {"trajectory_ids": [TrajectoryID("a", at) for at in range(2)]}
-        played = [replace(made, result=one) for one in (cut, aborted)]
-        output = own._output(played, ask, with_logprobs=True)
+        output = own._output([(cut, sequence), (aborted, sequence)], ask, with_logprobs=True)
     assert [sum(rewards) for rewards in output["rewards"]] == [0.0, 0.0]
 
 

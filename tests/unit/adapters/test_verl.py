@@ -4,7 +4,6 @@ is in tests/contract/test_verl.py.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -133,8 +132,8 @@ async def test_an_episode_that_the_engine_aborted_is_raised_with_its_stop_reason
     loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
     with pytest.raises(RolloutError, match="task 0 was aborted: engine_abort"):
         await loop.run({}, extra_info={"index": 0})
-    for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
-        await shared.player.aclose()
+    for player in agent_loop._players.pop():
+        await player.aclose()
 
 
 def test_why_an_episode_was_aborted() -> None:
@@ -240,8 +239,8 @@ async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
         given = loop_arguments(Servers(engine.url, http), tokenizer)
         loop = ToolrollAgentLoop(**given, settings={"env": "none", "retries": 0})
         made = await loop.run({}, extra_info=info, raw_prompt=[])
-        for shared in agent_loop._shared.pop(asyncio.get_running_loop()).values():
-            await shared.player.aclose()
+        for player in agent_loop._players.pop():
+            await player.aclose()
     assert made.extra_fields["toolroll_status"] == "completed"
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli import demo
 from toolroll.rollout.cli.app import app
-from toolroll.rollout.model.desk_model import desk_model_path
+from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import choose_tasks
 
 

@@ -31,10 +31,10 @@ from toolroll.rollout.types import GenerateRequest
     logprobs=st.booleans(),
 )
 def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
-    text = orjson.dumps(ids)[1:-1] if spliced else None
+    encoded = {"input_ids_json": orjson.dumps(ids)[1:-1]} if spliced else {}
     asked = request(
         ids,
-        input_ids_json=text,
+        **encoded,
         return_logprob=logprobs,
         extra={"session_id": "x"},
         sampling_params={"stop": ['"é']},

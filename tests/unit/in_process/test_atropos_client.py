@@ -241,9 +241,9 @@ async def test_create_needs_no_model() -> None:
         create: Any = client.chat.completions.create
         for named in ({}, {"model": None}, {"model": "other"}):
             reply = await create(messages=[USER], **named)
-            assert reply.model == bench.endpoint.model
+            assert reply.model == bench.endpoint.model_name
         text: Any = client.completions.create
-        assert (await text(prompt="One", max_tokens=2)).model == bench.endpoint.model
+        assert (await text(prompt="One", max_tokens=2)).model == bench.endpoint.model_name
         raw: Any = client.copy().chat.completions.with_raw_response.create
         assert (await raw(messages=[USER])).parse().choices[0].message.content == "Reply 4."
 

@@ -254,7 +254,9 @@ async def test_b13_the_client_has_the_whole_api() -> None:
     async with managed(lambda request: "Hello.") as (bench, m):
         client = m.client
         assert isinstance(client.copy(), ToolrollClient)
-        assert [card.id for card in (await client.models.list()).data] == [bench.endpoint.model]
+        assert [card.id for card in (await client.models.list()).data] == [
+            bench.endpoint.model_name
+        ]
         stream = await client.with_options(max_retries=1).chat.completions.create(
             model="m", messages=[USER], stream=True
         )

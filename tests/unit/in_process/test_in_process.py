@@ -138,8 +138,8 @@ async def test_models_copies_and_other_sessions() -> None:
         [card] = (await client.models.list()).data
         assert (
             card.id
-            == (await client.models.retrieve(bench.endpoint.model)).id
-            == bench.endpoint.model
+            == (await client.models.retrieve(bench.endpoint.model_name)).id
+            == bench.endpoint.model_name
         )
         assert str(client.base_url) == "http://toolroll.invalid/sessions/s/v1/"
         other = client.with_options(session="t", max_retries=7)

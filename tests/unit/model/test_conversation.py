@@ -14,6 +14,7 @@ from support.episodes import call, serving
 from support.worlds import TOOL
 
 from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
@@ -390,6 +391,7 @@ async def test_another_way_to_generate(tokenizer: Any) -> None:
         dialogue.extend([user("x")])
         await dialogue.reply(PARAMS)
     assert engine.log == [] and reply.text == tokenizer.decode([100])
+    assert isinstance(asked[0], EncodedRequest)
     assert asked[0].input_ids_json == ",".join(map(str, asked[0].input_ids.tolist())).encode()
     assert asked[1].input_ids.tolist()[: len(asked[0].input_ids) + 2] == [
         *asked[0].input_ids.tolist(),

@@ -24,9 +24,9 @@ from toolroll.rollout.adapters.slime.settings import read_settings
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig, ModelInfo, Progress
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.identity import check_identity, probe_text
-from toolroll.rollout.model.model import Model, load_tokenizer
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.template import ChatTemplate

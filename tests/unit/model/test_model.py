@@ -14,7 +14,8 @@ from support.episodes import serving
 
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.config import read_args
-from toolroll.rollout.model.model import Model, load_tokenizer, read_template
+from toolroll.rollout.model.model import Model, read_template
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at
 from toolroll.rollout.types import GenerateRequest

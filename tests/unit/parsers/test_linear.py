@@ -18,7 +18,6 @@ from toolroll.parsers.formats.hermes import HermesParser, InternParser
 from toolroll.parsers.formats.pythonic import PythonicParser
 from toolroll.parsers.formats.tags import TagParser
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.registry import built_in_parsers
 
@@ -175,9 +174,7 @@ def test_a_quadratic_parser_is_seen(
     class Quadratic(ToolCallParser):
         reasoning = None
 
-        def read_calls(
-            self, source: Source, out: Collector, at: int, offered: Offered | None
-        ) -> Steps[None]:
+        def read_calls(self, source: Source, out: Collector, at: int) -> Steps[None]:
             """Look at the whole text again for every sixteen characters."""
             while True:
                 while at + PIECE <= len(source.text):

@@ -15,11 +15,11 @@ from support.source import ROOT
 
 from toolroll.parsers import registry
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.reasoning import get_reasoning, reasoning_names
 from toolroll.parsers.registry import get_parser, parser_names, register
+from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.model.config import read_args
 from toolroll.rollout.model.model import Model
 

@@ -15,10 +15,10 @@ from support.formats import FORMATS, tools_for
 from support.qwen import all_templates, tokenizer_for
 from support.tiers import by_tier, costly
 
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.infer import better_parser, infer_parser
 from toolroll.parsers.reasoning import THINK
 from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.template.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.tokens

@@ -538,7 +538,7 @@ async def test_every_route_that_is_named_is_served(tokenizer: Any) -> None:
                 assert response.status in (201, 400), found
         for found in words.partition("GET ")[2].partition(";")[0].split(", "):
             async with bench.http.get(
-                bench.url + found.replace("MODEL", bench.endpoint.model)
+                bench.url + found.replace("MODEL", bench.endpoint.model_name)
             ) as response:
                 assert response.status == 200, found
         async with bench.http.get(f"{bench.url}/v1/completions") as response:

@@ -15,10 +15,9 @@ from support.endpoints import Bench, endpoint
 from support.recorded import CHAT, USER, ask, delete, hold_the_end, policy
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server.disk.session_store import JOURNAL_NAME
 from toolroll.rollout.server.requests.received import Received
-from toolroll.rollout.server.sessions.sessions import LiveSession, end
-from toolroll.rollout.server.sessions.verifying import start_checks
+from toolroll.rollout.server.sessions.live_session import LiveSession
+from toolroll.rollout.server.sessions.session_store import JOURNAL_NAME
 from toolroll.rollout.server.streaming import event_lines
 from toolroll.rollout.testing import Reply
 
@@ -125,11 +124,11 @@ async def test_a_stream_that_its_client_still_reads_is_in_flight(
     async with endpoint(tokenizer, policy, out=tmp_path) as bench:
         core, body = bench.endpoint, {"messages": [USER], "stream": True}
         await ask(bench, [USER])
-        started = await core.start_reply(core.chat, core.sessions.of("s"), Received(body))
-        live, parsed, pending = started
-        live.pending.join(pending)
-        await asyncio.wait([pending.task])
-        lines = event_lines(core, parsed, pending)
+        reply = await core.start_reply(core.chat, core.sessions.of("s"), Received(body))
+        live = reply.live
+        live.pending.join(reply)
+        await asyncio.wait([reply.task])
+        lines = event_lines(reply)
         await anext(lines)
         status, answer = await bench.post("/sessions/s/export", {})
         assert (status, answer["error"]["code"]) == (409, "requests_in_flight")
@@ -137,7 +136,7 @@ async def test_a_stream_that_its_client_still_reads_is_in_flight(
         core.sessions.drop_idle()
         assert core.sessions.get("s") is live
         assert [line async for line in lines][-1] == b"data: [DONE]\n\n"
-        live.pending.leave(pending)
+        live.pending.leave(reply)
         status, answer = await bench.post("/sessions/s/export", {})
         assert (status, answer["turns"]) == (200, 2)
 
@@ -237,8 +236,8 @@ async def test_a_verification_that_is_cancelled_before_it_starts_is_started_agai
     async with endpoint(tokenizer, policy, out=tmp_path) as bench:
         await ask(bench, [USER])
         live = bench.endpoint.sessions.find("s")
-        start_checks(live)  # as the commit of an answer does with --verify always
-        await end(live)  # the first step of a DELETE
+        live.start_checks()  # as the commit of an answer does with --verify always
+        await live.end()  # the first step of a DELETE
         deleted = await bench.endpoint.sessions.drop("s")
         assert deleted is not None and deleted["turns"] == 1
         assert [one.task_id for one in read_episodes(tmp_path)] == ["s"]

@@ -13,10 +13,9 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.rollout.server import streaming
-from toolroll.rollout.server.answers import bodies
+from toolroll.rollout.server.answers import result
 from toolroll.rollout.server.conversation.conversation_tree import ConversationTree
-from toolroll.rollout.server.dialects import openai_chat as chat
+from toolroll.rollout.server.dialects import openai_chat, openai_text
 from toolroll.rollout.server.http import app
 from toolroll.rollout.server.requests import received
 from toolroll.rollout.server.sessions.pending import request_key
@@ -241,10 +240,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     watched(app, "to_json", app.to_json)  # type: ignore[attr-defined]
     watched(app.Traced, "body", app.Traced.body.fget)  # type: ignore[attr-defined]
     for owner, name in (
-        (bodies, "chat_logprobs"),
-        (bodies, "text_logprobs"),
-        (chat, "chat_logprobs"),
-        (streaming, "text_logprobs"),
+        (openai_chat, "chat_logprobs"),
+        (openai_text, "text_logprobs"),
     ):
         watched(owner, name, getattr(owner, name))
     return seen
@@ -278,7 +275,7 @@ async def test_many_logprobs_are_written_in_a_thread(
     on_the_loop: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bodies, "LONG", 200)  # instead of 25,000: the test engine streams slowly
+    monkeypatch.setattr(result, "LONG", 200)  # instead of 25,000: the test engine streams slowly
     async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
         asked = (
             {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}

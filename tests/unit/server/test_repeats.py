@@ -125,7 +125,7 @@ async def test_a_change_far_back_is_seen(change: str) -> None:
         else:
             del messages[3:5]
         answer = await post(bench, messages)
-        whole = bench.endpoint.served.template.prompt(read_messages(messages), [TOOL])
+        whole = bench.endpoint.model.template.prompt(read_messages(messages), [TOOL])
         if change == "a thought left out":
             [trajectory] = await bench.trajectories()
             assert len(trajectory["turns"]) == 5

@@ -26,9 +26,13 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes, to_line
 from toolroll.rollout.server import Endpoint
 from toolroll.rollout.server.conversation.conversation_tree import NEW_ROOT
-from toolroll.rollout.server.disk.session_store import JOURNAL_NAME, SessionStore, store_settings
-from toolroll.rollout.server.sessions.committing import NEW_TEXT
-from toolroll.rollout.server.sessions.sessions import LiveSession
+from toolroll.rollout.server.endpoint import NEW_TEXT
+from toolroll.rollout.server.sessions.live_session import LiveSession
+from toolroll.rollout.server.sessions.session_store import (
+    JOURNAL_NAME,
+    SessionStore,
+    store_settings,
+)
 from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.testing import PolicyRequest, Reply
 

@@ -11,7 +11,6 @@ from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.server import session_key
-from toolroll.rollout.server.http.openapi import DETAILS
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.testing import PolicyRequest
 
@@ -21,8 +20,6 @@ KEY = "a-secret-key"
 ROUTES = (
     ("GET", "/sessions"),
     ("GET", "/metrics"),
-    ("GET", "/openapi.json"),
-    ("GET", "/docs"),
     ("POST", "/sessions/s/export"),
 )
 
@@ -117,69 +114,6 @@ def test_the_histogram_is_cumulative() -> None:
     assert counts == [1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 4]
     assert "# TYPE toolroll_sessions gauge\ntoolroll_sessions 3\n" in text
     assert 'toolroll_http_request_seconds_sum{route="/x"} 1007.11' in text
-
-
-async def test_every_route_is_in_the_document_and_on_the_page(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, policy) as bench:
-        document = await bench.get("/openapi.json")
-        code, page = await status(bench, "GET", "/docs")
-    assert code == 200
-    for method, path in DETAILS:
-        assert document["paths"][path][method.lower()]["summary"] == DETAILS[method, path].summary
-        assert path in page
-    chat = document["paths"]["/sessions/{session}/v1/chat/completions"]["post"]
-    assert chat["summary"] == "A chat completion."
-    assert chat["parameters"][0]["name"] == "session"
-    reference = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    schemas = document["components"]["schemas"]
-    assert "messages" in schemas[reference.rpartition("/")[2]]["properties"]
-    references = set(re.findall(r'"#/components/schemas/(\w+)"', str(document).replace("'", '"')))
-    assert references <= set(schemas)
-    links = re.findall(r"(?:src|href)=[\"']([^#\"'][^\"']*)", page)
-    assert links == ["openapi.json"], "the page loads nothing else"
-
-
-async def test_every_route_is_described_with_its_body(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, policy) as bench:
-        document = await bench.get("/openapi.json")
-    schemas = document["components"]["schemas"]
-    found = {}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            assert operation["summary"] != f"{method.upper()} {path}.", "not in DETAILS"
-            body = operation.get("requestBody", {"content": {"application/json": {}}})
-            found[method, path] = body["content"]["application/json"].get("schema", {}).get("$ref")
-    for path, name, field in (
-        ("/v1/messages", "MessagesRequest", "max_tokens"),
-        ("/v1/messages/count_tokens", "MessagesRequest", "system"),
-        ("/v1/responses", "ResponsesRequest", "input"),
-        ("/v1/chat/completions", "ChatRequest", "messages"),
-        ("/v1/tokenize", "TokenizeRequest", "prompt"),
-    ):
-        for prefix in ("", "/sessions/{session}"):
-            assert found["post", prefix + path] == f"#/components/schemas/{name}"
-        assert field in schemas[name]["properties"]
-
-
-def test_schemas_of_the_same_name_are_the_same() -> None:
-    known: dict[str, Any] = {}
-    for body in {one.body for one in DETAILS.values() if one.body is not None}:
-        schema = body.model_json_schema()
-        for name, made in {**schema.pop("$defs", {}), body.__name__: schema}.items():
-            assert known.setdefault(name, made) == made
-
-
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/chat/completions"])
-async def test_an_error_has_the_documented_form(tokenizer: Any, path: str) -> None:
-    async with endpoint(tokenizer, policy) as bench:
-        document = await bench.get("/openapi.json")
-        code, error = await bench.post(path, {"nonsense": 1})
-    default = document["paths"][path]["post"]["responses"]["default"]
-    reference = default["content"]["application/json"]["schema"]["$ref"]
-    schema = document["components"]["schemas"][reference.rpartition("/")[2]]
-    assert code == 400
-    assert set(error) == set(schema["required"]) == set(schema["properties"])
-    assert set(error["error"]) == set(schema["properties"]["error"]["properties"])
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)

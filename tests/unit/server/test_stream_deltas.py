@@ -24,8 +24,7 @@ from toolroll.parsers.registry import built_in_parsers
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_options, parse_turn
-from toolroll.rollout.server.answers.result import Choice
-from toolroll.rollout.server.answers.stream_deltas import ChoiceStream, TextStream
+from toolroll.rollout.server.answers.choice_stream import ChoiceStream, TextStream
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
@@ -102,7 +101,7 @@ class Case:
         while stop < len(ids):
             stop = min(len(ids), stop + picks.choice((1, 1, 1, 2, 7, 100)))
             deltas += stream.feed(ids[:stop])
-        return chat_deltas(deltas + stream.finish(Choice(self.completion, "", self.turn)))
+        return chat_deltas(deltas + stream.finish(self.completion, self.turn.text, self.turn))
 
 
 def ended(served: Model, text: str, picks: random.Random) -> Case:

@@ -6,15 +6,19 @@ import asyncio
 
 from support.patience import PATIENCE
 
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests
 
 
-async def test_a_work_that_is_cancelled_before_it_begins_wakes_those_who_follow_it() -> None:
-    async def run(work: PendingRequest[int]) -> int:
+class Request(PendingRequest):
+    async def run(self) -> CompletionResult:
         raise AssertionError("it never begins")
 
-    work = PendingRequests[int](0.0).start(b"key", 1, run)
-    changed = work.changed
-    work.task.cancel()
+
+async def test_a_request_that_is_cancelled_before_it_begins_wakes_those_who_follow_it() -> None:
+    request = Request(b"key", 1)
+    PendingRequests(0.0).start(request)
+    changed = request.changed
+    request.task.cancel()
     await asyncio.wait_for(changed.wait(), PATIENCE)
-    assert work.failed
+    assert request.failed

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
 
-from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS, load_embedded_tokenizer
+from toolroll.rollout.model.tokenizers import CONTROL_TOKENS, load_embedded_tokenizer
 from toolroll.rollout.testing import TokenSplitter
 
 pytestmark = pytest.mark.tokens

@@ -9,7 +9,7 @@ from typing import Any
 from make_tokenizer import VOCABULARY, build, corpus
 from transformers import AutoTokenizer
 
-from toolroll.rollout.model.embedded_tokenizer import CONTROL_TOKENS
+from toolroll.rollout.model.tokenizers import CONTROL_TOKENS
 from toolroll.rollout.testing import embedded_tokenizer_path
 
 MESSAGES: list[dict[str, Any]] = [

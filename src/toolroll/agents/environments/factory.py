@@ -4,6 +4,7 @@ OpenAI's format.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,12 +31,12 @@ class Factory:
             raise UsageError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits)}")
 
     def check_settings(
-        self, options: EnvironmentOptions, known: str | None = None, hint: str = ""
+        self, options: EnvironmentOptions, supported: str | None = None, hint: str = ""
     ) -> None:
-        """Raise `UsageError` for any setting except `known`. `hint` ends the error message."""
-        unknown = sorted(set(options.settings) - {known})
+        """Raise `UsageError` for any setting except `supported`. `hint` ends the error message."""
+        unknown = sorted(set(options.settings) - {supported})
         if unknown:
-            takes = f"only the setting {known}" if known else "no settings"
+            takes = f"only the setting {supported}" if supported else "no settings"
             raise UsageError(f"{self.name} takes {takes}, but got: {', '.join(unknown)}{hint}")
 
     def needed_user(self, options: EnvironmentOptions) -> Callable[[int], UserSimulator]:
@@ -46,6 +47,12 @@ class Factory:
                 "ADDRESS (in Python: EnvironmentOptions(user=OpenAIUsers(UserConfig(...)).make))"
             )
         return options.user
+
+
+def tool_error_metrics(errors: Counter[str]) -> dict[str, float]:
+    """Return the metrics for the number of failed calls: in total, and by tool."""
+    by_tool = {f"tool_errors/{name}": float(count) for name, count in errors.items()}
+    return {"tool_errors": float(errors.total()), **by_tool}
 
 
 def openai_tool(name: str, description: str | None, parameters: Mapping[str, Any]) -> Tool:

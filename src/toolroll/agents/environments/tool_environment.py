@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.agents.environments.factory import Factory, openai_tool
+from toolroll.agents.environments.factory import Factory, openai_tool, tool_error_metrics
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
 from toolroll.rollout.runtime.jsonable import plain
@@ -235,13 +235,9 @@ class ToolEnvironment(Environment):
 
     def metrics(self) -> Mapping[str, float]:
         """Return `tool_errors`, in total and by tool."""
-        known = [call for call in self._calls if call.name in self._rules.tools]
-        errors = Counter(call.name for call in known if call.error is not None)
-        total = sum(call.error is not None for call in self._calls)
-        return {
-            "tool_errors": float(total),
-            **{f"tool_errors/{name}": float(count) for name, count in errors.items()},
-        }
+        failed = [call.name for call in self._calls if call.error is not None]
+        errors = Counter(name for name in failed if name in self._rules.tools)
+        return tool_error_metrics(errors) | {"tool_errors": float(len(failed))}
 
     def close(self) -> Any:
         """Close the state if it has a method `close` that is not a tool. If `close` is async,

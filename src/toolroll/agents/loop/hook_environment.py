@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, TypeVar
 
+from toolroll.agents.environments.tau_style import as_data
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.hook_value import hook_value, run_hook
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
@@ -226,7 +227,7 @@ def reset_hook(env: Any, task_index: int | None) -> HookCall:
         returned: Any = env.reset(Task(str(task_index), task_index or 0), 0)
     else:  # as in slime's example
         returned = env.reset() if task_index is None else env.reset(task_index=task_index)
-    return HookCall.of(returned, lambda first: (first.observation, as_dict(first.info)))
+    return HookCall.of(returned, lambda first: (first.observation, as_data(first.info)))
 
 
 def step_hook(env: Any, action: Any) -> HookCall:
@@ -234,13 +235,6 @@ def step_hook(env: Any, action: Any) -> HookCall:
     and `info`. `env` is as in `reset_hook`.
     """
     return HookCall.of(env.step(action), _same)
-
-
-def as_dict(info: Any) -> dict[str, Any]:
-    """Return an `info` (a pydantic model, a mapping or None) as a dict."""
-    dump = getattr(info, "model_dump", None)
-    data: dict[str, Any] = dict(info or {}) if dump is None else dump()
-    return data
 
 
 def _tau_form(result: Any) -> Any:
@@ -387,7 +381,7 @@ def _step_result(found: Any, action: Action) -> StepResult:
             reject_action(action, str(found.observation)),
             found.reward,
             found.done,
-            info=as_dict(getattr(found, "info", None)),
+            info=as_data(getattr(found, "info", None)),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvironmentFailure(

@@ -15,7 +15,7 @@ from toolroll.parsers.formats.blocks import Broken
 from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
-from toolroll.parsers.reading.schema import Offered, parameter
+from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.types import CallStatus, ToolCall
@@ -31,66 +31,59 @@ class BeamParser(HarmonyParser):
     name = "beam"
     markers, plain = header_forms("xml")
 
-    def call(
-        self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
-    ) -> Steps[int]:
+    def call(self, source: Source, out: Collector, header: Span, name: str) -> Steps[int]:
         """See `HarmonyParser.call`."""
-        found: dict[str, Any] = {}
-        begin, at = header
-        body = at
+        arguments: dict[str, Any] = {}
+        begin, pos = header
+        body = pos
         try:
             while True:
-                at = yield from source.skip(at)
-                marker = yield from source.starts(at, _OPEN, *_BOUNDS)
+                pos = yield from source.skip(pos)
+                marker = yield from source.starts(pos, _OPEN, *_BOUNDS)
                 if marker != _OPEN:
                     break
-                at = yield from self._parameter(source, at + len(marker), name, offered, found)
-            if not marker and at < len(source.text):
+                pos = yield from self._parameter(source, pos + len(marker), name, arguments)
+            if not marker and pos < len(source.text):
                 raise Broken(f"expected {_OPEN} or the end of the call of {name}")
         except Broken as broken:
-            stop, marker = yield from source.until(at, _BOUNDS)
+            stop, marker = yield from source.until(pos, _BOUNDS)
             status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
             end = stop + len(marker) if marker in ENDS else stop
             out.call(
                 ToolCall(name, None, source.text[body:stop], status, str(broken), span=(begin, end))
             )
             return end
-        end = at + len(marker) if marker in ENDS else at
-        out.call(made_call(name, found, source.text[body:at], (begin, end)))
+        end = pos + len(marker) if marker in ENDS else pos
+        out.call(made_call(name, arguments, source.text[body:pos], (begin, end)))
         return end
 
     def _parameter(
-        self,
-        source: Source,
-        start: int,
-        name: str,
-        offered: Offered | None,
-        found: dict[str, Any],
+        self, source: Source, start: int, name: str, arguments: dict[str, Any]
     ) -> Steps[int]:
-        """Add the parameter whose key is at `start` to `found`. Return where the parameter ends.
-        Raises `Broken` if it cannot be read.
+        """Add the parameter whose key is at `start` to `arguments`. Return where it ends. Raises
+        `Broken` if it cannot be read.
         """
-        at, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
-        key = source.text[start:at]
+        pos, marker = yield from source.until(start, (_KEY_END, "\n", *_BOUNDS))
+        key = source.text[start:pos]
         if marker != _KEY_END or not key:
             raise Broken(f"a parameter's name in the call of {name} is not closed with {_KEY_END}")
-        first = at = at + len(marker)
+        first = pos = pos + len(marker)
         while True:
-            at, marker = yield from source.until(at, (_CLOSE, _NEXT, *_BOUNDS))
+            pos, marker = yield from source.until(pos, (_CLOSE, _NEXT, *_BOUNDS))
             if marker not in (_CLOSE, _NEXT):
                 raise Broken(f"the parameter {key} of {name} is not closed with {_CLOSE.strip()}")
-            stop = at + len(marker) if marker == _CLOSE else at
+            stop = pos + len(marker) if marker == _CLOSE else pos
             # This line break follows the start tag, so it does not end the value: values start on
             # the next line.
-            if marker == _NEXT and at == first:
-                at += 1
+            if marker == _NEXT and pos == first:
+                pos += 1
                 continue
             if marker == _NEXT or source.exact(_CLOSE):
                 break
             behind = yield from source.skip(stop)
             if (yield from source.starts(behind, _OPEN, *_BOUNDS)) or behind == len(source.text):
                 break
-            at = stop
-        text = source.text[first:at].removeprefix("\n")
-        found[key] = typed(text, parameter(offered, name, key))
+            pos = stop
+        text = source.text[first:pos].removeprefix("\n")
+        arguments[key] = typed(text, parameter(source.offered, name, key))
         return stop

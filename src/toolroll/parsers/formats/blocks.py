@@ -15,7 +15,6 @@ from typing import ClassVar
 from toolroll.parsers.base import MarkedParser, broken_call, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, made_call, scan_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.types import ToolCall
 
@@ -60,89 +59,81 @@ class BlockParser(MarkedParser):
             cls._stops = tuple(dict.fromkeys((cls._outer[0], cls.call[0])))
 
     @abstractmethod
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """Return the calls between the call markers, the first of which ends at `start`, and the
         position after the end marker. Some formats have several calls there.
 
         The calls' span starts at `begin`. Raises `Broken` if the calls cannot be read.
         """
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
         if self.block is not None and source.text[begin:start] == self.block[0]:
-            return (yield from self._block(source, out, begin, begin, offered))
-        calls, at = yield from self._element(source, begin, begin, offered)
+            return (yield from self._block(source, out, begin, begin))
+        calls, pos = yield from self._element(source, begin, begin)
         for call in calls:
             out.call(call)
-        return at
+        return pos
 
-    def _block(
-        self, source: Source, out: Collector, begin: int, at: int, offered: Offered | None
-    ) -> Steps[int]:
-        """Add the calls of the block that starts at `at`. Return the position after the block.
+    def _block(self, source: Source, out: Collector, begin: int, pos: int) -> Steps[int]:
+        """Add the calls of the block that starts at `pos`. Return the position after the block.
 
-        `begin`: where the first call's span starts. It is `at`, or the start of a header before the
-        block (Muse).
+        `begin`: where the first call's span starts. It is `pos`, or the start of a header before
+        the block (Muse).
         """
         opener, closer = self._outer
         last: ToolCall | None = None  # held back, because its span includes the block's end marker
         first = True
-        opened = at
-        start = at = at + len(opener)
+        opened = pos
+        start = pos = pos + len(opener)
         while True:
-            at = yield from source.skip(at)
-            marker = yield from source.starts(at, self.call[0], closer, opener)
+            pos = yield from source.skip(pos)
+            marker = yield from source.starts(pos, self.call[0], closer, opener)
             if marker == self.call[0]:
                 if last is not None:
                     out.call(last)
-                calls, at = yield from self._element(source, begin if first else at, at, offered)
+                calls, pos = yield from self._element(source, begin if first else pos, pos)
                 for call in calls[:-1]:
                     out.call(call)
                 first, last = False, calls[-1] if calls[-1].arguments is not None else None
                 if last is None:
                     out.call(calls[-1])
-                    if source.text.startswith(closer, at - len(closer)):
-                        return at
+                    if source.text.startswith(closer, pos - len(closer)):
+                        return pos
             elif first and marker == closer and self.block is not None and begin == opened:
-                out.empty_block(source.text[begin : at + len(closer)])
-                return at + len(closer)
-            elif first and (marker or at < len(source.text) or source.closed):
+                out.empty_block(source.text[begin : pos + len(closer)])
+                return pos + len(closer)
+            elif first and (marker or pos < len(source.text) or source.closed):
                 problem = f"expected {self.call[0]} after {opener}"
-                call, at = yield from broken_call(
+                call, pos = yield from broken_call(
                     source, begin, start, problem, closes=(closer,), openers=(opener,)
                 )
                 out.call(call)
-                return at
+                return pos
             elif marker == closer:
-                at += len(closer)
+                pos += len(closer)
                 if last is not None:
-                    out.call(replace(last, span=(last.span[0] if last.span else begin, at)))
-                return at
-            elif marker == opener or at == len(source.text):
+                    out.call(replace(last, span=(last.span[0] if last.span else begin, pos)))
+                return pos
+            elif marker == opener or pos == len(source.text):
                 if last is not None:
                     out.call(unclosed(last, closer))
-                return at
+                return pos
             else:
                 if last is not None:
                     out.call(last)
                     last = None
-                at, _ = yield from source.until(at, (self.call[0], closer, opener), out.content)
+                pos, _ = yield from source.until(pos, (self.call[0], closer, opener), out.content)
 
-    def _element(
-        self, source: Source, begin: int, at: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls between the call markers that start at `at`, and the position after
+    def _element(self, source: Source, begin: int, pos: int) -> Steps[tuple[list[ToolCall], int]]:
+        """Return the calls between the call markers that start at `pos`, and the position after
         them. If they cannot be read, return one unreadable call.
 
         `begin`: where the first call's span starts.
         """
-        start = at + len(self.call[0])
+        start = pos + len(self.call[0])
         try:
-            return (yield from self.elements(source, begin, start, offered))
+            return (yield from self.elements(source, begin, start))
         except Broken as broken:
             problem, name = str(broken), broken.name
             call, stop = yield from broken_call(
@@ -152,21 +143,21 @@ class BlockParser(MarkedParser):
 
 
 def json_arguments(
-    source: Source, at: int, name: str
+    source: Source, pos: int, name: str
 ) -> Steps[tuple[dict[str, object] | None, int]]:
-    """Return the JSON value at `at` (after white space), and where it ends. Raises `Broken` if it
+    """Return the JSON value at `pos` (after white space), and where it ends. Raises `Broken` if it
     cannot be read. `name`: the tool's name, for the error message.
     """
-    at = yield from source.skip(at)
-    scanned = yield from scan_json(source, at)
+    pos = yield from source.skip(pos)
+    scanned = yield from scan_json(source, pos)
     if scanned.problem is None:
         try:
-            return decode(source.text[at : scanned.stop]), scanned.stop
+            return decode(source.text[pos : scanned.stop]), scanned.stop
         except ValueError as error:
             raise Broken(f"the arguments of {name} are not valid JSON: {error}", name) from error
     raise Broken(
         f"the arguments of {name} are not valid JSON: {scanned.problem} (character "
-        f"{scanned.stop - at})",
+        f"{scanned.stop - pos})",
         name,
         incomplete=scanned.incomplete,
     )
@@ -182,45 +173,43 @@ class NamedJsonParser(BlockParser):
     separator: ClassVar[str]
     fence: ClassVar[tuple[str, str]] = ("", "")
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
-        at, marker = yield from source.until(start, guards)
+        pos, marker = yield from source.until(start, guards)
         if marker != self.separator:
             raise Broken(f"expected a name and {self.separator}")
-        header = source.text[start:at].strip()
-        at += len(marker)
+        header = source.text[start:pos].strip()
+        pos += len(marker)
         if self.fence[0]:
-            at, header = yield from self._fenced(source, at)
+            pos, header = yield from self._fenced(source, pos)
         name, call_id = self.name_of(header)
-        empty = yield from source.skip(at)
+        empty = yield from source.skip(pos)
         arguments: object = {}
         if not (yield from source.starts(empty, self.call[1], spelled=True)):
-            arguments, at = yield from json_arguments(source, at, name)
-        at = yield from source.skip(at)
-        if self.fence[1] and (yield from source.starts(at, self.fence[1])):
-            at = yield from source.skip(at + len(self.fence[1]))
-        if not (yield from source.starts(at, self.call[1], spelled=True)):
+            arguments, pos = yield from json_arguments(source, pos, name)
+        pos = yield from source.skip(pos)
+        if self.fence[1] and (yield from source.starts(pos, self.fence[1])):
+            pos = yield from source.skip(pos + len(self.fence[1]))
+        if not (yield from source.starts(pos, self.call[1], spelled=True)):
             raise Broken(
                 f"the call of {name} is not closed with {self.call[1]} after its arguments", name
             )
-        stop = at + len(self.call[1])
-        call = made_call(name, arguments, source.text[start:at], (begin, stop))
+        stop = pos + len(self.call[1])
+        call = made_call(name, arguments, source.text[start:pos], (begin, stop))
         return [call.with_id(call_id)], stop
 
-    def _fenced(self, source: Source, at: int) -> Steps[tuple[int, str]]:
-        """Read the name and the fence at `at`. Return where the JSON starts, and the name."""
-        start = at
-        at, marker = yield from source.until(at, (self.fence[0], *self.call))
-        name = source.text[start:at].strip()
+    def _fenced(self, source: Source, pos: int) -> Steps[tuple[int, str]]:
+        """Read the name and the fence at `pos`. Return where the JSON starts, and the name."""
+        start = pos
+        pos, marker = yield from source.until(pos, (self.fence[0], *self.call))
+        name = source.text[start:pos].strip()
         if marker != self.fence[0]:
             raise Broken(
                 f"expected {self.fence[0]} and the arguments after the name",
                 name.split("\n")[0][:100],
             )
-        return at + len(marker), name
+        return pos + len(marker), name
 
     def name_of(self, header: str) -> tuple[str, str]:
         """Return the tool's name and the call's id from the text before the separator."""

@@ -38,9 +38,9 @@ class ApertusParser(JsonBlockParser):
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
         """See `JsonBlockParser.calls_in`."""
         calls: list[ToolCall] = []
-        for one in value if isinstance(value, list) and value else [value]:
-            if isinstance(one, dict) and one:
-                calls += [made_call(name, arguments, raw, span) for name, arguments in one.items()]
+        for item in value if isinstance(value, list) and value else [value]:
+            if isinstance(item, dict) and item:
+                calls += [made_call(name, arguments, raw, span) for name, arguments in item.items()]
             else:
                 calls.append(made_call("", {}, raw, span))
         return calls

@@ -12,7 +12,6 @@ from typing import Any
 from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.python_text import Unreadable, read_value
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed
 from toolroll.parsers.reasoning import get_reasoning
@@ -31,109 +30,107 @@ class Gemma4Parser(BlockParser):
     call = ("<|tool_call>", "<tool_call|>")
     reasoning = get_reasoning("gemma4")
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
-        at = yield from source.skip(start)
-        if not (yield from source.starts(at, "call:")):
+        pos = yield from source.skip(start)
+        if not (yield from source.starts(pos, "call:")):
             raise Broken('expected "call:" and the tool\'s name')
-        at += len("call:")
-        brace, marker = yield from source.until(at, ("{", *self.call))
-        name = source.text[at:brace].strip()
+        pos += len("call:")
+        brace, marker = yield from source.until(pos, ("{", *self.call))
+        name = source.text[pos:brace].strip()
         if marker != "{":
             raise Broken("expected { after the tool's name", name)
-        arguments, at = yield from _object(source, brace, name, 0)
-        at = yield from source.skip(at)
-        if not (yield from source.starts(at, self.call[1], spelled=True)):
+        arguments, pos = yield from _object(source, brace, name, 0)
+        pos = yield from source.skip(pos)
+        if not (yield from source.starts(pos, self.call[1], spelled=True)):
             raise Broken(
                 f"the call of {name} is not closed with {self.call[1]} after its arguments", name
             )
-        stop = at + len(self.call[1])
-        return [made_call(name, arguments, source.text[start:at], (begin, stop))], stop
+        stop = pos + len(self.call[1])
+        return [made_call(name, arguments, source.text[start:pos], (begin, stop))], stop
 
 
-def _object(source: Source, at: int, name: str, depth: int) -> Steps[tuple[dict[str, Any], int]]:
-    found: dict[str, Any] = {}
-    at = yield from source.skip(at + 1)
-    while (yield from source.char(at)) != "}":
-        key, at = yield from _string(source, at, name)
+def _object(source: Source, pos: int, name: str, depth: int) -> Steps[tuple[dict[str, Any], int]]:
+    members: dict[str, Any] = {}
+    pos = yield from source.skip(pos + 1)
+    while (yield from source.char(pos)) != "}":
+        key, pos = yield from _string(source, pos, name)
         if key is None:
-            key, at = yield from _word(source, at, _KEY)
-        at = yield from source.skip(at)
-        if not key or (yield from source.char(at)) != ":":
+            key, pos = yield from _word(source, pos, _KEY)
+        pos = yield from source.skip(pos)
+        if not key or (yield from source.char(pos)) != ":":
             raise Broken(f"expected a key and ':' in the arguments of {name}", name)
-        found[key], at = yield from _value(source, at + 1, name, depth + 1)
-        at = yield from _next(source, at, "}", name)
-    return found, at + 1
+        members[key], pos = yield from _value(source, pos + 1, name, depth + 1)
+        pos = yield from _next(source, pos, "}", name)
+    return members, pos + 1
 
 
-def _array(source: Source, at: int, name: str, depth: int) -> Steps[tuple[list[Any], int]]:
-    found: list[Any] = []
-    at = yield from source.skip(at + 1)
-    while (yield from source.char(at)) != "]":
-        value, at = yield from _value(source, at, name, depth + 1)
-        found.append(value)
-        at = yield from _next(source, at, "]", name)
-    return found, at + 1
+def _array(source: Source, pos: int, name: str, depth: int) -> Steps[tuple[list[Any], int]]:
+    items: list[Any] = []
+    pos = yield from source.skip(pos + 1)
+    while (yield from source.char(pos)) != "]":
+        value, pos = yield from _value(source, pos, name, depth + 1)
+        items.append(value)
+        pos = yield from _next(source, pos, "]", name)
+    return items, pos + 1
 
 
-def _value(source: Source, at: int, name: str, depth: int) -> Steps[tuple[Any, int]]:
-    at = yield from source.skip(at)
+def _value(source: Source, pos: int, name: str, depth: int) -> Steps[tuple[Any, int]]:
+    pos = yield from source.skip(pos)
     if depth > MAX_DEPTH:
         raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
-    string, at = yield from _string(source, at, name)
+    string, pos = yield from _string(source, pos, name)
     if string is not None:
-        return string, at
-    char = yield from source.char(at)
+        return string, pos
+    char = yield from source.char(pos)
     if char == "{":
-        return (yield from _object(source, at, name, depth))
+        return (yield from _object(source, pos, name, depth))
     if char == "[":
-        return (yield from _array(source, at, name, depth))
-    word, at = yield from _word(source, at, _BARE)
+        return (yield from _array(source, pos, name, depth))
+    word, pos = yield from _word(source, pos, _BARE)
     if not word:
         raise Broken(f"a value is missing in the arguments of {name}", name)
     if '"' in word or "'" in word:
         raise Broken(_unmatched(name), name)
-    return guessed(word), at
+    return guessed(word), pos
 
 
-def _string(source: Source, at: int, name: str) -> Steps[tuple[str | None, int]]:
-    """Return the string at `at` and its end. Return None and `at` if there is no quote."""
-    if (yield from source.starts(at, _QUOTE)):
-        start = at + len(_QUOTE)
+def _string(source: Source, pos: int, name: str) -> Steps[tuple[str | None, int]]:
+    """Return the string at `pos` and its end. Return None and `pos` if there is no quote."""
+    if (yield from source.starts(pos, _QUOTE)):
+        start = pos + len(_QUOTE)
         end, marker = yield from source.until(start, (_QUOTE,))
         if not marker:
             raise Broken(f"a string in the arguments of {name} is not closed with {_QUOTE}", name)
         return source.text[start:end], end + len(marker)
-    char = yield from source.char(at)
+    char = yield from source.char(pos)
     if char == '"':
-        return (yield from json_arguments(source, at, name))  # type: ignore[return-value]
+        return (yield from json_arguments(source, pos, name))  # type: ignore[return-value]
     if char == "'":
         try:
-            string, stop = yield from read_value(source, at)
+            string, stop = yield from read_value(source, pos)
         except Unreadable as error:
             raise Broken(f"a string in the arguments of {name} is wrong: {error}", name) from error
-        if "'" not in _ESCAPED.sub("", source.text[at + 1 : stop - 1]):
+        if "'" not in _ESCAPED.sub("", source.text[pos + 1 : stop - 1]):
             return string, stop
         raise Broken(_unmatched(name), name)
-    return None, at
+    return None, pos
 
 
 def _unmatched(name: str) -> str:
     return f"the quotes in the arguments of {name} do not match: use {_QUOTE}"
 
 
-def _word(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[tuple[str, int]]:
-    stop = yield from source.run(at, pattern)
-    return source.text[at:stop].strip(), stop
+def _word(source: Source, pos: int, pattern: re.Pattern[str]) -> Steps[tuple[str, int]]:
+    stop = yield from source.run(pos, pattern)
+    return source.text[pos:stop].strip(), stop
 
 
-def _next(source: Source, at: int, end: str, name: str) -> Steps[int]:
-    at = yield from source.skip(at)
-    char = yield from source.char(at)
+def _next(source: Source, pos: int, end: str, name: str) -> Steps[int]:
+    pos = yield from source.skip(pos)
+    char = yield from source.char(pos)
     if char == ",":
-        return (yield from source.skip(at + 1))
+        return (yield from source.skip(pos + 1))
     if char != end:
         raise Broken(f"expected ',' or '{end}' in the arguments of {name}", name)
-    return at
+    return pos

@@ -7,7 +7,6 @@ from __future__ import annotations
 from toolroll.parsers.base import MarkedParser
 from toolroll.parsers.formats.json_blocks import open_json_calls
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 
 _OPENERS = ("<|function_call|>", "function call<|role_sep|>\n")
@@ -22,8 +21,6 @@ class GigaChat3Parser(MarkedParser):
     wrappers = (_SEPARATOR,)
     markers = (*_OPENERS, _SEPARATOR)
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
         return (yield from open_json_calls(source, out, begin, start, self.markers))

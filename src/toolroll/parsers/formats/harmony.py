@@ -13,7 +13,6 @@ import re
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Scanned, decode, made_call, scan_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
 
@@ -58,35 +57,31 @@ class HarmonyParser(ToolCallParser):
     beside = (("to=",), ())
     markers, plain = header_forms("json")
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
-            begin = yield from source.skip(at)
+            begin = yield from source.skip(pos)
             if not (yield from source.starts(begin, "to=", "assistant", *_HEAD)):
-                at, marker = yield from source.until(at, (*_HEAD, *ENDS), out.content)
+                pos, marker = yield from source.until(pos, (*_HEAD, *ENDS), out.content)
                 if not marker:
                     return
                 if marker in ENDS:
-                    at += len(marker)
+                    pos += len(marker)
                     continue
-                begin = at
-            at = yield from self._message(source, out, begin, offered)
+                begin = pos
+            pos = yield from self._message(source, out, begin)
 
-    def _message(
-        self, source: Source, out: Collector, begin: int, offered: Offered | None
-    ) -> Steps[int]:
+    def _message(self, source: Source, out: Collector, begin: int) -> Steps[int]:
         """Add the message whose header is at `begin`. Return the position after the message."""
         stop, marker = yield from source.until(begin, ("<|message|>", *ENDS))
         header = source.text[begin:stop]
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         body = stop + len("<|message|>")
         name = recipient[1].removeprefix("functions.") if recipient is not None else ""
-        offers = offered is not None and name in offered.functions
+        offers = source.offered is not None and name in source.offered.functions
         if recipient is not None and (offers or recipient[1] not in _ROLES):
             if marker == "<|message|>":
-                return (yield from self.call(source, out, (begin, body), name, offered))
+                return (yield from self.call(source, out, (begin, body), name))
             status = CallStatus.INVALID_JSON if marker else CallStatus.UNCLOSED
             problem = f"the call of {name} has no <|message|> with arguments"
             out.call(ToolCall(name, None, header, status, problem, span=(begin, stop)))
@@ -97,26 +92,24 @@ class HarmonyParser(ToolCallParser):
         plain = len(header) < 200 and self.plain.fullmatch(header) is not None
         if channel is None or channel[1] != "analysis" or not plain:
             out.content("\n" if plain else f"{_MARKS.sub('', header)}\n")
-            at, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.content)
+            pos, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.content)
         else:
             out.reasoning("\n")
-            at, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.reasoning)
+            pos, marker = yield from source.until(body, (*ENDS, "<|start|>"), out.reasoning)
             if not marker:
                 out.reasoning_closed = False
-        return at + len(marker) if marker in ENDS else at
+        return pos + len(marker) if marker in ENDS else pos
 
-    def call(
-        self, source: Source, out: Collector, header: Span, name: str, offered: Offered | None
-    ) -> Steps[int]:
+    def call(self, source: Source, out: Collector, header: Span, name: str) -> Steps[int]:
         """Add the call of `name`, whose arguments follow the `header`. Return the position after
         the call.
         """
         begin, body = header
-        at = yield from source.skip(body)
-        if (yield from source.starts(at, *ENDS)):
-            scanned = Scanned(at)
+        pos = yield from source.skip(body)
+        if (yield from source.starts(pos, *ENDS)):
+            scanned = Scanned(pos)
         else:
-            scanned = yield from scan_json(source, at)
+            scanned = yield from scan_json(source, pos)
         problem = scanned.problem
         behind = yield from source.skip(scanned.stop)
         marker = yield from source.starts(behind, *ENDS, "<|start|>")
@@ -126,7 +119,7 @@ class HarmonyParser(ToolCallParser):
             stop = behind + len(marker) if marker in ENDS else behind
             out.call(_decoded(name, source.text[body : scanned.stop], (begin, stop)))
             return stop
-        stop, marker = yield from source.until(at, (*ENDS, "<|start|>"))
+        stop, marker = yield from source.until(pos, (*ENDS, "<|start|>"))
         unclosed = scanned.incomplete and not marker
         status = CallStatus.UNCLOSED if unclosed else CallStatus.INVALID_JSON
         end = stop + len(marker) if marker in ENDS else stop

@@ -15,7 +15,6 @@ import re
 from toolroll.parsers.formats.json_blocks import JsonBlockParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 
 _MESSAGE, _TEXT, _THINKING = "<|message_model|>", "<|content_text|>", "<|content_thinking|>"
@@ -41,43 +40,39 @@ class InklingParser(JsonBlockParser):
     bounds = (_MESSAGE, _PLAIN)
     reasoning = None
 
-    def read(
-        self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
-    ) -> Steps[None]:
+    def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
         """See `ToolCallParser.read`."""
         if self.reasoning is None:
             yield from self._messages(source, out, thinks=bool(in_reasoning))
         else:
-            yield from super().read(source, out, offered, in_reasoning=in_reasoning)
+            yield from super().read(source, out, in_reasoning=in_reasoning)
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
-        yield from self._messages(source, out, at, thinks=False)
+        yield from self._messages(source, out, pos, thinks=False)
 
     def _messages(
-        self, source: Source, out: Collector, at: int = 0, *, thinks: bool
+        self, source: Source, out: Collector, pos: int = 0, *, thinks: bool
     ) -> Steps[None]:
-        begin = at
-        header = not thinks  # True if a header may start at `at`; its message starts at `begin`
+        begin = pos
+        header = not thinks  # True if a header may start at `pos`; its message starts at `begin`
         while True:
-            name, marker = (yield from self._header(source, at)) if header else ("", "")
-            stop = at + len(name)
+            name, marker = (yield from self._header(source, pos)) if header else ("", "")
+            stop = pos + len(name)
             if not marker:
                 begin, marker = yield from source.until(
-                    at, _MARKS, out.reasoning if thinks else out.content
+                    pos, _MARKS, out.reasoning if thinks else out.content
                 )
                 name, stop = "", begin
             if not marker:
                 out.reasoning_closed = not thinks
                 return
-            at, header = stop + len(marker), marker == _MESSAGE
+            pos, header = stop + len(marker), marker == _MESSAGE
             if marker in (_JSON, _PLAIN):
-                at = yield from (
-                    self.read_marked(source, out, begin, at, None, name)
+                pos = yield from (
+                    self.read_marked(source, out, begin, pos, name)
                     if marker == _JSON
-                    else self._plain(source, out, begin, at)
+                    else self._plain(source, out, begin, pos)
                 )
                 thinks = False
             elif marker in (_END, _STOP):
@@ -86,13 +81,13 @@ class InklingParser(JsonBlockParser):
             elif marker != _MESSAGE:
                 thinks = marker == _THINKING
 
-    def _header(self, source: Source, at: int) -> Steps[tuple[str, str]]:
-        """Return the tool's name at `at`, and the call's marker after the name. The marker is "" if
-        there is no call.
+    def _header(self, source: Source, pos: int) -> Steps[tuple[str, str]]:
+        """Return the tool's name at `pos`, and the call's marker after the name. The marker is ""
+        if there is no call.
         """
-        stop = yield from source.run(at, _HEADER)
+        stop = yield from source.run(pos, _HEADER)
         marker = yield from source.starts(stop, _JSON, _PLAIN)
-        return source.text[at:stop], marker
+        return source.text[pos:stop], marker
 
     def _plain(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """Add the call whose text is at `start`. Return the position after the call."""

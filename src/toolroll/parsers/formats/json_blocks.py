@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 from toolroll.parsers.base import MarkedParser, broken_call, never_closed, unclosed
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import DEFAULT_NAMES, Names, json_calls, name_in, read_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Span, Steps
 from toolroll.parsers.types import CallStatus, ToolCall
 
@@ -49,7 +48,6 @@ class JsonBlockParser(MarkedParser):
         out: Collector,
         begin: int,
         start: int,
-        offered: Offered | None,
         name: str = "",
     ) -> Steps[int]:
         """See `MarkedParser.read_marked`. `name`: the tool's name if it precedes the opener."""
@@ -59,31 +57,31 @@ class JsonBlockParser(MarkedParser):
         ):
             out.call(never_closed(name, "", (begin, start), self.closer))
             return start
-        at = start
-        found: list[tuple[Any, int, int]] = []
+        pos = start
+        values: list[tuple[Any, int, int]] = []
         while True:
-            at = yield from source.skip(at)
-            char = yield from source.char(at)
-            if found and char not in ("{", "["):
+            pos = yield from source.skip(pos)
+            char = yield from source.char(pos)
+            if values and char not in ("{", "["):
                 break
-            value, scanned = yield from read_json(source, at)
+            value, scanned = yield from read_json(source, pos)
             if scanned.problem is not None:
                 problem = f"{scanned.problem} (character {scanned.stop - start} of the call)"
                 return (yield from self._broken(source, out, begin, start, problem, name))
-            found.append((value, at, scanned.stop))
-            at = scanned.stop
+            values.append((value, pos, scanned.stop))
+            pos = scanned.stop
         # After the JSON, a closer counts even if it is ordinary text, because no other text may
         # follow.
-        closes = yield from source.starts(at, self.closer, *self.ends, spelled=True)
+        closes = yield from source.starts(pos, self.closer, *self.ends, spelled=True)
         if closes:
-            stop = at + len(closes)
-        elif at == len(source.text) or (yield from source.starts(at, self.opener, *self.bounds)):
-            stop = at
+            stop = pos + len(closes)
+        elif pos == len(source.text) or (yield from source.starts(pos, self.opener, *self.bounds)):
+            stop = pos
         else:
-            problem = f"text follows the JSON object at character {at - start}"
+            problem = f"text follows the JSON object at character {pos - start}"
             return (yield from self._broken(source, out, begin, start, problem, name))
-        closed = closes or (self.ends and at == len(source.text))
-        for value, first, last in found:
+        closed = closes or (self.ends and pos == len(source.text))
+        for value, first, last in values:
             for call in self.calls_in(value, source.text[first:last], (begin, stop)):
                 out.call(call if closed else unclosed(call, self.closer))
         return stop
@@ -104,28 +102,30 @@ def open_json_calls(
     source: Source,
     out: Collector,
     begin: int,
-    at: int,
+    pos: int,
     stops: tuple[str, ...],
     names: Names = DEFAULT_NAMES,
 ) -> Steps[int]:
-    """Add the calls in the JSON value at `at`. The value has a start marker at `begin`, but no end
+    """Add the calls in the JSON value at `pos`. The value has a start marker at `begin`, but no end
     marker.
 
     Return the position after the value. If the value cannot be read, return the position of the
     next of `stops`.
     """
-    at = yield from source.skip(at)
-    value, scanned = yield from read_json(source, at)
+    pos = yield from source.skip(pos)
+    value, scanned = yield from read_json(source, pos)
     if scanned.problem is None:
-        for call in json_calls(value, source.text[at : scanned.stop], (begin, scanned.stop), names):
+        for call in json_calls(
+            value, source.text[pos : scanned.stop], (begin, scanned.stop), names
+        ):
             out.call(call)
         return scanned.stop
-    words = (
-        f"the tool call is not valid JSON: {scanned.problem} (character {scanned.stop - at} of the "
-        f"call)"
+    problem = (
+        f"the tool call is not valid JSON: {scanned.problem} (character {scanned.stop - pos} of "
+        f"the call)"
     )
     call, stop = yield from broken_open(
-        source, begin, at, words, stops, incomplete=scanned.incomplete
+        source, begin, pos, problem, stops, incomplete=scanned.incomplete
     )
     out.call(call)
     return stop

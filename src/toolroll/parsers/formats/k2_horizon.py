@@ -10,7 +10,6 @@ from __future__ import annotations
 from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.tags import Shape, TagParser
 from toolroll.parsers.reading.json_text import json_calls
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
@@ -35,21 +34,21 @@ class K2HorizonParser(TagParser):
         value=("<ifm|arg_value>", "</ifm|arg_value>"),
     )
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
-        at = yield from source.skip(start)
-        if (yield from source.char(at)) not in ("{", "["):
-            return (yield from super().elements(source, begin, start, offered))
+        pos = yield from source.skip(start)
+        if (yield from source.char(pos)) not in ("{", "["):
+            return (yield from super().elements(source, begin, start))
         try:
-            value, end = yield from json_arguments(source, at, "the tool call")
+            value, end = yield from json_arguments(source, pos, "the tool call")
         except Broken as broken:
             raise Broken(str(broken)) from broken  # without a name, because the JSON contains it
         close = yield from source.skip(end)
         if not (yield from source.starts(close, _CLOSE, spelled=True)):
             raise Broken(f"the tool call is not closed with {_CLOSE} after its JSON")
-        stop, raw = close + len(_CLOSE), source.text[at:end]
-        found = value if isinstance(value, list) and value else [value]
-        functions = [one.get("function", one) if isinstance(one, dict) else one for one in found]
+        stop, raw = close + len(_CLOSE), source.text[pos:end]
+        items = value if isinstance(value, list) and value else [value]
+        functions = [
+            item.get("function", item) if isinstance(item, dict) else item for item in items
+        ]
         return json_calls(functions, raw, (begin, stop)), stop

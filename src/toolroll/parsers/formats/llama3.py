@@ -14,7 +14,6 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.formats.json_blocks import open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import decode, scan_json
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import SAID
 
@@ -30,43 +29,39 @@ class Llama3Parser(ToolCallParser):
     openers = (_TAG,)
     markers = (_TAG, ";")
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
-            return out.begin_verbatim(at)
-        first = yield from source.skip(at)
+            return out.begin_verbatim(pos)
+        first = yield from source.skip(pos)
         if (yield from source.char(first)) == "{" and (yield from self._is_call(source, first)):
-            at = yield from self.read_marked(source, out, first, first, offered)
+            pos = yield from self.read_marked(source, out, first, first)
         while True:
-            begin, marker = yield from source.until(at, (_TAG,), out.content)
+            begin, marker = yield from source.until(pos, (_TAG,), out.content)
             if not marker:
                 return
-            at = yield from self.read_marked(source, out, begin, begin + len(marker), offered)
+            pos = yield from self.read_marked(source, out, begin, begin + len(marker))
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """Add the calls at `start`, one after another. Return the position after them."""
-        at = start
+        pos = start
         while True:
-            at = yield from open_json_calls(source, out, begin, at, (_TAG,))
-            behind = yield from source.skip(at)
+            pos = yield from open_json_calls(source, out, begin, pos, (_TAG,))
+            behind = yield from source.skip(pos)
             semicolon = yield from source.starts(behind, ";")
             begin = yield from source.skip(behind + len(semicolon))
             if (yield from source.char(begin)) != "{" or not (
                 semicolon or (yield from self._is_call(source, begin))
             ):
-                return begin if semicolon else at
-            at = begin
+                return begin if semicolon else pos
+            pos = begin
 
-    def _is_call(self, source: Source, at: int) -> Steps[bool]:
-        """Return True if the JSON object at `at`, which may be incomplete, is a call."""
-        scanned = yield from scan_json(source, at)
+    def _is_call(self, source: Source, pos: int) -> Steps[bool]:
+        """Return True if the JSON object at `pos`, which may be incomplete, is a call."""
+        scanned = yield from scan_json(source, pos)
         if scanned.problem is None:
             try:
-                value = decode(source.text[at : scanned.stop])
+                value = decode(source.text[pos : scanned.stop])
             except ValueError:
                 return True
             return (
@@ -75,4 +70,4 @@ class Llama3Parser(ToolCallParser):
                 and ("parameters" in value or "arguments" in value or len(value) == 1)
             )
         stop = yield from source.rest()
-        return _MEANT.search(source.text, at, min(stop, at + 200)) is not None
+        return _MEANT.search(source.text, pos, min(stop, pos + 200)) is not None

@@ -18,7 +18,6 @@ from toolroll.parsers.formats.blocks import BlockParser, Broken
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.resolve import Schema
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import typed
 from toolroll.parsers.reasoning import get_reasoning
@@ -41,25 +40,21 @@ class MiniMaxM3Parser(BlockParser):
     markers = (_MARK, _OPEN, "</tool_call>")
     reasoning = get_reasoning("minimax-m3")
 
-    def read(
-        self, source: Source, out: Collector, offered: Offered | None, *, in_reasoning: bool | None
-    ) -> Steps[None]:
+    def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
         """See `ToolCallParser.read`. A reply without reasoning may start with the tag that closes
         reasoning.
         """
         close = self.reasoning.close if self.reasoning is not None else ""
         lead = yield from source.skip(0)
         if close and in_reasoning is False and (yield from source.starts(lead, close)):
-            yield from self.read_calls(source, out, lead + len(close), offered)
+            yield from self.read_calls(source, out, lead + len(close))
         else:
-            yield from super().read(source, out, offered, in_reasoning=in_reasoning)
+            yield from super().read(source, out, in_reasoning=in_reasoning)
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         while True:
-            begin, marker = yield from source.until(at, (_MARK,), out.content)
+            begin, marker = yield from source.until(pos, (_MARK,), out.content)
             if not marker:
                 return
             tag = yield from source.skip(begin + len(_MARK))
@@ -67,30 +62,28 @@ class MiniMaxM3Parser(BlockParser):
                 if out.calls_as_text:
                     return out.begin_verbatim(begin)
                 # `_block` expects no white space between the mark and the tag.
-                at = yield from self._block(source, out, begin, tag - len(_MARK), offered)
+                pos = yield from self._block(source, out, begin, tag - len(_MARK))
             else:
-                at = begin + len(_MARK)
+                pos = begin + len(_MARK)
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
-        at, marker = yield from source.until(start, ('">', "\n", _MARK))
-        name = source.text[start:at]
+        pos, marker = yield from source.until(start, ('">', "\n", _MARK))
+        name = source.text[start:pos]
         if marker != '">':
             raise Broken("the tool's name is not closed with '\">'")
-        parameters = offered.parameters(name) if offered is not None else None
+        parameters = source.offered.parameters(name) if source.offered is not None else None
         root = _Holder(parameters.schema if parameters is not None else None)
-        body = at = at + len(marker)
+        body = pos = pos + len(marker)
         while True:
-            at = yield from source.skip(at)
-            if not (yield from source.starts(at, _MARK)):
+            pos = yield from source.skip(pos)
+            if not (yield from source.starts(pos, _MARK)):
                 raise Broken(f"expected {_MARK} and a tag in the call of {name}", name)
-            tag = yield from source.skip(at + len(_MARK))
+            tag = yield from source.skip(pos + len(_MARK))
             if (yield from source.starts(tag, _END)):
                 stop = tag + len(_END)
-                return [made_call(name, root.members, source.text[body:at], (begin, stop))], stop
-            at = yield from _element(source, tag, name, root, 0)
+                return [made_call(name, root.members, source.text[body:pos], (begin, stop))], stop
+            pos = yield from _element(source, tag, name, root, 0)
 
 
 @dataclass(slots=True)
@@ -136,39 +129,39 @@ class _Holder:
         return self.items if self.members.keys() == {_ITEM} else self.members
 
 
-def _element(source: Source, at: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
-    """Add the element whose tag is at `at` to `holder`. Return the end of the closing tag. Raises
+def _element(source: Source, pos: int, name: str, holder: _Holder, depth: int) -> Steps[int]:
+    """Add the element whose tag is at `pos` to `holder`. Return the end of the closing tag. Raises
     `Broken`.
     """
     if depth >= MAX_DEPTH:
         raise Broken(f"the arguments of {name} are nested more than {MAX_DEPTH} deep", name)
-    start = at + 1
-    at, marker = yield from source.until(at, (">", "\n", _MARK))
-    key = source.text[start:at].strip()
+    start = pos + 1
+    pos, marker = yield from source.until(pos, (">", "\n", _MARK))
+    key = source.text[start:pos].strip()
     if marker != ">" or source.text[start - 1] != "<" or not key or key[0] == "/":
         raise Broken(f"expected the tag of an argument, or {_END}, in the call of {name}", name)
-    first = at = at + 1
+    first = pos = pos + 1
     schema, inner = holder.schema_of(key), None
     while True:
-        at, marker = yield from source.until(at, (_MARK,))
+        pos, marker = yield from source.until(pos, (_MARK,))
         if not marker:
             raise Broken(f"the argument {key} of {name} is not closed with {_MARK}</{key}>", name)
-        tag = yield from source.skip(at + len(_MARK))
+        tag = yield from source.skip(pos + len(_MARK))
         closes = yield from source.starts(tag, f"</{key}>")
         if not closes and (yield from source.char(tag)) != "<":  # a mark without a tag is text
-            at += len(_MARK)
+            pos += len(_MARK)
             continue
-        if (inner is not None or not closes) and source.text[first:at].strip():
+        if (inner is not None or not closes) and source.text[first:pos].strip():
             raise Broken(
                 f"there is text between the elements of the argument {key} of {name}", name
             )
         if closes:
             holder.add(
-                key, _leaf(source.text[first:at], schema) if inner is None else inner.value()
+                key, _leaf(source.text[first:pos], schema) if inner is None else inner.value()
             )
             return tag + len(closes)
         inner = inner or _Holder(schema)
-        first = at = yield from _element(source, tag, name, inner, depth + 1)
+        first = pos = yield from _element(source, tag, name, inner, depth + 1)
 
 
 def _kinds(schema: Schema | None) -> frozenset[str]:

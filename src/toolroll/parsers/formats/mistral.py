@@ -10,7 +10,6 @@ from toolroll.parsers.formats.blocks import Broken, json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open, open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import get_reasoning
 
@@ -25,31 +24,29 @@ class MistralParser(MarkedParser):
     openers = (_OPENER,)
     markers = (_OPENER,)
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
-        at = yield from source.skip(start)
-        if (yield from source.char(at)) in ("[", "{") and not (
-            yield from source.starts(at, _OPENER)
+        pos = yield from source.skip(start)
+        if (yield from source.char(pos)) in ("[", "{") and not (
+            yield from source.starts(pos, _OPENER)
         ):
             names = Names(call_id=("id",))
-            return (yield from open_json_calls(source, out, begin, at, self.openers, names))
-        return (yield from self._named(source, out, begin, at))
+            return (yield from open_json_calls(source, out, begin, pos, self.openers, names))
+        return (yield from self._named(source, out, begin, pos))
 
     def _named(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        at, marker = yield from source.until(start, (_ID, _ARGS, "{", _OPENER))
-        name, call_id = source.text[start:at].strip(), ""
+        pos, marker = yield from source.until(start, (_ID, _ARGS, "{", _OPENER))
+        name, call_id = source.text[start:pos].strip(), ""
         if marker == _ID:
-            first = at + len(marker)
-            at, marker = yield from source.until(first, (_ARGS, "{", _OPENER))
-            call_id = source.text[first:at].strip()
+            first = pos + len(marker)
+            pos, marker = yield from source.until(first, (_ARGS, "{", _OPENER))
+            call_id = source.text[first:pos].strip()
         try:
             if marker in ("", _OPENER):
                 problem = f"expected {_ARGS} and the arguments after the tool's name"
                 raise Broken(problem, name[:100], incomplete=not marker)
-            at += len(marker) if marker == _ARGS else 0
-            arguments, stop = yield from json_arguments(source, at, name)
+            pos += len(marker) if marker == _ARGS else 0
+            arguments, stop = yield from json_arguments(source, pos, name)
         except Broken as broken:
             call, stop = yield from broken_open(
                 source,

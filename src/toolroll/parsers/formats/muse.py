@@ -10,7 +10,6 @@ import re
 
 from toolroll.parsers.formats.tags import Shape, TagParser
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 
 _BLOCK = ("<atem:function_calls>", "</atem:function_calls>")
@@ -40,39 +39,37 @@ class MuseParser(TagParser):
         value=("", "</atem:parameter>"),
     )
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         thinks = False
         while True:
-            begin = yield from source.skip(at)
+            begin = yield from source.skip(pos)
             if (yield from source.starts(begin, "to=", "<|start|>")):
                 stop, marker = yield from source.until(begin, ("<|message|>", *_ENDS, _BLOCK[0]))
                 header = source.text[begin:stop]
                 match = _RECIPIENT.fullmatch(header) if len(header) < 300 else None
-                at = stop + len(marker) if marker == "<|message|>" else stop
+                pos = stop + len(marker) if marker == "<|message|>" else stop
                 thinks = match is not None and match[1] == "self"
-                inner = yield from source.skip(at)
+                inner = yield from source.skip(pos)
                 if (
                     match is not None
                     and match[1] not in ("self", *_SPOKEN)
                     and (yield from source.starts(inner, _BLOCK[0]))
                 ):
-                    at = yield from self._block(source, out, begin, inner, offered)
+                    pos = yield from self._block(source, out, begin, inner)
                     continue
                 if match is None or match[1] not in ("self", *_SPOKEN):
                     out.content(f"{header}\n".replace("<|start|>", ""))
-            put = out.reasoning if thinks else out.content
+            add_text = out.reasoning if thinks else out.content
             begin, marker = yield from source.until(
-                at, (*(() if thinks else _BLOCK[:1]), "<|start|>", *_ENDS), put
+                pos, (*(() if thinks else _BLOCK[:1]), "<|start|>", *_ENDS), add_text
             )
             if not marker:
                 out.reasoning_closed = not thinks
                 return
             if marker == _BLOCK[0]:
-                at = yield from self._block(source, out, begin, begin, offered)
+                pos = yield from self._block(source, out, begin, begin)
             else:
-                at = begin if marker == "<|start|>" else begin + len(marker)
-                put("\n")
+                pos = begin if marker == "<|start|>" else begin + len(marker)
+                add_text("\n")
                 thinks = False

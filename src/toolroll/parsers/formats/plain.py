@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 
 
@@ -15,13 +14,11 @@ class PlainParser(ToolCallParser):
 
     name = "plain"
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """Read all text as content."""
         while True:
-            out.content(source.text[at:])
-            at = len(source.text)
+            out.content(source.text[pos:])
+            pos = len(source.text)
             if source.closed:
                 return
             yield

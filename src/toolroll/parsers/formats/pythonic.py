@@ -17,7 +17,6 @@ from toolroll.parsers.formats.json_blocks import broken_open
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import json_calls
 from toolroll.parsers.reading.python_text import Unreadable, read_call, read_name
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.types import ToolCall
@@ -48,34 +47,31 @@ class PythonicParser(ToolCallParser):
     reasoning = SAID
     markers = (_START, _END)
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
-            return out.begin_verbatim(at)
+            return out.begin_verbatim(pos)
         marked, fresh = False, True  # after the marker; at the start of a line
         while True:
-            begin, marker = yield from source.until(at, ("[", _START, _END), out.content)
+            begin, marker = yield from source.until(pos, ("[", _START, _END), out.content)
             if not marker:
                 return
-            _, line, last = source.text[at:begin].rpartition("\n")
+            _, line, last = source.text[pos:begin].rpartition("\n")
             fresh = not last.strip() and (fresh or bool(line))
             if marker != "[":
-                at, marked = begin + len(marker), marker == _START
+                pos, marked = begin + len(marker), marker == _START
                 continue
-            at = yield from self._list(source, out, begin, offered, alone=marked or fresh)
+            pos = yield from self._list(source, out, begin, alone=marked or fresh)
             # Text with one bracket that is not a call often has more of them. Skip them all at
             # once.
-            skipped = (_NO_CALL_IN_PROSE if offered is None else _NO_CALL).match(source.text, at)
-            stop = skipped.end() if skipped is not None else at
-            out.content(source.text[at:stop])
-            _, line, last = source.text[at:stop].rpartition("\n")
-            at, marked, fresh = stop, False, bool(line) and not last.strip()
+            no_call = _NO_CALL_IN_PROSE if source.offered is None else _NO_CALL
+            skipped = no_call.match(source.text, pos)
+            stop = skipped.end() if skipped is not None else pos
+            out.content(source.text[pos:stop])
+            _, line, last = source.text[pos:stop].rpartition("\n")
+            pos, marked, fresh = stop, False, bool(line) and not last.strip()
 
-    def _list(
-        self, source: Source, out: Collector, begin: int, offered: Offered | None, *, alone: bool
-    ) -> Steps[int]:
+    def _list(self, source: Source, out: Collector, begin: int, *, alone: bool) -> Steps[int]:
         """Add the calls of the list at `begin`. If it is not a list of calls, add only its bracket
         as text.
 
@@ -84,13 +80,13 @@ class PythonicParser(ToolCallParser):
         """
         first = yield from source.skip(begin + 1)
         name = yield from read_name(source, first)
-        meant = alone or offered is None or name in offered.functions
+        meant = alone or source.offered is None or name in source.offered.functions
         if meant and name and (yield from source.char(first + len(name))) == "(":
             try:
                 calls, stop = yield from read_calls_list(source, begin)
             except Unreadable as error:
                 # This is prose. Skip the text that was read, so that the total time stays linear.
-                if not alone and offered is None:
+                if not alone and source.offered is None:
                     stop = max(error.at, begin + 1)
                     out.content(source.text[begin:stop])
                     return stop
@@ -111,25 +107,25 @@ def read_calls_list(source: Source, begin: int) -> Steps[tuple[list[ToolCall], i
     whole list. Raises `Unreadable`.
     """
     calls: list[ToolCall] = []
-    at = yield from source.skip(begin + 1)
+    pos = yield from source.skip(begin + 1)
     while True:
-        name, arguments, stop = yield from read_call(source, at)
-        calls.append(ToolCall(name, arguments, source.text[at:stop]))
-        at = yield from source.skip(stop)
-        char = yield from source.char(at)
+        name, arguments, stop = yield from read_call(source, pos)
+        calls.append(ToolCall(name, arguments, source.text[pos:stop]))
+        pos = yield from source.skip(stop)
+        char = yield from source.char(pos)
         if char == ",":
-            at = yield from source.skip(at + 1)
-            char = yield from source.char(at)
+            pos = yield from source.skip(pos + 1)
+            char = yield from source.char(pos)
         elif char != "]":
             raise Unreadable(
-                at,
+                pos,
                 "expected ',' or ']' after a call"
                 if char
                 else "the text ends inside the list of calls",
                 incomplete=not char,
             )
         if char == "]":
-            return [replace(call, span=(begin, at + 1)) for call in calls], at + 1
+            return [replace(call, span=(begin, pos + 1)) for call in calls], pos + 1
 
 
 class Lfm2Parser(MarkedParser):
@@ -139,41 +135,39 @@ class Lfm2Parser(MarkedParser):
     openers = (_LFM_START,)
     markers = (_LFM_START, _LFM_END)
 
-    def read_marked(
-        self, source: Source, out: Collector, begin: int, start: int, offered: Offered | None
-    ) -> Steps[int]:
+    def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         """See `MarkedParser.read_marked`."""
         try:
-            calls, at = yield from self._calls(source, start)
+            calls, pos = yield from self._calls(source, start)
         except (Unreadable, Broken) as broken:
             problem = f"the tool call cannot be read: {broken}"
-            call, at = yield from broken_call(
+            call, pos = yield from broken_call(
                 source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,)
             )
             out.call(call if call.name else replace(call, name=_name_in(call.raw)))
-            return at
-        behind = yield from source.skip(at)
+            return pos
+        behind = yield from source.skip(pos)
         closer = yield from source.starts(behind, _LFM_END, spelled=True)
-        at = behind + len(closer)
+        pos = behind + len(closer)
         for call in calls:
-            spanned = replace(call, span=(begin, at))
+            spanned = replace(call, span=(begin, pos))
             out.call(spanned if closer else unclosed(spanned, _LFM_END))
-        return at
+        return pos
 
     def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """Return the calls after the marker, and where they end. Raises `Unreadable` or
         `Broken`.
         """
-        at = yield from source.skip(start)
-        inner = (yield from source.skip(at + 1)) if (yield from source.char(at)) == "[" else at
+        pos = yield from source.skip(start)
+        inner = (yield from source.skip(pos + 1)) if (yield from source.char(pos)) == "[" else pos
         if (yield from source.char(inner)) == "{":
-            value, stop = yield from json_arguments(source, at, "the tool")
-            calls = json_calls(value, source.text[at:stop], (at, stop))
-        elif inner > at:
-            calls, stop = yield from read_calls_list(source, at)
+            value, stop = yield from json_arguments(source, pos, "the tool")
+            calls = json_calls(value, source.text[pos:stop], (pos, stop))
+        elif inner > pos:
+            calls, stop = yield from read_calls_list(source, pos)
         else:
-            name, arguments, stop = yield from read_call(source, at)
-            calls = [ToolCall(name, arguments, source.text[at:stop])]
+            name, arguments, stop = yield from read_call(source, pos)
+            calls = [ToolCall(name, arguments, source.text[pos:stop])]
         behind = yield from source.skip(stop)
         if not (
             yield from source.starts(behind, _LFM_END, _LFM_START, spelled=True)

@@ -14,12 +14,10 @@ from dataclasses import replace
 from typing import Any
 
 from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
-from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.types import CallStatus, ToolCall, UnknownParserError
 
 _FAILURES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
@@ -51,9 +49,9 @@ class SGLangParser(ToolCallParser):
             )
             raise UnknownParserError(problem) from error
         if sglang_name not in FunctionCallParser.ToolCallParserEnum:
-            known = ", ".join(FunctionCallParser.ToolCallParserEnum)
+            names = ", ".join(FunctionCallParser.ToolCallParserEnum)
             raise UnknownParserError(
-                f"SGLang has no tool-call parser named {sglang_name!r}; it has {known}"
+                f"SGLang has no tool-call parser named {sglang_name!r}; it has {names}"
             )
         self.sglang_name = sglang_name
         self._tool, self._parser = Tool, FunctionCallParser
@@ -62,41 +60,39 @@ class SGLangParser(ToolCallParser):
             self.reasoning, self.openers = ours.reasoning, ours.openers
             self.markers = ours.markers
 
-    def read_calls(
-        self, source: Source, out: Collector, at: int, offered: Offered | None
-    ) -> Steps[None]:
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """See `ToolCallParser.read_calls`. Nothing is added before the end of the text, because
         SGLang's parser gets the whole text at once.
         """
         if out.calls_as_text:
-            return out.begin_verbatim(at)
+            return out.begin_verbatim(pos)
         yield from source.rest()
-        text = source.text[at:]
+        text = source.text[pos:]
         tools = [
             {"type": "function", "function": dict(function)}
-            for function in (offered.functions if offered else {}).values()
+            for function in (source.offered.functions if source.offered else {}).values()
         ]
         try:
             parser = self._parser([self._tool(**tool) for tool in tools], self.sglang_name)
             content, items = parser.parse_non_stream(text)
         except _FAILURES as error:
-            out.call(_unread(text, at, f"SGLang's parser {self.sglang_name} failed: {error}"))
+            out.call(_unread(text, pos, f"SGLang's parser {self.sglang_name} failed: {error}"))
             return
         out.content(content)
         calls = [_call(item) for item in items]
         for call in calls:
             out.call(call)
-        for call in self._dropped(text, content, calls, at, tools):
+        for call in self._dropped(text, content, calls, pos, tools):
             out.call(call)
 
     def _dropped(
-        self, text: str, content: str, calls: list[ToolCall], at: int, tools: list[dict[str, Any]]
+        self, text: str, content: str, calls: list[ToolCall], pos: int, tools: list[dict[str, Any]]
     ) -> list[ToolCall]:
         """Return the calls that SGLang's parser returned neither in `calls` nor in `content`."""
-        words = f"SGLang's parser {self.sglang_name} dropped this"
+        problem = f"SGLang's parser {self.sglang_name} dropped this"
         if self._own is None:
             whole = not calls and len("".join(content.split())) < len("".join(text.split()))
-            return [_unread(text, at, words)] if whole else []
+            return [_unread(text, pos, problem)] if whole else []
         seen = [(call.name, call.arguments) for call in calls]
         dropped = []
         for call in self._own.parse(text, tools=tools or None, in_reasoning=False).tool_calls:
@@ -104,17 +100,17 @@ class SGLangParser(ToolCallParser):
                 seen.remove((call.name, call.arguments))
             elif call.raw.strip() not in content:
                 status = CallStatus.INVALID_JSON if call.ok else call.status
-                span = (call.span[0] + at, call.span[1] + at) if call.span is not None else None
-                error = f"{words}: {call.error}" if call.error else words
+                span = (call.span[0] + pos, call.span[1] + pos) if call.span is not None else None
+                error = f"{problem}: {call.error}" if call.error else problem
                 dropped.append(
                     ToolCall(call.name, call.arguments, call.raw, status, error, call.id, span)
                 )
         return dropped
 
 
-def _unread(text: str, at: int, problem: str) -> ToolCall:
-    """Return the `text` at `at` as one unreadable call."""
-    return ToolCall("", None, text, CallStatus.INVALID_JSON, problem, span=(at, at + len(text)))
+def _unread(text: str, pos: int, problem: str) -> ToolCall:
+    """Return the `text` at `pos` as one unreadable call."""
+    return ToolCall("", None, text, CallStatus.INVALID_JSON, problem, span=(pos, pos + len(text)))
 
 
 def _call(item: Any) -> ToolCall:

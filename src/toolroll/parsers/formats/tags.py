@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
 from toolroll.parsers.reading.json_text import decode, made_call
 from toolroll.parsers.reading.resolve import Schema
-from toolroll.parsers.reading.schema import Offered, parameter
+from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed, typed
 from toolroll.parsers.types import ToolCall
@@ -93,19 +93,17 @@ class TagParser(BlockParser):
         super().__init_subclass__()
         cls.beside = ((shape.call[0],), (shape.key[0],))
 
-    def elements(
-        self, source: Source, begin: int, start: int, offered: Offered | None
-    ) -> Steps[tuple[list[ToolCall], int]]:
+    def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """See `BlockParser.elements`."""
         name, body = yield from self._name(source, start)
-        arguments, end, stop = yield from self._arguments(source, body, name, offered)
+        arguments, end, stop = yield from self._arguments(source, body, name)
         return [made_call(name, arguments, source.text[start:end], (begin, stop))], stop
 
     def _name(self, source: Source, start: int) -> Steps[tuple[str, int]]:
         shape = self.shape
         first = yield from source.skip(start)
-        at, marker = yield from source.until(first, self._name_guards)
-        name = source.text[first:at].strip()
+        pos, marker = yield from source.until(first, self._name_guards)
+        name = source.text[first:pos].strip()
         if marker not in self._name_ends:
             raise Broken(
                 f"the tool's name is not closed with {shape.name_end[0]!r}"
@@ -115,63 +113,58 @@ class TagParser(BlockParser):
         name = name.split(shape.attribute_end)[0] if shape.attribute_end else name
         if _NO_NAME.search(name):
             raise Broken(f"{name[:60]!r} is not a valid tool name")
-        return name, at + len(marker) if marker == shape.name_end[0] else at
+        return name, pos + len(marker) if marker == shape.name_end[0] else pos
 
     def _arguments(
-        self, source: Source, at: int, name: str, offered: Offered | None
+        self, source: Source, pos: int, name: str
     ) -> Steps[tuple[dict[str, Any], int, int]]:
-        """Read the text after the name, which starts at `at`. Return the arguments, the position of
-        the call's end marker, and the position after this marker.
+        """Read the text after the name, which starts at `pos`. Return the arguments, the position
+        of the call's end marker, and the position after this marker.
         """
         shape = self.shape
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         while True:
-            at = yield from source.skip(at)
-            marker = yield from source.starts(at, shape.key[0], *self._call_ends)
+            pos = yield from source.skip(pos)
+            marker = yield from source.starts(pos, shape.key[0], *self._call_ends)
             if marker in self._call_ends:
-                return found, at, at + len(marker)
+                return arguments, pos, pos + len(marker)
             if marker == shape.key[0]:
-                at = yield from self._parameter(source, at + len(marker), name, offered, found)
-            elif shape.json_body and not found and (yield from source.char(at)) == "{":
-                body, at = yield from json_arguments(source, at, name)
-                found = body if isinstance(body, dict) else {}
+                pos = yield from self._parameter(source, pos + len(marker), name, arguments)
+            elif shape.json_body and not arguments and (yield from source.char(pos)) == "{":
+                body, pos = yield from json_arguments(source, pos, name)
+                arguments = body if isinstance(body, dict) else {}
             else:
                 raise Broken(
                     f"expected {shape.key[0]} or {shape.call[1]} in the call of {name}", name
                 )
 
     def _parameter(
-        self,
-        source: Source,
-        start: int,
-        name: str,
-        offered: Offered | None,
-        found: dict[str, Any],
+        self, source: Source, start: int, name: str, arguments: dict[str, Any]
     ) -> Steps[int]:
         shape = self.shape
-        at, marker = yield from source.until(
+        pos, marker = yield from source.until(
             start, (shape.key[1], shape.call[1], shape.value[1], "\n")
         )
-        key, is_string = source.text[start:at].strip(), None
+        key, is_string = source.text[start:pos].strip(), None
         if marker != shape.key[1]:
             raise Broken(
                 f"a parameter's name in the call of {name} is not closed with {shape.key[1]}", name
             )
-        at += len(marker)
+        pos += len(marker)
         if shape.typed_by is not None:
             key, attribute, kind = key.partition(shape.typed_by[0])
             is_string = kind.lower() == shape.typed_by[1] if attribute else None
-        schema = parameter(offered, name, key)
+        schema = parameter(source.offered, name, key)
         if shape.kind is not None:
-            at, schema = yield from self._kind(source, at, shape.kind, key, name, schema)
+            pos, schema = yield from self._kind(source, pos, shape.kind, key, name, schema)
         if shape.value[0]:
-            at = yield from source.skip(at)
-            if not (yield from source.starts(at, shape.value[0])):
+            pos = yield from source.skip(pos)
+            if not (yield from source.starts(pos, shape.value[0])):
                 raise Broken(f"expected {shape.value[0]} after the parameter {key} of {name}", name)
-            at += len(shape.value[0])
+            pos += len(shape.value[0])
         exact = tuple(marker for marker in (shape.block or shape.call) if source.exact(marker))
         end, inner = yield from source.closing(
-            at, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out)
+            pos, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out)
         )
         if end < 0:
             raise Broken(f"the parameter {key} of {name} is not closed with {shape.value[1]}", name)
@@ -183,7 +176,7 @@ class TagParser(BlockParser):
                 name,
             )
         try:
-            found[key] = self.value(source.text[at:end], schema, is_string=is_string)
+            arguments[key] = self.value(source.text[pos:end], schema, is_string=is_string)
         except ValueError as error:
             problem = f"the parameter {key} of {name} is not marked as a string, and is not JSON"
             raise Broken(problem, name) from error
@@ -192,20 +185,20 @@ class TagParser(BlockParser):
     def _kind(
         self,
         source: Source,
-        at: int,
+        pos: int,
         marks: tuple[str, str],
         key: str,
         name: str,
         schema: Schema | None,
     ) -> Steps[tuple[int, Schema | None]]:
-        """Return the position after the optional type at `at`, and the schema for the value.
+        """Return the position after the optional type at `pos`, and the schema for the value.
 
         The schema for the value is `schema` if no type was written, or if `schema` allows only one
         type besides null. Otherwise it is a schema with the type that was written.
         """
-        start = yield from source.skip(at)
+        start = yield from source.skip(pos)
         if not (yield from source.starts(start, marks[0])):
-            return at, schema
+            return pos, schema
         start += len(marks[0])
         stop, marker = yield from source.until(
             start, (marks[1], *self.shape.value, self.shape.call[1])

@@ -46,13 +46,15 @@ class BoundedValidator:
     """
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        given = {name: value for name, value in schema.items() if name != "$schema"}
-        objects = list(_objects(given))
+        document = {name: value for name, value in schema.items() if name != "$schema"}
+        objects = list(_objects(document))
         _refuse(objects)
         with _bounded():
-            Draft202012Validator.check_schema(given, format_checker=_NO_FORMATS)
-        named = any("patternProperties" in one for one in objects)
-        self._validator = (_WITHOUT_NAMES if named else _BOUNDED)(given, registry=_NOTHING_REMOTE)
+            Draft202012Validator.check_schema(document, format_checker=_NO_FORMATS)
+        named = any("patternProperties" in item for item in objects)
+        self._validator = (_WITHOUT_NAMES if named else _BOUNDED)(
+            document, registry=_NOTHING_REMOTE
+        )
 
     def first_problem(self, value: Any) -> ValidationError | None:
         """Return the most relevant error in `value`, or None. Raises `NotChecked` if `value` cannot

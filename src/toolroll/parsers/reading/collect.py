@@ -110,10 +110,10 @@ class Collector:
         """Record a block of calls, `text`, that contains no call."""
         self._lookalikes.append(lookalike(text))
 
-    def begin_verbatim(self, at: int) -> None:
-        """Treat all text from `at` on as content and ignore calls there."""
+    def begin_verbatim(self, pos: int) -> None:
+        """Treat all text from `pos` on as content and ignore calls there."""
         if self._verbatim_at is None:
-            self._verbatim_at = at
+            self._verbatim_at = pos
 
     def verbatim(self, text: str) -> None:
         """If `begin_verbatim` was called, add the new part of `text` (the reply so far) as
@@ -129,8 +129,8 @@ class Collector:
 
     def drain(self) -> list[Delta]:
         """Return the deltas since the previous `drain`."""
-        found, self._deltas = self._deltas, []
-        return found
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def reply(self) -> ParsedReply:
         """Return the collected reply."""

@@ -44,139 +44,141 @@ class Scanned:
         return self.problem == INCOMPLETE
 
 
-def scan_json(source: Source, at: int) -> Steps[Scanned]:
-    """Find the end of the JSON value at `at` (after white space)."""
-    if source.closed and not source.is_absent(_DECODER, at):
-        known = _whole(source.text, at)
-        if known is not None:
-            return Scanned(known)
+def scan_json(source: Source, pos: int) -> Steps[Scanned]:
+    """Find the end of the JSON value at `pos` (after white space)."""
+    if source.closed and not source.is_absent(_DECODER, pos):
+        end = _whole(source.text, pos)
+        if end is not None:
+            return Scanned(end)
         # raw_decode counts all lines before an error. To keep the total time linear, it may fail
         # only once per reply.
-        source.set_absent(_DECODER, at)
+        source.set_absent(_DECODER, pos)
     stack: list[str] = []
     expect = "value"
     while True:
-        at = yield from source.run(at, _BLANK)
-        char = yield from source.char(at)
+        pos = yield from source.run(pos, _BLANK)
+        char = yield from source.char(pos)
         if not char:
-            return Scanned(at, INCOMPLETE)
+            return Scanned(pos, INCOMPLETE)
         if expect == "after":
             if char == ",":
-                at, expect = at + 1, "key" if stack[-1] == "{" else "value"
+                pos, expect = pos + 1, "key" if stack[-1] == "{" else "value"
                 continue
             if char == ("}" if stack[-1] == "{" else "]"):
                 stack.pop()
-                at += 1
+                pos += 1
             else:
                 return Scanned(
-                    at,
+                    pos,
                     f"expected ',' or the end of the {'object' if stack[-1] == '{' else 'array'}",
                 )
         elif expect == "colon":
             if char != ":":
-                return Scanned(at, "expected ':' after the name")
-            at, expect = at + 1, "value"
+                return Scanned(pos, "expected ':' after the name")
+            pos, expect = pos + 1, "value"
             continue
         elif expect in ("key", "first key"):
             if char == '"':
-                scanned = yield from _string(source, at)
+                scanned = yield from _string(source, pos)
                 if scanned.problem:
                     return scanned
-                at, expect = scanned.stop, "colon"
+                pos, expect = scanned.stop, "colon"
                 continue
             if char != "}" or expect == "key":
-                return Scanned(at, "expected a name in double quotes")
+                return Scanned(pos, "expected a name in double quotes")
             stack.pop()
-            at += 1
+            pos += 1
         elif char in "{[":
             if len(stack) >= MAX_DEPTH:
-                return Scanned(at, f"nested more than {MAX_DEPTH} deep")
+                return Scanned(pos, f"nested more than {MAX_DEPTH} deep")
             stack.append(char)
-            at, expect = at + 1, "first key" if char == "{" else "first value"
+            pos, expect = pos + 1, "first key" if char == "{" else "first value"
             continue
         elif char == "]" and expect == "first value":
             stack.pop()
-            at += 1
+            pos += 1
         else:
-            scanned = yield from _scalar(source, at, char)
+            scanned = yield from _scalar(source, pos, char)
             if scanned.problem:
                 return scanned
-            at = scanned.stop
+            pos = scanned.stop
         if not stack:
-            return Scanned(at)
+            return Scanned(pos)
         expect = "after"
 
 
-def read_json(source: Source, at: int) -> Steps[tuple[Any, Scanned]]:
-    """Return the JSON value at `at`, and its end. If there is a problem, the value is None."""
-    scanned = yield from scan_json(source, at)
+def read_json(source: Source, pos: int) -> Steps[tuple[Any, Scanned]]:
+    """Return the JSON value at `pos`, and its end. If there is a problem, the value is None."""
+    scanned = yield from scan_json(source, pos)
     if scanned.problem is None:
         try:
-            return decode(source.text[at : scanned.stop]), scanned
+            return decode(source.text[pos : scanned.stop]), scanned
         except ValueError as error:
             return None, Scanned(scanned.stop, str(error))
     return None, scanned
 
 
-def _whole(text: str, at: int) -> int | None:
-    """Return the end of the value at `at`, as found by the standard library's decoder in C.
+def _whole(text: str, pos: int) -> int | None:
+    """Return the end of the value at `pos`, as found by the standard library's decoder in C.
 
     Return None if the decoder rejects the value, or if the value may be nested too deep. The caller
     must then scan the value character by character.
     """
     try:
-        stop = int(_DECODER.raw_decode(text, at)[1])
+        stop = int(_DECODER.raw_decode(text, pos)[1])
     except (ValueError, RecursionError):
         return None
-    return stop if text.count("{", at, stop) + text.count("[", at, stop) <= MAX_DEPTH else None
+    return stop if text.count("{", pos, stop) + text.count("[", pos, stop) <= MAX_DEPTH else None
 
 
-def _scalar(source: Source, at: int, char: str) -> Steps[Scanned]:
+def _scalar(source: Source, pos: int, char: str) -> Steps[Scanned]:
     if char == '"':
-        return (yield from _string(source, at))
+        return (yield from _string(source, pos))
     if char in _LITERALS:
-        word = yield from source.starts(at, _LITERALS[char])
+        word = yield from source.starts(pos, _LITERALS[char])
         if word:
-            return Scanned(at + len(word))
-        cut = source.closed and _LITERALS[char].startswith(source.text[at : at + 5])
-        return Scanned(at, INCOMPLETE if cut else "expected a JSON value")
+            return Scanned(pos + len(word))
+        cut = source.closed and _LITERALS[char].startswith(source.text[pos : pos + 5])
+        return Scanned(pos, INCOMPLETE if cut else "expected a JSON value")
     if char not in "-0123456789":
-        return Scanned(at, "expected a JSON value")
-    stop = yield from source.run(at, _NUMERIC)
-    number = _NUMBER.match(source.text, at, stop)
+        return Scanned(pos, "expected a JSON value")
+    stop = yield from source.run(pos, _NUMERIC)
+    number = _NUMBER.match(source.text, pos, stop)
     if number is not None:
         return Scanned(number.end())
-    return Scanned(at, INCOMPLETE if source.text[at : at + 2] == "-" else "expected a JSON value")
+    return Scanned(
+        pos, INCOMPLETE if source.text[pos : pos + 2] == "-" else "expected a JSON value"
+    )
 
 
-def _string(source: Source, at: int) -> Steps[Scanned]:
-    """Find the end of the string whose quote is at `at`."""
-    at += 1
+def _string(source: Source, pos: int) -> Steps[Scanned]:
+    """Find the end of the string whose quote is at `pos`."""
+    pos += 1
     while True:
-        at = yield from source.run(at, _PLAIN)
-        char = yield from source.char(at)
+        pos = yield from source.run(pos, _PLAIN)
+        char = yield from source.char(pos)
         if not char:
-            return Scanned(at, INCOMPLETE)
+            return Scanned(pos, INCOMPLETE)
         if char == '"':
-            return Scanned(at + 1)
+            return Scanned(pos + 1)
         if char == "\\":
-            letter = yield from source.char(at + 1)
+            letter = yield from source.char(pos + 1)
             if not letter:
-                return Scanned(at, INCOMPLETE)
+                return Scanned(pos, INCOMPLETE)
             if letter == "u":
-                last = yield from source.char(at + 5)
-                if not _HEX.match(source.text, at + 2):
+                last = yield from source.char(pos + 5)
+                if not _HEX.match(source.text, pos + 2):
                     return Scanned(
-                        at, "expected four hexadecimal digits after \\u" if last else INCOMPLETE
+                        pos, "expected four hexadecimal digits after \\u" if last else INCOMPLETE
                     )
-                at += 6
+                pos += 6
             elif letter in '"\\/bfnrt':
-                at += 2
+                pos += 2
             else:
-                return Scanned(at, f"\\{letter} is not a valid JSON escape")
+                return Scanned(pos, f"\\{letter} is not a valid JSON escape")
         elif char < " ":
             return Scanned(
-                at, "a control character (such as a line break) must be escaped inside a string"
+                pos, "a control character (such as a line break) must be escaped inside a string"
             )
 
 
@@ -216,7 +218,7 @@ def _deeper(value: Any, depth: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     inner = value.values() if isinstance(value, dict) else value
-    return depth == 0 or any(_deeper(one, depth - 1) for one in inner)
+    return depth == 0 or any(_deeper(item, depth - 1) for item in inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +247,10 @@ def call_of(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> T
         )
     name = _first(value, names.name)
     call_id = _first(value, names.call_id)
-    made = made_call(
+    call = made_call(
         name if isinstance(name, str) else "", _first(value, names.arguments, {}), raw, span
     )
-    return made.with_id(call_id) if isinstance(call_id, str) else made
+    return call.with_id(call_id) if isinstance(call_id, str) else call
 
 
 def json_calls(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> list[ToolCall]:

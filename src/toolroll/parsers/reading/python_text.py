@@ -40,106 +40,106 @@ CONSTANTS: dict[str, Any] = {
 
 
 class Unreadable(Exception):
-    """The text at `at` is not a Python value. `incomplete`: True if the text ended there."""
+    """The text at `pos` is not a Python value. `incomplete`: True if the text ended there."""
 
-    def __init__(self, at: int, problem: str, *, incomplete: bool = False) -> None:
+    def __init__(self, pos: int, problem: str, *, incomplete: bool = False) -> None:
         super().__init__(problem)
-        self.at = at
+        self.at = pos
         self.incomplete = incomplete
 
 
-def read_name(source: Source, at: int) -> Steps[str]:
-    """Return the name at `at`, which may contain dots. Return "" if there is none."""
-    char = yield from source.char(at)
-    return (yield from _run(source, at, _NAME)) if _NAME_START.match(char) else ""
+def read_name(source: Source, pos: int) -> Steps[str]:
+    """Return the name at `pos`, which may contain dots. Return "" if there is none."""
+    char = yield from source.char(pos)
+    return (yield from _run(source, pos, _NAME)) if _NAME_START.match(char) else ""
 
 
-def read_call(source: Source, at: int) -> Steps[tuple[str, dict[str, Any], int]]:
-    """Return the name and the arguments of the call at `at`, and the call's end. Raises
+def read_call(source: Source, pos: int) -> Steps[tuple[str, dict[str, Any], int]]:
+    """Return the name and the arguments of the call at `pos`, and the call's end. Raises
     `Unreadable`.
     """
-    name = yield from read_name(source, at)
-    at = yield from source.skip(at + len(name))
-    char = yield from source.char(at)
+    name = yield from read_name(source, pos)
+    pos = yield from source.skip(pos + len(name))
+    char = yield from source.char(pos)
     if not name or char != "(":
-        raise _wrong(at, char, "a function's name and '('")
+        raise _wrong(pos, char, "a function's name and '('")
     arguments: dict[str, Any] = {}
-    at = yield from source.skip(at + 1)
-    while (char := (yield from source.char(at))) != ")":
-        at = yield from _argument(source, at, arguments)
-        at = yield from source.skip(at)
-        char = yield from source.char(at)
+    pos = yield from source.skip(pos + 1)
+    while (char := (yield from source.char(pos))) != ")":
+        pos = yield from _argument(source, pos, arguments)
+        pos = yield from source.skip(pos)
+        char = yield from source.char(pos)
         if char == ",":
-            at = yield from source.skip(at + 1)
+            pos = yield from source.skip(pos + 1)
         elif char != ")":
-            raise _wrong(at, char, "',' or ')'")
-    return name, arguments, at + 1
+            raise _wrong(pos, char, "',' or ')'")
+    return name, arguments, pos + 1
 
 
-def _argument(source: Source, at: int, arguments: dict[str, Any]) -> Steps[int]:
-    if (yield from source.starts(at, "**")):
-        value, stop = yield from read_value(source, at + 2, 1)
+def _argument(source: Source, pos: int, arguments: dict[str, Any]) -> Steps[int]:
+    if (yield from source.starts(pos, "**")):
+        value, stop = yield from read_value(source, pos + 2, 1)
         if not isinstance(value, dict):
-            raise Unreadable(at, "** must unpack a dictionary")
+            raise Unreadable(pos, "** must unpack a dictionary")
         arguments.update(value)
         return stop
-    key = yield from _run(source, at, _KEY)
-    equals = yield from source.skip(at + len(key))
+    key = yield from _run(source, pos, _KEY)
+    equals = yield from source.skip(pos + len(key))
     char = yield from source.char(equals)
     if not key or char != "=":
         if not char:
             raise _wrong(equals, char, "")
-        raise Unreadable(at, "every argument must be given by its name, as in name=value")
+        raise Unreadable(pos, "every argument must be given by its name, as in name=value")
     start = yield from source.skip(equals + 1)
     arguments[key], stop = yield from read_value(source, start, 1)
     return stop
 
 
-def read_value(source: Source, at: int, depth: int = 0) -> Steps[tuple[Any, int]]:
-    """Return the literal at `at` (after white space), and the literal's end. Raises
+def read_value(source: Source, pos: int, depth: int = 0) -> Steps[tuple[Any, int]]:
+    """Return the literal at `pos` (after white space), and the literal's end. Raises
     `Unreadable`.
     """
-    at = yield from source.skip(at)
-    char = yield from source.char(at)
+    pos = yield from source.skip(pos)
+    char = yield from source.char(pos)
     if depth > MAX_DEPTH:
-        raise Unreadable(at, f"nested more than {MAX_DEPTH} deep")
+        raise Unreadable(pos, f"nested more than {MAX_DEPTH} deep")
     if char in ("'", '"'):
-        return (yield from _string(source, at, char))
+        return (yield from _string(source, pos, char))
     if char == "{":
-        return (yield from _dictionary(source, at, depth))
+        return (yield from _dictionary(source, pos, depth))
     if char in ("[", "("):
-        return (yield from _sequence(source, at, "]" if char == "[" else ")", depth))
+        return (yield from _sequence(source, pos, "]" if char == "[" else ")", depth))
     if char and (char in "+-." or char.isdigit()):
-        return (yield from _number(source, at))
-    word = yield from _run(source, at, _WORD)
+        return (yield from _number(source, pos))
+    word = yield from _run(source, pos, _WORD)
     if word in CONSTANTS:
-        return CONSTANTS[word], at + len(word)
-    if word in ("r", "u", "R", "U") and (yield from source.char(at + 1)) in ("'", '"'):
-        quote = yield from source.char(at + 1)
-        return (yield from _string(source, at + 1, quote, raw=word in "rR"))
-    cut = at + len(word) == len(source.text) and any(name.startswith(word) for name in CONSTANTS)
+        return CONSTANTS[word], pos + len(word)
+    if word in ("r", "u", "R", "U") and (yield from source.char(pos + 1)) in ("'", '"'):
+        quote = yield from source.char(pos + 1)
+        return (yield from _string(source, pos + 1, quote, raw=word in "rR"))
+    cut = pos + len(word) == len(source.text) and any(name.startswith(word) for name in CONSTANTS)
     raise Unreadable(
-        at,
+        pos,
         "expected a value: a string in quotes, a number, a list, a dictionary, True, False or None",
         incomplete=cut,
     )
 
 
-def _run(source: Source, at: int, pattern: re.Pattern[str]) -> Steps[str]:
-    """Return the text at `at` that matches `pattern`, a repeated character class."""
-    stop = yield from source.run(at, pattern)
-    return source.text[at:stop]
+def _run(source: Source, pos: int, pattern: re.Pattern[str]) -> Steps[str]:
+    """Return the text at `pos` that matches `pattern`, a repeated character class."""
+    stop = yield from source.run(pos, pattern)
+    return source.text[pos:stop]
 
 
-def _wrong(at: int, char: str, wanted: str) -> Unreadable:
+def _wrong(pos: int, char: str, wanted: str) -> Unreadable:
     return Unreadable(
-        at, f"expected {wanted}" if char else "the text ends inside the call", incomplete=not char
+        pos, f"expected {wanted}" if char else "the text ends inside the call", incomplete=not char
     )
 
 
-def _number(source: Source, at: int) -> Steps[tuple[Any, int]]:
-    text = yield from _run(source, at, _NUMERIC)
-    stop = at + len(text)
+def _number(source: Source, pos: int) -> Steps[tuple[Any, int]]:
+    text = yield from _run(source, pos, _NUMERIC)
+    stop = pos + len(text)
     try:
         if _INTEGER.fullmatch(text):
             return int(text), stop
@@ -147,33 +147,33 @@ def _number(source: Source, at: int) -> Steps[tuple[Any, int]]:
             return value, stop
     except ValueError:
         pass  # an integer with more digits than Python accepts
-    raise Unreadable(at, f"{text[:40]} is not a number", incomplete=stop == len(source.text))
+    raise Unreadable(pos, f"{text[:40]} is not a number", incomplete=stop == len(source.text))
 
 
-def _string(source: Source, at: int, quote: str, *, raw: bool = False) -> Steps[tuple[str, int]]:
-    triple = yield from source.starts(at, quote * 3)
-    start = at = at + (3 if triple else 1)
+def _string(source: Source, pos: int, quote: str, *, raw: bool = False) -> Steps[tuple[str, int]]:
+    triple = yield from source.starts(pos, quote * 3)
+    start = pos = pos + (3 if triple else 1)
     end = triple or quote
     if source.is_absent(end, start):
         raise Unreadable(start, "the text ends inside a string", incomplete=True)
     while True:
-        at = yield from source.run(at, _PLAIN[quote])
-        char = yield from source.char(at)
-        if not char or (char == "\\" and not (yield from source.char(at + 1))):
+        pos = yield from source.run(pos, _PLAIN[quote])
+        char = yield from source.char(pos)
+        if not char or (char == "\\" and not (yield from source.char(pos + 1))):
             source.set_absent(end, start)
-            raise Unreadable(at, "the text ends inside a string", incomplete=True)
+            raise Unreadable(pos, "the text ends inside a string", incomplete=True)
         if char == "\\":
-            at += 2
-        elif (yield from source.starts(at, end)) and (yield from _closes(source, at + len(end))):
-            inner = source.text[start:at]
-            return (inner if raw or "\\" not in inner else _unescaped(inner)), at + len(end)
+            pos += 2
+        elif (yield from source.starts(pos, end)) and (yield from _closes(source, pos + len(end))):
+            inner = source.text[start:pos]
+            return (inner if raw or "\\" not in inner else _unescaped(inner)), pos + len(end)
         elif char == quote:
-            at += 1
+            pos += 1
 
 
-def _closes(source: Source, at: int) -> Steps[bool]:
-    """Return True if the text at `at`, directly after a quote, can follow a value."""
-    behind = yield from source.skip(at)
+def _closes(source: Source, pos: int) -> Steps[bool]:
+    """Return True if the text at `pos`, directly after a quote, can follow a value."""
+    behind = yield from source.skip(pos)
     char = yield from source.char(behind)
     return bool(char) and char in ",)]}:"
 
@@ -192,43 +192,43 @@ def _character(match: re.Match[str]) -> str:
     return codecs.decode(escape, "unicode_escape")
 
 
-def _sequence(source: Source, at: int, end: str, depth: int) -> Steps[tuple[list[Any], int]]:
-    found: list[Any] = []
-    at = yield from source.skip(at + 1)
-    while (yield from source.char(at)) != end:
-        value, at = yield from read_value(source, at, depth + 1)
-        found.append(value)
-        at = yield from _next(source, at, end)
-    return found, at + 1
+def _sequence(source: Source, pos: int, end: str, depth: int) -> Steps[tuple[list[Any], int]]:
+    items: list[Any] = []
+    pos = yield from source.skip(pos + 1)
+    while (yield from source.char(pos)) != end:
+        value, pos = yield from read_value(source, pos, depth + 1)
+        items.append(value)
+        pos = yield from _next(source, pos, end)
+    return items, pos + 1
 
 
-def _dictionary(source: Source, at: int, depth: int) -> Steps[tuple[dict[str, Any], int]]:
-    found: dict[str, Any] = {}
-    at = yield from source.skip(at + 1)
-    while (yield from source.char(at)) != "}":
-        key, at = yield from read_value(source, at, depth + 1)
+def _dictionary(source: Source, pos: int, depth: int) -> Steps[tuple[dict[str, Any], int]]:
+    entries: dict[str, Any] = {}
+    pos = yield from source.skip(pos + 1)
+    while (yield from source.char(pos)) != "}":
+        key, pos = yield from read_value(source, pos, depth + 1)
         if isinstance(key, (dict, list)):
-            raise Unreadable(at, "a dictionary's key must be a string")
-        at = yield from source.skip(at)
-        char = yield from source.char(at)
+            raise Unreadable(pos, "a dictionary's key must be a string")
+        pos = yield from source.skip(pos)
+        char = yield from source.char(pos)
         if char != ":":
-            raise _wrong(at, char, "':' after the key")
-        found[key if isinstance(key, str) else str(key)], at = yield from read_value(
-            source, at + 1, depth + 1
+            raise _wrong(pos, char, "':' after the key")
+        entries[key if isinstance(key, str) else str(key)], pos = yield from read_value(
+            source, pos + 1, depth + 1
         )
-        at = yield from _next(source, at, "}")
-    return found, at + 1
+        pos = yield from _next(source, pos, "}")
+    return entries, pos + 1
 
 
-def _next(source: Source, at: int, end: str) -> Steps[int]:
+def _next(source: Source, pos: int, end: str) -> Steps[int]:
     """Return the position of the next item, or of `end`."""
-    at = yield from source.skip(at)
-    char = yield from source.char(at)
+    pos = yield from source.skip(pos)
+    char = yield from source.char(pos)
     if char == ",":
-        return (yield from source.skip(at + 1))
+        return (yield from source.skip(pos + 1))
     if char != end:
-        raise _wrong(at, char, f"',' or '{end}'")
-    return at
+        raise _wrong(pos, char, f"',' or '{end}'")
+    return pos
 
 
 def python_value(text: str) -> tuple[bool, Any]:

@@ -52,11 +52,11 @@ def check_call(call: ToolCall, offered: Offered) -> ToolCall:
     if not call.ok:
         return call
     if call.name not in offered.functions:
-        known = ", ".join(sorted(offered.functions)) or "none"
+        names = ", ".join(sorted(offered.functions)) or "none"
         return replace(
             call,
             status=CallStatus.UNKNOWN_TOOL,
-            error=f"there is no tool named {call.name!r}; the tools are: {known}",
+            error=f"there is no tool named {call.name!r}; the tools are: {names}",
         )
     parameters = offered.parameters(call.name)
     validator = parameters.validator if parameters is not None else None
@@ -100,5 +100,5 @@ def _first_problem(validator: BoundedValidator, arguments: Any) -> str | None:
     if error is None:
         return None
     path = ".".join(str(part) for part in error.absolute_path)
-    words = error.message if len(error.message) <= 300 else error.message[:297] + "..."
-    return f"{path}: {words}" if path else words
+    message = error.message if len(error.message) <= 300 else error.message[:297] + "..."
+    return f"{path}: {message}" if path else message

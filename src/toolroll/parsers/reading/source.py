@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
+from toolroll.parsers.reading.schema import Offered
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A reader. It yields None to wait for more text, and returns a T."""
@@ -30,10 +32,13 @@ _SPACE = re.compile(r"\s*")
 
 
 class Source:
-    """A growing text. `control`: the control tokens of the vocabulary, as texts."""
+    """A growing text. `control`: the control tokens of the vocabulary, as texts. `offered`: the
+    tools that were offered for the reply, or None if they are unknown.
+    """
 
-    def __init__(self, control: Collection[str] = ()) -> None:
+    def __init__(self, control: Collection[str] = (), offered: Offered | None = None) -> None:
         self.text = ""
+        self.offered = offered
         self.closed = False
         self._control = control
         self._starts: list[int] | None = None
@@ -74,16 +79,16 @@ class Source:
         """Return True if only the control token counts as `marker`, and ordinary text does not."""
         return self._starts is not None and marker in self._control
 
-    def is_control_token(self, marker: str, at: int) -> bool:
-        """Return True if the text of `marker` at `at` is a real marker.
+    def is_control_token(self, marker: str, pos: int) -> bool:
+        """Return True if the text of `marker` at `pos` is a real marker.
 
         If the tokens are known and `marker` is a control token, the text must be this token.
         Otherwise the text is enough.
         """
         if self._starts is None or marker not in self._control:
             return True
-        first, last = bisect_left(self._starts, at), bisect_right(self._starts, at)
-        return at + len(marker) in self._stops[first:last]
+        first, last = bisect_left(self._starts, pos), bisect_right(self._starts, pos)
+        return pos + len(marker) in self._stops[first:last]
 
     def tokens(self, span: Span) -> Span | None:
         """Return the range of tokens that covers the characters of `span`. Return None if the
@@ -107,49 +112,51 @@ class Source:
         self._absent[key] = min(start, self._absent.get(key, start))
 
     def until(
-        self, start: int, markers: tuple[str, ...], put: Put | None = None
+        self, start: int, markers: tuple[str, ...], add_text: Put | None = None
     ) -> Steps[tuple[int, str]]:
         """Return the position and the text of the next of `markers` at or after `start`. If there
         is none, return the end of the text and "".
 
-        `put` is called with the text before the marker as soon as this text is certain.
+        `add_text` is called with the text before the marker as soon as this text is certain.
         """
         if self.is_absent(markers, start):
-            return self._ended(start, put)
+            return self._ended(start, add_text)
         pattern, longest, firsts = _compiled(markers)
-        at = start
+        pos = start
         while True:
-            match = pattern.search(self.text, at)
+            match = pattern.search(self.text, pos)
             while match is not None and not self.is_control_token(match.group(), match.start()):
                 match = pattern.search(self.text, match.start() + 1)
             # The match may be the start of a longer marker whose end has not arrived. The match
             # counts only if more text cannot turn it into that longer marker.
-            certain = len(self.text) if self.closed else self._certain(at, markers, longest, firsts)
+            certain = (
+                len(self.text) if self.closed else self._certain(pos, markers, longest, firsts)
+            )
             if match is not None and match.start() < certain:
-                if put is not None and match.start() > start:
-                    put(self.text[start : match.start()])
+                if add_text is not None and match.start() > start:
+                    add_text(self.text[start : match.start()])
                 return match.start(), match.group()
             if self.closed:
                 self.set_absent(markers, start)
-                return self._ended(start, put)
-            at, match = certain, None
-            if put is not None and at > start:
-                put(self.text[start:at])
-                start = at
+                return self._ended(start, add_text)
+            pos, match = certain, None
+            if add_text is not None and pos > start:
+                add_text(self.text[start:pos])
+                start = pos
             yield
 
-    def _ended(self, start: int, put: Put | None) -> tuple[int, str]:
-        if put is not None and start < len(self.text):
-            put(self.text[start:])
+    def _ended(self, start: int, add_text: Put | None) -> tuple[int, str]:
+        if add_text is not None and start < len(self.text):
+            add_text(self.text[start:])
         return len(self.text), ""
 
     def _certain(
-        self, at: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]
+        self, pos: int, markers: tuple[str, ...], longest: int, firsts: frozenset[str]
     ) -> int:
         """Return the start of an incomplete marker at the end of the text. If there is none, return
         the end of the text.
         """
-        first = max(at, len(self.text) - longest + 1)
+        first = max(pos, len(self.text) - longest + 1)
         end = self.text[first:]
         for place, char in enumerate(end):
             if char in firsts and any(
@@ -159,17 +166,17 @@ class Source:
                 return first + place
         return len(self.text)
 
-    def starts(self, at: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
-        """Return the longest of `prefixes` with which the text at `at` starts, or "".
+    def starts(self, pos: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
+        """Return the longest of `prefixes` with which the text at `pos` starts, or "".
 
         `spelled`: also accept a prefix that is ordinary text and not a control token.
         """
         while True:
-            rest = self.text[at : at + max(map(len, prefixes))]
+            rest = self.text[pos : pos + max(map(len, prefixes))]
             fit = [
                 prefix
                 for prefix in prefixes
-                if rest.startswith(prefix) and (spelled or self.is_control_token(prefix, at))
+                if rest.startswith(prefix) and (spelled or self.is_control_token(prefix, pos))
             ]
             open_ones = [
                 prefix for prefix in prefixes if len(prefix) > len(rest) and prefix.startswith(rest)
@@ -178,29 +185,29 @@ class Source:
                 return max(fit, key=len, default="")
             yield
 
-    def skip(self, at: int) -> Steps[int]:
-        """Return the position of the first character at or after `at` that is not white space. If
+    def skip(self, pos: int) -> Steps[int]:
+        """Return the position of the first character at or after `pos` that is not white space. If
         there is none, return the end of the text.
         """
-        if at < len(self.text) and not self.text[at].isspace():
-            return at  # the common case, and cheaper than a match
-        return (yield from self.run(at, _SPACE))
+        if pos < len(self.text) and not self.text[pos].isspace():
+            return pos  # the common case, and cheaper than a match
+        return (yield from self.run(pos, _SPACE))
 
-    def run(self, at: int, pattern: re.Pattern[str]) -> Steps[int]:
-        """Return the end of the match of `pattern` at `at`. The pattern must be a repeated
+    def run(self, pos: int, pattern: re.Pattern[str]) -> Steps[int]:
+        """Return the end of the match of `pattern` at `pos`. The pattern must be a repeated
         character class (`[...]*`).
         """
         while True:
-            at = pattern.match(self.text, at).end()  # type: ignore[union-attr]
-            if at < len(self.text) or self.closed:
-                return at
+            pos = pattern.match(self.text, pos).end()  # type: ignore[union-attr]
+            if pos < len(self.text) or self.closed:
+                return pos
             yield
 
-    def char(self, at: int) -> Steps[str]:
-        """Return the character at `at`, or "" after the end."""
-        while at >= len(self.text) and not self.closed:
+    def char(self, pos: int) -> Steps[str]:
+        """Return the character at `pos`, or "" after the end."""
+        while pos >= len(self.text) and not self.closed:
             yield
-        return self.text[at : at + 1]
+        return self.text[pos : pos + 1]
 
     def closing(
         self, start: int, close: str, followers: tuple[str, ...], stops: tuple[str, ...] = ()
@@ -218,18 +225,18 @@ class Source:
         first, end, inner = self._closed.get(key, (0, -1, 0))
         if first <= start <= end:  # an earlier search has been here
             return end, max(start, inner)
-        at = inner = start
+        pos = inner = start
         while True:
-            at, marker = yield from self.until(at, (close, *stops))
+            pos, marker = yield from self.until(pos, (close, *stops))
             if marker != close:
                 if not marker:
                     self.set_absent(key, start)
                 return -1, -1
-            following = yield from self.skip(at + len(close))
+            following = yield from self.skip(pos + len(close))
             if self.exact(close) or (yield from self.starts(following, *followers)):
-                self._closed[key] = start, at, inner
-                return at, inner
-            at = inner = at + len(close)
+                self._closed[key] = start, pos, inner
+                return pos, inner
+            pos = inner = pos + len(close)
 
     def group_between(self, pattern: re.Pattern[str], marker: str, start: int, stop: int) -> str:
         """Return the group of the first match of `pattern` in the text from `start` to `stop`, or
@@ -258,5 +265,5 @@ def _compiled(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int, frozenset
     of their first characters.
     """
     ordered = sorted(markers, key=len, reverse=True)
-    firsts = frozenset(one[:1] for one in markers)
+    firsts = frozenset(marker[:1] for marker in markers)
     return re.compile("|".join(map(re.escape, ordered))), len(ordered[0]), firsts

@@ -49,8 +49,8 @@ def guessed(text: str) -> Any:
         try:
             return decode(bare)
         except ValueError:
-            found, value = python_value(bare)
-            return value if found else text
+            is_literal, value = python_value(bare)
+            return value if is_literal else text
     if _NUMBER.fullmatch(bare):
         try:
             return decode(bare)

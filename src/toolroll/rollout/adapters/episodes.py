@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic import Field, ValidationError
 
@@ -141,6 +143,20 @@ class EpisodePlayer:
         self._stack = AsyncExitStack()
         self._options: EnvironmentOptions | None = None
         self._opening = asyncio.Lock()
+        self._numbers: Counter[tuple[int, Any, Any]] = Counter()
+
+    @property
+    def filler(self) -> int:
+        """The token id that stands for an episode that ended before its first prompt."""
+        return next(iter(self.model.template.stop_token_ids), 0)
+
+    def next_number(self, index: int, metadata: Mapping[str, Any]) -> int:
+        """Return how often this method was called for the task. This is the sample's number, for
+        frameworks that do not number the samples of a task.
+        """
+        task = index, metadata.get("env"), metadata.get("split")
+        self._numbers[task] += 1
+        return self._numbers[task] - 1
 
     async def play(
         self,
@@ -249,6 +265,28 @@ def why_aborted(result: InteractionResult) -> str:
     aborted it without an error.
     """
     return str(error_in(result.info).get("message") or result.stop_reason)
+
+
+class PerLoop(Generic[T]):
+    """Values of each event loop by key, because a connection works only in the loop that opened
+    it.
+    """
+
+    def __init__(self) -> None:
+        self._values: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, T]] = (
+            WeakKeyDictionary()
+        )
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        """Return the running loop's value for `key`. The first call makes it."""
+        values = self._values.setdefault(asyncio.get_running_loop(), {})
+        if key not in values:
+            values[key] = make()
+        return values[key]
+
+    def pop(self) -> list[T]:
+        """Remove and return the values of the running loop."""
+        return list(self._values.pop(asyncio.get_running_loop(), {}).values())
 
 
 async def gather(episodes: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -8,17 +8,15 @@ refused if the engine cannot have sampled its ids, or if an id has no finite log
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
+from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings, PerLoop
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.engine.response import check_ids, check_logprobs
 from toolroll.rollout.errors import CompletionError, UsageError
@@ -174,26 +172,22 @@ class LoopPlayers:
             apply_chat_template_kwargs=dict(chat_template_kwargs or {}),
             concurrency=threads,
         )
-        self._players: WeakKeyDictionary[
-            asyncio.AbstractEventLoop, dict[int, tuple[Any, EpisodePlayer]]
-        ] = WeakKeyDictionary()
+        self._players: PerLoop[EpisodePlayer] = PerLoop()
 
     def get(self, engine: Any) -> EpisodePlayer:
         """Return the player for `engine` in the running loop."""
-        players = self._players.setdefault(asyncio.get_running_loop(), {})
-        if id(engine) not in players:
-            model = Model.from_args(
-                self._args, tokenizer=self._tokenizer, engine=lambda _: self._make(engine)
-            )
-            player = EpisodePlayer(
-                model, self._settings, name=lambda field: f"{self._name}'s {field}"
-            )
-            players[id(engine)] = (engine, player)
-        return players[id(engine)][1]
+        # The player keeps a reference to the engine, so its id is not reused.
+        return self._players.get(id(engine), lambda: self._player(engine))
+
+    def _player(self, engine: Any) -> EpisodePlayer:
+        model = Model.from_args(
+            self._args, tokenizer=self._tokenizer, engine=lambda _: self._make(engine)
+        )
+        return EpisodePlayer(model, self._settings, name=lambda field: f"{self._name}'s {field}")
 
     async def aclose(self) -> None:
         """Close the players of the running loop, with their models and user simulators."""
-        for _, player in self._players.pop(asyncio.get_running_loop(), {}).values():
+        for player in self._players.pop():
             await player.aclose()
 
 

@@ -1,7 +1,7 @@
 """`TrainingSequence`: one sequence of an episode as lists for a trainer, by these rules:
 
 - Only tokens that an engine sampled are trained. Tokens made from text are refused.
-- An aborted episode has no reward and no trained tokens (I9 in the README).
+- An aborted episode has no reward and no trained tokens (I9 in docs/guarantees.md).
 - A response has at least one token, because trainers fail for an empty response. If nothing was
   sampled, the response is the prompt's last token, with mask 0.
 - Tokens that were not sampled have the logprob 0.0. A trained token without a logprob is refused.
@@ -10,12 +10,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
+from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 
@@ -24,7 +24,8 @@ class TrainingSequence:
     """One sequence for a trainer: `prompt_ids`, followed by `response_ids`.
 
     `loss_mask` and `logprobs` cover the response. `trajectory` is None if the episode ended before
-    its first prompt.
+    its first prompt. `left_out_tokens` counts the episode's trainable tokens that are left out (see
+    `single_sequence`): those of other sequences, and those that a limit removes.
     """
 
     prompt_ids: list[int]
@@ -32,6 +33,7 @@ class TrainingSequence:
     loss_mask: list[int]
     logprobs: list[float]
     trajectory: Trajectory | None
+    left_out_tokens: int = 0
 
     @property
     def trained_tokens(self) -> int:
@@ -60,15 +62,42 @@ def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[Tr
         raise UsageError(
             "an episode's tokens were made from a transcript: they cannot be trained on"
         )
-    found: Sequence[Trajectory | None] = result.trajectories or [None]
-    return [_sequence(trajectory, result.status, filler) for trajectory in found]
+    trajectories: Sequence[Trajectory | None] = result.trajectories or [None]
+    return [_sequence(trajectory, result.status, filler) for trajectory in trajectories]
 
 
-def most_trained(sequences: Sequence[TrainingSequence]) -> TrainingSequence:
-    """Return the sequence with the most trained tokens. If several have the most, return the first.
-    This is the rule for frameworks that take one sequence per sample.
+def single_sequence(
+    result: InteractionResult,
+    *,
+    filler: int = 0,
+    max_response: int | None = None,
+    max_prompt: int | None = None,
+) -> TrainingSequence:
+    """Return one sequence, for frameworks that take one sequence of limited length per sample. This
+    is the sequence with the most trained tokens within the limits, or the first of several.
+
+    A response is truncated to `max_response` tokens. If a prompt has more than `max_prompt` tokens,
+    no token of its sequence is trained. `filler` is as in `training_sequences`.
     """
-    return max(sequences, key=lambda sequence: sequence.trained_tokens)
+    sequences = training_sequences(result, filler=filler)
+    within = [_truncated(sequence, max_response, max_prompt) for sequence in sequences]
+    chosen = max(within, key=lambda sequence: sequence.trained_tokens)
+    trained = sum(sequence.trained_tokens for sequence in sequences)
+    return replace(chosen, left_out_tokens=trained - chosen.trained_tokens)
+
+
+def _truncated(
+    sequence: TrainingSequence, max_response: int | None, max_prompt: int | None
+) -> TrainingSequence:
+    mask = sequence.loss_mask[:max_response]
+    if max_prompt is not None and len(sequence.prompt_ids) > max_prompt:
+        mask = [0] * len(mask)  # the model did not sample from the truncated prompt
+    return replace(
+        sequence,
+        response_ids=sequence.response_ids[:max_response],
+        loss_mask=mask,
+        logprobs=sequence.logprobs[:max_response],
+    )
 
 
 def _sequence(trajectory: Trajectory | None, status: Status, filler: int) -> TrainingSequence:
@@ -85,49 +114,4 @@ def _sequence(trajectory: Trajectory | None, status: Status, filler: int) -> Tra
         [0] * len(mask) if status is Status.ABORTED else mask.tolist(),
         logprobs.astype(float).tolist(),
         trajectory,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SingleSequence:
-    """The one sequence that is trained, truncated to the framework's limit. `left_out_tokens`
-    counts the trainable tokens that are left out: those of the other sequences if the episode
-    forked, and those that the limit removes.
-    """
-
-    sequence: TrainingSequence
-    left_out_tokens: int
-
-
-def single_sequence(
-    result: InteractionResult,
-    *,
-    filler: int = 0,
-    max_response: int | None = None,
-    max_prompt: int | None = None,
-) -> SingleSequence:
-    """Apply the limits to each sequence. Return the sequence that then has the most trained tokens.
-
-    A response is truncated to `max_response` tokens. If a prompt has more than `max_prompt` tokens,
-    no token of its sequence is trained. `filler` is the token id that stands for an episode that
-    ended before its first prompt.
-    """
-    sequences = training_sequences(result, filler=filler)
-    chosen = most_trained([_cut(one, max_response, max_prompt) for one in sequences])
-    trained = sum(sequence.trained_tokens for sequence in sequences)
-    return SingleSequence(chosen, trained - chosen.trained_tokens)
-
-
-def _cut(
-    sequence: TrainingSequence, max_response: int | None, max_prompt: int | None
-) -> TrainingSequence:
-    mask = sequence.loss_mask[:max_response]
-    if max_prompt is not None and len(sequence.prompt_ids) > max_prompt:
-        mask = [0] * len(mask)  # the model did not sample from the truncated prompt
-    return TrainingSequence(
-        sequence.prompt_ids,
-        sequence.response_ids[:max_response],
-        mask,
-        sequence.logprobs[:max_response],
-        sequence.trajectory,
     )

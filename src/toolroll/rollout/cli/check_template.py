@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import check_syntax, load_tokenizer, read_template
+from toolroll.rollout.model.model import check_syntax, read_template
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 
 _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold red"}

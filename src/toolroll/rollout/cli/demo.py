@@ -14,8 +14,8 @@ from rich.console import Console
 
 from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.cli.run_command import Outcome, play
-from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
 from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.registry import choose_tasks, find_environment

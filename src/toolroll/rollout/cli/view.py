@@ -9,7 +9,7 @@ from typing import Any
 
 from toolroll.rollout.cli.console import shortened
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import load_tokenizer
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run

@@ -34,7 +34,7 @@ from toolroll.rollout.engine.errors import Failure, foreign, from_exception, fro
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
-from toolroll.rollout.engine.protocol import EngineClient
+from toolroll.rollout.engine.protocol import EncodedRequest, EngineClient
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.sampling_params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress
@@ -212,11 +212,9 @@ class Engine(EngineClient):
         if not len(ids):
             raise TokenError("the prompt is empty")
         known = np.iinfo(np.int32).max if info.vocab_size is None else info.vocab_size
-        highest = request.highest_id
         # Negative ids are very high if they are read as unsigned numbers. So one maximum finds both
         # negative ids and ids that are too high.
-        if highest is None:
-            highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
+        highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= known:
             outside = np.flatnonzero((ids < 0) | (ids >= known)).tolist()
             at = next((at for at in outside if int(ids[at]) not in self._padding_sampled), None)
@@ -237,7 +235,7 @@ class Engine(EngineClient):
         return info
 
     def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
-        """Return the JSON to send. If `request.input_ids_json` is set, insert it unchanged."""
+        """Return the JSON to send."""
         rest = orjson.dumps(
             {
                 "sampling_params": dict(request.sampling_params),
@@ -248,8 +246,9 @@ class Engine(EngineClient):
                 **request.extra,
             }
         )
-        ids = request.input_ids_json
-        if ids is None:
+        if isinstance(request, EncodedRequest):
+            ids = request.input_ids_json
+        else:
             ids = ids_json(request.input_ids)
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import Completion, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRequest(GenerateRequest):
+    """A request whose ids were encoded before, because a session encodes each id only once.
+    `input_ids_json` contains them as JSON text ("1,2,3", without brackets).
+    """
+
+    input_ids_json: bytes = b""
 
 
 class EngineClient(Protocol):

@@ -49,12 +49,12 @@ async def generate_resumed(
             break
         await sleep(min(_BACKOFF * 2**resume, _BACKOFF_LIMIT))
         part = await engine.generate(
-            replace(
-                request,
-                input_ids=np.concatenate([request.input_ids, whole.output_ids]),
-                input_ids_json=None,
-                highest_id=None,
-                sampling_params=_rest(request.sampling_params, left, len(whole.output_ids)),
+            GenerateRequest(
+                np.concatenate([request.input_ids, whole.output_ids]),
+                _rest(request.sampling_params, left, len(whole.output_ids)),
+                request.session_id,
+                return_logprob=request.return_logprob,
+                extra=request.extra,
             ),
             progress=_after(progress, whole.output_ids),
         )

@@ -23,14 +23,15 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn, ParseHook, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import replace_surrogates
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
@@ -58,7 +59,7 @@ GenerateHook = Callable[[GenerateRequest], Awaitable[Completion]]
 
 
 class Conversation:
-    """A conversation with the model `served` that starts with `messages` and `tools`.
+    """A conversation with `model` that starts with `messages` and `tools`.
 
     The attribute `messages` grows with the conversation. Lone surrogates are replaced, because
     tokenizers reject them. `session` holds the tokens.
@@ -70,7 +71,7 @@ class Conversation:
 
     def __init__(
         self,
-        served: Model,
+        model: Model,
         messages: Sequence[Message],
         tools: Sequence[Tool],
         *,
@@ -82,8 +83,8 @@ class Conversation:
         prompt_hook: DeltaHook | None = None,
         delta_hook: DeltaHook | None = None,
     ) -> None:
-        self.served = served
-        self.template = template or served.template
+        self.model = model
+        self.template = template or model.template
         self.session = Session(session_id)
         self._path = SessionPath(self.session)
         self.messages: list[Message] = [replace_surrogates(dict(message)) for message in messages]
@@ -92,7 +93,7 @@ class Conversation:
         self.forks: list[str] = []
         self.first_prompt: str = ""
         self._verify = verify
-        self._generate: GenerateHook = generate or served.generate
+        self._generate: GenerateHook = generate or model.generate
         self._parse = parse
         self._prompt_hook = prompt_hook
         self._delta_hook = delta_hook
@@ -141,13 +142,12 @@ class Conversation:
             await call_of_size(self._fork, reason, self._new_tools, large=large)
             self._new_tools = None
         self._observed = True
-        params = await self.served.effective_params(sampling_params, len(self._path), self.template)
-        request = GenerateRequest(
+        params = await self.model.effective_params(sampling_params, len(self._path), self.template)
+        request = EncodedRequest(
             input_ids=self._path.input_ids,
             sampling_params=params,
             session_id=self.session.session_id,
             input_ids_json=self._path.input_ids_json,
-            highest_id=self._path.highest_id,
         )
         completion = await self._generate(request)
         node = self._path.sample(completion, params)
@@ -160,7 +160,7 @@ class Conversation:
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> AssistantTurn:
         reading = parse_turn(
-            self.served,
+            self.model,
             self.template,
             completion,
             params,
@@ -217,10 +217,10 @@ class Conversation:
         self._cursor = self.template.start(self.messages, tools)
         ids = self._cursor.prompt()
         self._pending = []
-        served = self._hooked(self._prompt_hook, ids, "prompt_hook")
-        self._path.observe(served)
-        own = served is ids
-        self.first_prompt = self._cursor.text if own else self.template.encoder.decode(served)
+        prompt = self._hooked(self._prompt_hook, ids, "prompt_hook")
+        self._path.observe(prompt)
+        unchanged = prompt is ids
+        self.first_prompt = self._cursor.text if unchanged else self.template.encoder.decode(prompt)
 
     def _fork(self, reason: str, tools: list[Tool] | None = None) -> None:
         if self._turns:
@@ -228,7 +228,7 @@ class Conversation:
         self.tools = self.tools if tools is None else tools
         self._cursor = self.template.start(self.messages, self.tools)
         self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
-        self._in_reasoning = self._cursor.opens_reasoning(self.served.parser.reasoning)
+        self._in_reasoning = self._cursor.opens_reasoning(self.model.parser.reasoning)
         self._pending = []
         self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
@@ -236,18 +236,18 @@ class Conversation:
     def _hooked(self, hook: DeltaHook | None, ids: IdArray, kind: str) -> IdArray:
         """Return `ids`, or the ids that `hook` returns in their place."""
         assert self._cursor is not None
-        reasoning = self.served.parser.reasoning
+        reasoning = self.model.parser.reasoning
         self._in_reasoning = self._cursor.opens_reasoning(reasoning)
         if hook is None:
             return ids
-        given = np.asarray(hook(self.messages, ids), dtype=np.int32)
-        if not np.array_equal(given, ids):
+        replaced = np.asarray(hook(self.messages, ids), dtype=np.int32)
+        if not np.array_equal(replaced, ids):
             self._mismatch(kind)
-            text = self.template.encoder.decode(given)
+            text = self.template.encoder.decode(replaced)
             if reasoning is not None and text != self.template.encoder.decode(ids):
                 unclosed = reasoning.unclosed(text)
                 self._in_reasoning = unclosed is not None and not text[unclosed[1] :].strip()
-        return given
+        return replaced
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
         """Exclude a sampled turn from training."""

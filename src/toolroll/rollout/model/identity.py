@@ -17,7 +17,7 @@ import numpy as np
 from toolroll.rollout.engine import EngineClient
 from toolroll.rollout.engine.response import check_ids
 from toolroll.rollout.errors import EngineError, UsageError
-from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
+from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
 from toolroll.rollout.runtime.sequences import common_prefix
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest
@@ -60,8 +60,8 @@ def probe_text(tokenizer: Any, chat_template: str) -> str:
     added = sorted(
         tokenizer.get_added_vocab(), key=lambda token: (token != tokenizer.eos_token, token)
     )
-    shown = [token for token in added if token == tokenizer.eos_token or token in chat_template]
-    return f"{_PROBE} {' x '.join(shown[:_CONTROLS])}\n"
+    controls = [token for token in added if token == tokenizer.eos_token or token in chat_template]
+    return f"{_PROBE} {' x '.join(controls[:_CONTROLS])}\n"
 
 
 async def check_identity(
@@ -86,7 +86,7 @@ async def check_identity(
     answers = await asyncio.gather(
         *(_ask(engine, worker, text) for worker in await engine.workers())
     )
-    names = tuple(found for answer in answers for found in answer.names)
+    names = tuple(model_name for answer in answers for model_name in answer.names)
     wrong = [
         difference
         for answer in answers
@@ -110,9 +110,9 @@ async def check_identity(
         return wrong[:1]
     others = sorted(
         {
-            found
+            model_name
             for answer in answers
-            for found in answer.names[:1]
+            for model_name in answer.names[:1]
             if not any(map(_same(name), answer.names))
         }
     )
@@ -128,8 +128,8 @@ async def _ask(engine: EngineClient, worker: str, text: str) -> _Answered:
     """Ask one worker for the names of its model and for the ids of `text`."""
     info = await engine.get(f"{worker}/model_info")
     info = info if isinstance(info, Mapping) else {}
-    found = [info.get(key) for key in ("model_path", "served_model_name", "tokenizer_path")]
-    names = tuple(value for value in found if isinstance(value, str) and value)
+    values = [info.get(key) for key in ("model_path", "served_model_name", "tokenizer_path")]
+    names = tuple(value for value in values if isinstance(value, str) and value)
     answer = await _posted(
         engine, f"{worker}/tokenize", {"prompt": text, "add_special_tokens": False}
     )
@@ -178,19 +178,19 @@ def _compare_generated(
         plain = list(tokenizer.encode(text, add_special_tokens=False))
         if theirs == list(tokenizer.encode(text)):
             return []
-        found = _difference(plain, _Answered(engine.url, engine.names, theirs), name)
-        return [] if found is None else [found]
+        problem = _difference(plain, _Answered(engine.url, engine.names, theirs), name)
+        return [] if problem is None else [problem]
     if not (answer.get("output_ids") and answer.get("text")):
         return None
     asked = GenerateRequest(np.zeros(1, dtype=np.int32), _GENERATED, "probe")
     ids = check_ids(answer["output_ids"], asked, vocab_size=None).tolist()
     decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    shown = str(answer["text"])
-    if _settled(decoded) == _settled(shown):
+    engine_text = str(answer["text"])
+    if _settled(decoded) == _settled(engine_text):
         return []
     return [
-        f"{_served(engine, name)}: it decodes the sampled ids {ids} as {shown!r}, the tokenizer "
-        f"as {decoded!r}"
+        f"{_served(engine, name)}: it decodes the sampled ids {ids} as {engine_text!r}, the "
+        f"tokenizer as {decoded!r}"
     ]
 
 
@@ -208,10 +208,10 @@ def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None
     theirs = answer.ids
     if theirs is None or list(theirs) == list(ours):
         return None
-    at = common_prefix(ours, theirs)
-    there, here = (str(ids[at]) if at < len(ids) else "the end" for ids in (theirs, ours))
+    pos = common_prefix(ours, theirs)
+    there, here = (str(ids[pos]) if pos < len(ids) else "the end" for ids in (theirs, ours))
     return (
-        f"{_served(answer, name)}: token {at} of a probe text is {there} in the engine and {here} "
+        f"{_served(answer, name)}: token {pos} of a probe text is {there} in the engine and {here} "
         f"in the tokenizer ({len(theirs)} and {len(ours)} tokens)"
     )
 

@@ -7,7 +7,6 @@ Usually all episodes of a process share one `Model`. `Model.from_args` creates i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,10 +27,9 @@ from toolroll.rollout.engine import (
 )
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.identity import check_identity
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
-from toolroll.rollout.runtime.optional import import_transformers
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
@@ -100,7 +98,7 @@ class Model:
             allow_model_mismatch=args.allow_model_mismatch,
             return_routed_experts=args.return_routed_experts,
         )
-        served = cls(
+        model = cls(
             engine(config),
             template,
             get_parser(
@@ -111,9 +109,9 @@ class Model:
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
-        served.args = args
-        served._closing.enter_context(paced_garbage(enabled=args.pace_gc))
-        return served
+        model.args = args
+        model._closing.enter_context(paced_garbage(enabled=args.pace_gc))
+        return model
 
     @property
     def url(self) -> str:
@@ -158,7 +156,7 @@ class Model:
         If the tokenizers differ, raise `UsageError`, or return a warning if `allow_mismatch` is
         True.
         """
-        found = await check_identity(
+        warnings = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
         )
         source = self.template.renderer.chat_template
@@ -166,12 +164,12 @@ class Model:
             better_parser, self.parser, self.template.tokenizer, source
         )
         if better is not None:
-            found.append(
+            warnings.append(
                 f"the chat template writes tool calls that the parser {self.parser.name!r} "
                 f"(tool_call_parser, --parser) cannot read, but {better!r} can: a call that the "
                 "parser cannot read counts as text"
             )
-        return found
+        return warnings
 
     async def run_in_thread(
         self,
@@ -203,50 +201,10 @@ class Model:
         await self.aclose()
 
 
-def load_tokenizer(name: str | None) -> Any:
-    """Return the tokenizer `name`: a folder, a model name on a hub, `embedded` for the small
-    tokenizer in this package, or `desk-1m` for the tokenizer of the model that comes with the
-    package.
-
-    Raise `UsageError` if it cannot be loaded.
-    """
-    if not name:
-        raise UsageError(
-            "no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's "
-            "folder or name"
-        )
-    if name == "embedded":
-        from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
-
-        return load_embedded_tokenizer()
-    if name == DESK_MODEL:
-        name = str(desk_model_path())
-    # This is a path, not a name on a hub: fail without asking a hub.
-    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
-        raise UsageError(
-            f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
-        )
-    # Catch a misspelled name here, because transformers retries an unreachable hub for 30 s.
-    close = difflib.get_close_matches(name, ["embedded", DESK_MODEL], cutoff=0.8)
-    if close and not Path(name).exists():
-        raise UsageError(
-            f"no tokenizer can be loaded from {name!r} (--model): did you mean {close[0]!r}?"
-        )
-    transformers: Any = import_transformers()
-    try:
-        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
-            f"the tokenizer's folder)"
-        ) from error
-
-
-def check_syntax(template: ChatTemplate, given: str | None) -> None:
+def check_syntax(template: ChatTemplate, value: str | None) -> None:
     """Raise `UsageError` with the line number if the source of `template` is not valid Jinja.
 
-    `given`: the file or Jinja text, as in `read_template`, or None for the tokenizer's own
+    `value`: the file or Jinja text, as in `read_template`, or None for the tokenizer's own
     template.
     """
     try:
@@ -255,10 +213,10 @@ def check_syntax(template: ChatTemplate, given: str | None) -> None:
         if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
             what = (
                 "the tokenizer's own"
-                if given is None
+                if value is None
                 else "the given Jinja text"
-                if "{%" in given or "{{" in given
-                else given
+                if "{%" in value or "{{" in value
+                else value
             )
             problem = error.__cause__
             raise UsageError(

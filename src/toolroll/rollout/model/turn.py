@@ -2,23 +2,30 @@
 
 All code that samples from a served model uses this module, so that the same tokens always become
 the same message.
+
+Some model formats have no ids for tool calls. An id that this module makes has nine characters of
+[A-Za-z0-9], because Mistral's chat template accepts only such ids. It is a hash of the session id,
+the position of the turn and the index of the call. So the same session id, turn and index always
+give the same id.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.model.call_ids import with_call_ids
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.types import Completion, Message, Tool
 
+_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_LENGTH = 9
 ParseHook = Callable[[str, ParsedReply, Sequence[Tool]], ParsedReply]
 
 
@@ -58,7 +65,7 @@ class ParsedTurn:
 
 
 def parse_turn(
-    served: Model,
+    model: Model,
     template: ChatTemplate,
     completion: Completion,
     sampling_params: Mapping[str, Any],
@@ -75,7 +82,7 @@ def parse_turn(
     """Parse `completion` as a turn.
 
     Args:
-        served: The model whose parser reads the text.
+        model: The model whose parser reads the text.
         template: The template that the prompt was rendered with.
         completion: What the engine sampled.
         sampling_params: The sampling parameters that were sent.
@@ -104,7 +111,7 @@ def parse_turn(
         text = prefill + text
     plain = [*prefill_ids, *ids[: len(ids) - bool(sampled.stop)].tolist()]
     offsets = template.encoder.offsets(plain, sampled.body)
-    parsed = served.parser.parse(
+    parsed = model.parser.parse(
         text,
         ids=plain,
         offsets=offsets,
@@ -149,3 +156,26 @@ def parse_options(
         "in_reasoning": in_reasoning if streamed else in_reasoning or None,
         "calls_as_text": tools is None,
     }
+
+
+def call_id(seed: str, index: int) -> str:
+    """Return the id of the call with the index `index` in its turn. `seed` identifies the turn."""
+    number = int.from_bytes(
+        hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "big"
+    )
+    characters = []
+    for _ in range(_LENGTH):
+        number, digit = divmod(number, len(_ALPHABET))
+        characters.append(_ALPHABET[digit])
+    return "".join(characters)
+
+
+def with_call_ids(reply: ParsedReply, seed: str) -> ParsedReply:
+    """Return `reply` with an id for every call that has none. `seed` identifies the turn."""
+    if all(call.id for call in reply.tool_calls):
+        return reply
+    calls = tuple(
+        call if call.id else call.with_id(call_id(seed, index))
+        for index, call in enumerate(reply.tool_calls)
+    )
+    return replace(reply, tool_calls=calls)

@@ -1,6 +1,6 @@
 """`EnvironmentRunner`: calls the environment of one episode, and classifies its failures.
 
-Invariants (I8 and I9 refer to the README):
+Invariants (I8 and I9: docs/guarantees.md):
 
 - Blocking methods run in threads (I8). Async methods run on the event loop. If the environment sets
   `blocking = False`, all its methods run on the event loop.

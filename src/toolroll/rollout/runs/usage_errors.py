@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pydantic import ValidationError
 
-from toolroll.parsers.errors import UnknownParserError
+from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.complaints import complaints
 

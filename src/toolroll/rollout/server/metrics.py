@@ -32,7 +32,7 @@ class Metrics:
         self._buckets: dict[str, list[int]] = {}
         self._seconds: Counter[str] = Counter()
 
-    def served(self, result: CompletionResult) -> None:
+    def count(self, result: CompletionResult) -> None:
         """Count the answers of a request."""
         usage = result.usage
         self.turns += len(result.choices)

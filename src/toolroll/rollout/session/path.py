@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.session.growable_array import GrowableArray
-from toolroll.rollout.session.json_ids import JsonIds
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.session.session import Session, checked_ids
+from toolroll.rollout.session.tree import GrowableArray, Node
 from toolroll.rollout.types import Completion, IdArray
 
 
@@ -19,7 +18,7 @@ class SessionPath:
     """The current path of an episode, from a root of `session` to `head`.
 
     Invariant: `observe` and `sample` only append, so the prompt of turn n+1 starts with the prompt
-    and the tokens of turn n (I1 in the README). Only `fork` switches to another path.
+    and the tokens of turn n (I1 in docs/guarantees.md). Only `fork` switches to another path.
 
     The ids and their JSON text grow with the path, so they are not rebuilt for each request.
 
@@ -95,13 +94,33 @@ class SessionPath:
         return self._ids.view(0, len(self._json))
 
     @property
-    def highest_id(self) -> int:
-        """The highest id of the path, or 0 if the path is empty. Ids are read as unsigned numbers,
-        so that a negative id is higher than every valid id.
-        """
-        return self._json.highest
-
-    @property
     def input_ids_json(self) -> bytes:
         """`input_ids` as JSON text without brackets: "1,2,3"."""
         return self._json.json
+
+
+class JsonIds:
+    """The JSON text of a growing list of ids. Each id is encoded once."""
+
+    __slots__ = ("_json", "_length")
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._json = bytearray()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, ids: IdArray) -> None:
+        """Append `ids`, one-dimensional."""
+        if not len(ids):
+            return
+        if self._json:
+            self._json += b","
+        self._json += ids_json(ids)
+        self._length += len(ids)
+
+    @property
+    def json(self) -> bytes:
+        """Return the ids as JSON text without brackets."""
+        return bytes(self._json)

@@ -17,11 +17,10 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.session.growable_array import GrowableArray
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.session.tree import NONE, TokenTree
+from toolroll.rollout.session.tree import NONE, GrowableArray, Node, TokenTree
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
 
 _INT32 = np.iinfo(np.int32)
@@ -173,10 +172,10 @@ class Session:
         return tuple(_trajectory(tree, path, trained) for path in paths)
 
 
-def checked_ids(given: Sequence[int] | IdArray) -> IdArray:
-    """Return `given` as int32. Raise `TokenError` unless it is a flat list of token ids."""
+def checked_ids(values: Sequence[int] | IdArray) -> IdArray:
+    """Return `values` as int32. Raise `TokenError` unless it is a flat list of token ids."""
     try:
-        ids = np.asarray(given)
+        ids = np.asarray(values)
     except ValueError as error:  # nested lists of different lengths
         raise TokenError(f"token ids must be one list of integers: {error}") from error
     if ids.ndim != 1:
@@ -190,6 +189,20 @@ def checked_ids(given: Sequence[int] | IdArray) -> IdArray:
     if ids.min() < _INT32.min or ids.max() > _INT32.max:
         raise TokenError(f"token ids must fit in 32 bits: these go from {ids.min()} to {ids.max()}")
     return ids.astype(np.int32)
+
+
+def check_trained_logprobs(logprobs: npt.NDArray[np.floating[Any]], mask: npt.NDArray[Any]) -> None:
+    """Raise `TokenError` if a token with mask 1 has no logprob (NaN).
+
+    `logprobs` and `mask` cover the same tokens, both [n]. A filler in place of the logprob would
+    give the token a wrong importance ratio, and nobody would notice.
+    """
+    missing = np.flatnonzero(np.isnan(logprobs) & (mask != 0))
+    if len(missing):
+        raise TokenError(
+            f"{len(missing)} trained tokens have no logprob, the first at position {missing[0]}: "
+            "the engine must return the logprob of each token that it samples"
+        )
 
 
 def _checked_ids_of(completion: Completion) -> IdArray:
@@ -208,8 +221,8 @@ def _maximal(paths: list[list[int]]) -> list[list[int]]:
     Two paths that differ only in an unanswered prompt are duplicates after `_trimmed`.
     """
     inner = {index for path in paths for index in path[:-1]}
-    kept = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
-    return list(kept.values())[::-1]
+    by_leaf = {path[-1]: path for path in reversed(paths) if path[-1] not in inner}
+    return list(by_leaf.values())[::-1]
 
 
 def _trimmed(tree: TokenTree, path: list[int]) -> list[int]:
@@ -234,9 +247,9 @@ def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajecto
         turn = tree.turn(index, excluded=excluded)
         if excluded is None:
             loss_mask[turn.start : turn.stop] = 1
-        found = tree.logprobs_of(index)
-        if found is not None:
-            logprobs[turn.start : turn.stop] = found
+        turn_logprobs = tree.logprobs_of(index)
+        if turn_logprobs is not None:
+            logprobs[turn.start : turn.stop] = turn_logprobs
         turns.append(turn)
     first = next(
         (turn.start for turn in turns if turn.excluded != CONTEXT),

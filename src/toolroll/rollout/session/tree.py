@@ -1,4 +1,5 @@
 """`TokenTree`: the tokens of a session, each stored once, and the completions that they come from.
+`Node` is a reference to one node of a tree.
 
 Invariants: nodes are added (after any existing node) and never removed. A node stores only the
 tokens that it adds to its parent's path.
@@ -12,17 +13,53 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from toolroll.rollout.session.growable_array import GrowableArray
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, Turn, WeightVersion
 
 NONE = -1
 """Represents a missing node or index."""
 _PARENT, _START, _LENGTH, _IDS, _ANSWER, _LOGPROBS, _CHILDREN = range(7)
 _WIDTH = 7
+_ROOM = 256
+
+
+class GrowableArray:
+    """An array of `dtype` that starts empty and grows by `append`.
+
+    Invariant: a value never changes after it is appended, so a view of the array does not need a
+    copy.
+    """
+
+    __slots__ = ("_data", "_length")
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self._data: npt.NDArray[Any] = np.empty(0, dtype=dtype)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, values: npt.NDArray[Any]) -> None:
+        """Append the one-dimensional array `values`."""
+        start = self._length
+        stop = start + len(values)
+        if stop > len(self._data):
+            grown = np.empty(stop + stop // 8 + _ROOM, dtype=self._data.dtype)
+            grown[:start] = self._data[:start]
+            self._data = grown
+        self._data[start:stop] = values
+        self._length = stop
+
+    def view(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
+        """Return a read-only view of [start, stop), by default of all values."""
+        view = self._data[start : self._length if stop is None else stop]
+        view.flags.writeable = False
+        return view
 
 
 class TokenTree:
@@ -121,8 +158,8 @@ class TokenTree:
 
     def stop(self, node: int) -> int:
         """Return the position just past the node's last token."""
-        at = node * _WIDTH
-        return self._rows[at + _START] + self._rows[at + _LENGTH]
+        pos = node * _WIDTH
+        return self._rows[pos + _START] + self._rows[pos + _LENGTH]
 
     def children(self, node: int) -> int:
         """Return the number of the node's direct children."""
@@ -130,18 +167,18 @@ class TokenTree:
 
     def ids_of(self, node: int) -> IdArray:
         """Return the node's tokens as a read-only view."""
-        at = node * _WIDTH
-        first = self._rows[at + _IDS]
-        return self.ids.view(first, first + self._rows[at + _LENGTH])
+        pos = node * _WIDTH
+        first = self._rows[pos + _IDS]
+        return self.ids.view(first, first + self._rows[pos + _LENGTH])
 
     def logprobs_of(self, node: int) -> LogprobArray | None:
         """Return the logprobs of the node's tokens as a read-only view, or None if there are
         none.
         """
-        at = node * _WIDTH
-        first = self._rows[at + _LOGPROBS]
+        pos = node * _WIDTH
+        first = self._rows[pos + _LOGPROBS]
         return (
-            None if first == NONE else self._logprobs.view(first, first + self._rows[at + _LENGTH])
+            None if first == NONE else self._logprobs.view(first, first + self._rows[pos + _LENGTH])
         )
 
     def completed(self, node: int) -> bool:
@@ -158,18 +195,18 @@ class TokenTree:
         """Return the sampling parameters of the node's request. They are empty if its tokens were
         observed.
         """
-        at = self._rows[node * _WIDTH + _ANSWER]
-        return {} if at == NONE else self._params[at]
+        pos = self._rows[node * _WIDTH + _ANSWER]
+        return {} if pos == NONE else self._params[pos]
 
     def completion(self, node: int) -> Completion | None:
         """Return the node's completion without `text` and `routed_experts`, or None if its tokens
         were observed.
         """
-        at = self._rows[node * _WIDTH + _ANSWER]
-        if at == NONE:
+        pos = self._rows[node * _WIDTH + _ANSWER]
+        if pos == NONE:
             return None
         finish_reason, matched, prompt_tokens, cached_tokens, latency, attempts, rid, *spans = (
-            self._answers[at]
+            self._answers[pos]
         )
         return Completion(
             output_ids=self.ids_of(node),
@@ -188,9 +225,9 @@ class TokenTree:
         """Return a sampled node as a `Turn`. If the turn is not trained, `excluded` is the
         reason.
         """
-        start, at = self.start(node), self._rows[node * _WIDTH + _ANSWER]
+        start, pos = self.start(node), self._rows[node * _WIDTH + _ANSWER]
         finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
-            at
+            pos
         ]
         return Turn(
             start=start,
@@ -198,7 +235,7 @@ class TokenTree:
             finish_reason=finish_reason,
             matched=matched,
             weight_versions=_versions(spans, start),
-            sampling_params=self._params[at],
+            sampling_params=self._params[pos],
             prompt_tokens=prompt_tokens,
             cached_tokens=cached_tokens,
             latency=latency,
@@ -222,12 +259,12 @@ class TokenTree:
         pieces: list[IdArray] = []
         first = stop = 0
         for node in path:
-            at = node * _WIDTH
-            begin = self._rows[at + _IDS]
+            pos = node * _WIDTH
+            begin = self._rows[pos + _IDS]
             if begin != stop:
                 pieces.append(self.ids.view(first, stop))
                 first = begin
-            stop = begin + self._rows[at + _LENGTH]
+            stop = begin + self._rows[pos + _LENGTH]
         return np.concatenate([*pieces, self.ids.view(first, stop)])
 
     def experts_along(self, path: list[int]) -> IdArray | None:
@@ -235,8 +272,68 @@ class TokenTree:
         processed the token first. Return None if a turn has no experts.
         """
         rows = [self.routed_experts.get(node) for node in path if self.sampled(node)]
-        known = [part for part in rows if part is not None]
-        return np.concatenate(known) if known and len(known) == len(rows) else None
+        parts = [part for part in rows if part is not None]
+        return np.concatenate(parts) if parts and len(parts) == len(rows) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A reference to the node `index` of `tree`. References to the same node compare equal."""
+
+    tree: TokenTree
+    index: int
+
+    @property
+    def parent(self) -> Node | None:
+        """The node before this one, or None if this node is a root."""
+        parent = self.tree.parent(self.index)
+        return None if parent == NONE else Node(self.tree, parent)
+
+    @property
+    def start(self) -> int:
+        """The position of the node's first token. It is the same in every path."""
+        return self.tree.start(self.index)
+
+    @property
+    def stop(self) -> int:
+        """The position just past the node's last token."""
+        return self.tree.stop(self.index)
+
+    @property
+    def children(self) -> int:
+        """The number of direct children."""
+        return self.tree.children(self.index)
+
+    @property
+    def ids(self) -> IdArray:
+        """The node's tokens as a read-only view. The view keeps all ids of the tree in memory."""
+        return self.tree.ids_of(self.index)
+
+    @property
+    def sampling_params(self) -> Mapping[str, Any]:
+        """The sampling parameters of the node's request. Empty if the tokens were observed."""
+        return self.tree.sampling_params(self.index)
+
+    @property
+    def excluded(self) -> str | None:
+        """The reason why this sampled node is not trained. None if it is trained."""
+        return self.tree.excluded.get(self.index)
+
+    @property
+    def fork_reason(self) -> str | None:
+        """The reason why a fork starts at this node. None if no fork starts here."""
+        return self.tree.fork_reasons.get(self.index)
+
+    @property
+    def completion(self) -> Completion | None:
+        """The node's completion without its `text` and `routed_experts`, or None if the tokens were
+        observed.
+        """
+        return self.tree.completion(self.index)
+
+    def path(self) -> list[Node]:
+        """Return the nodes from the root to this node."""
+        return [Node(self.tree, index) for index in self.tree.path(self.index)]
 
 
 def _packed(completion: Completion) -> tuple[Any, ...]:
@@ -262,6 +359,6 @@ def _versions(spans: Sequence[Any], shift: int) -> tuple[WeightVersion, ...]:
     by `shift` tokens.
     """
     return tuple(
-        WeightVersion(spans[at], spans[at + 1] + shift, spans[at + 2] + shift)
-        for at in range(0, len(spans), 3)
+        WeightVersion(spans[pos], spans[pos + 1] + shift, spans[pos + 2] + shift)
+        for pos in range(0, len(spans), 3)
     )

@@ -1,5 +1,5 @@
 """Find the parts of a render that spell a control token but are ordinary text, because they come
-from a message or a tool (I6 in the README).
+from a message or a tool (I6 in docs/guarantees.md).
 
 The conversation is rendered twice: as it is, and with markers. A marker replaces each text that
 comes from a message or a tool and spells a control token. Text that a marker replaced is ordinary
@@ -64,8 +64,10 @@ class BodyMasker:
         self._pattern = re.compile(encoder.pattern.pattern, re.IGNORECASE)
         self._control = encoder.pattern
         looked_for = " ".join(_looked_for(source))
-        own = sorted((text for text in encoder.special if text not in looked_for), key=len)
-        self._own = re.compile("|".join(map(re.escape, reversed(own))) or r"(?!)", re.IGNORECASE)
+        maskable = sorted((text for text in encoder.special if text not in looked_for), key=len)
+        self._own = re.compile(
+            "|".join(map(re.escape, reversed(maskable))) or r"(?!)", re.IGNORECASE
+        )
 
     def spells(
         self,
@@ -104,7 +106,7 @@ class BodyMasker:
         """
         originals: list[str] = []
         tokens = frozenset(self._control.findall(text))
-        own = frozenset(filter(self._own.fullmatch, tokens))
+        maskable = frozenset(filter(self._own.fullmatch, tokens))
 
         def marker(match: re.Match[str]) -> str:
             originals.append(match.group())
@@ -112,7 +114,7 @@ class BodyMasker:
 
         def walk(item: Any, pattern: re.Pattern[str]) -> Any:
             if isinstance(item, str):
-                parts = _parts_at_edges(item, own if pattern is self._own else tokens, text)
+                parts = _parts_at_edges(item, maskable if pattern is self._own else tokens, text)
                 if not parts:
                     return pattern.sub(marker, item)
                 inner = item.strip()
@@ -166,14 +168,14 @@ class BodyMasker:
         """
         spans: list[Span] = []
         fixed, places = _taken_apart(masked)
-        at = len(fixed[0]) if text.startswith(fixed[0]) else len(text) + 1
+        pos = len(fixed[0]) if text.startswith(fixed[0]) else len(text) + 1
         for index, following in zip(places, fixed[1:], strict=True):
-            end = self._end_of_form(originals[index], following, text, at)
+            end = self._end_of_form(originals[index], following, text, pos)
             if end is None:
                 break
-            spans.append((at, end))
-            at = end + len(following)
-        if len(spans) == len(places) and at == len(text):
+            spans.append((pos, end))
+            pos = end + len(following)
+        if len(spans) == len(places) and pos == len(text):
             self._refuse_joined(text, spans, start)
             return tuple(spans)
         raise TemplateError(
@@ -192,9 +194,9 @@ class BodyMasker:
                         "message cannot be encoded as ordinary text"
                     )
 
-    def _end_of_form(self, original: str, following: str, text: str, at: int) -> int | None:
+    def _end_of_form(self, original: str, following: str, text: str, pos: int) -> int | None:
         """Return where the rendered form of `original` ends in the render `text`. This form starts
-        at `at`, and the text `following` comes after it. Return None if the end is unknown.
+        at `pos`, and the text `following` comes after it. Return None if the end is unknown.
 
         The template may have changed the text's case or escaped HTML. If it changed the text in
         another way, the text is accepted only if the result contains no control token. In this case
@@ -202,10 +204,10 @@ class BodyMasker:
         """
         forms = (original, original.upper(), original.lower(), html.escape(original))
         for form in forms:
-            if text.startswith(form + following, at):
-                return at + len(form)
-        end = text.find(following, at) if following else -1
-        return end if end > at and self._pattern.search(text, at, end) is None else None
+            if text.startswith(form + following, pos):
+                return pos + len(form)
+        end = text.find(following, pos) if following else -1
+        return end if end > pos and self._pattern.search(text, pos, end) is None else None
 
 
 def texts_of(item: Any) -> Iterator[str]:
@@ -225,15 +227,15 @@ def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:
     firsts, rests = _parts(tokens)
     if not inner.endswith(firsts) and not inner.startswith(rests):
         return []
-    found = []
+    patterns = []
     for token in tokens:
         for size in range(1, len(token)):
             first, rest = token[:size], token[size:]
             if inner.endswith(first) and inner[-size - _NEAR :] + rest in text:
-                found.append(re.escape(first) + r"\Z")
+                patterns.append(re.escape(first) + r"\Z")
             if inner.startswith(rest) and first + inner[: len(rest) + _NEAR] in text:
-                found.append(r"\A" + re.escape(rest))
-    return sorted(found, key=len, reverse=True)
+                patterns.append(r"\A" + re.escape(rest))
+    return sorted(patterns, key=len, reverse=True)
 
 
 @lru_cache(256)
@@ -263,8 +265,8 @@ def _looked_for(source: str) -> Iterator[str]:
     except jinja2.TemplateSyntaxError:  # the first render reports it
         return
     for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
-        given = node.args if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) else [node]
-        for part in given:
+        parts = node.args if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) else [node]
+        for part in parts:
             for constant in (part, *part.find_all(nodes.Const)):
                 if isinstance(constant, nodes.Const) and isinstance(constant.value, str):
                     yield constant.value

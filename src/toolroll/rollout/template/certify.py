@@ -127,13 +127,13 @@ class TemplateReport:
                 f"{', '.join(self.missing_tokens)}, but the tokenizer has no such tokens. Use the "
                 "tokenizer and the chat template of the same model"
             ]
-        found: dict[tuple[Outcome, str], list[str]] = {}
+        reasons: dict[tuple[Outcome, str], list[str]] = {}
         for probe in self.probes:
             if probe.outcome != "append":
-                found.setdefault((probe.outcome, probe.detail), []).append(probe.what)
+                reasons.setdefault((probe.outcome, probe.detail), []).append(probe.what)
         lines = [
             f"{'; '.join(what)}: {detail} ({_THEN[outcome]})"
-            for (outcome, detail), what in found.items()
+            for (outcome, detail), what in reasons.items()
         ]
         return [f"the tokenizer: {self.tokenizer}", *lines] if self.tokenizer else lines
 
@@ -206,7 +206,7 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     try:
         stream = template.prompt(probe.messages[:-1], probe.tools)
         whole = template.prompt([*probe.messages, *probe.new], probe.tools)
-        said, delta, _ = _continued(template, probe, stream)
+        sampled, delta, _ = _continued(template, probe, stream)
     except HistoryRewrittenError as error:
         return result("fork", error.reason, preserved=_preserved(template, probe))
     except TemplateError as error:
@@ -215,7 +215,7 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     # prompt ended there. So only the text is compared up to the delta. From there on, the ids are
     # compared.
     if whole[-len(delta) :] != delta or not _reads_as(
-        template, [*stream, *said], whole[: -len(delta)]
+        template, [*stream, *sampled], whole[: -len(delta)]
     ):
         return result(
             "wrong", "prompt + sampled + delta are not the render of the whole conversation"
@@ -240,21 +240,23 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
         for turn, answer in calls_in_a_row(12, thinks=thinks):
             [answer] = with_control((answer,), _mark(template))
             probe = Probe("", "", (*messages, turn), (answer,))
-            said, delta, finish_reason = _continued(template, probe, stream)
-            begin, stop = len(stream), len(stream) + len(said)
+            sampled, delta, finish_reason = _continued(template, probe, stream)
+            begin, stop = len(stream), len(stream) + len(sampled)
             spans.append(TurnSpan(begin, stop, len(messages), finish_reason == "stop"))
-            stream = [*stream, *said, *delta]
+            stream = [*stream, *sampled, *delta]
             messages += [turn, answer]
     except HistoryRewrittenError as error:
         detail = f"{error.reason} (call {len(spans) + 1})"
         return result("fork", detail, preserved=_preserved(template, probe))
     except TemplateError as error:
         return result("refuse", str(error.__cause__ or error))
-    found = template.verifier.check(ServedSequence(as_ids(stream), tuple(spans), messages, TOOLS))
+    mismatch = template.verifier.check(
+        ServedSequence(as_ids(stream), tuple(spans), messages, TOOLS)
+    )
     return (
         result("append")
-        if found is None
-        else result("wrong", f"the finished sequence is not the render: {found}")
+        if mismatch is None
+        else result("wrong", f"the finished sequence is not the render: {mismatch}")
     )
 
 
@@ -270,11 +272,15 @@ def _continued(
     and the turn's finish reason.
     """
     text, finish_reason = _sampled_text(template, probe)
-    said = template.encoder.encode(text, previous=stream[-1])
+    sampled = template.encoder.encode(text, previous=stream[-1])
     delta = template.delta(
-        probe.messages, probe.new, tools=probe.tools, sampled_ids=said, finish_reason=finish_reason
+        probe.messages,
+        probe.new,
+        tools=probe.tools,
+        sampled_ids=sampled,
+        finish_reason=finish_reason,
     )
-    return said, delta, finish_reason
+    return sampled, delta, finish_reason
 
 
 def _tokenizer(template: ChatTemplate) -> str:
@@ -282,7 +288,7 @@ def _tokenizer(template: ChatTemplate) -> str:
     difference, or an empty text if there is none.
     """
     marks = template.stop_texts or [""]
-    text = "".join(body + marks[at % len(marks)] for at, body in enumerate(BODIES))
+    text = "".join(body + marks[pos % len(marks)] for pos, body in enumerate(BODIES))
     encoder, tokenizer = template.encoder, template.tokenizer
     theirs = tokenizer(text, add_special_tokens=False)["input_ids"]
     return (
@@ -316,42 +322,42 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     For any other turn, this is its render with later messages.
     """
     render = template.renderer.render
-    served = render(probe.messages[:-1], probe.tools, generate=True)
+    prompt = render(probe.messages[:-1], probe.tools, generate=True)
     alone = render(probe.messages, probe.tools, generate=False)
     whole = render([*probe.messages, *probe.new], probe.tools, generate=True)
     if probe.cut:
-        shown = whole[len(served) :] if whole.startswith(served) else ""
-        return shown[: shown.find(HALF) + len(HALF)] if HALF in shown else HALF, "length"
+        rendered = whole[len(prompt) :] if whole.startswith(prompt) else ""
+        return rendered[: rendered.find(HALF) + len(HALF)] if HALF in rendered else HALF, "length"
     stop = next((stop for stop in template.stop_texts if alone.rstrip("\n").endswith(stop)), "")
     body = alone.rstrip("\n").removesuffix(stop)
     thought = probe.messages[-1].get("reasoning_content")
-    shown = (
+    rendered = (
         alone
-        if alone.startswith(served) and (thought or (stop and whole.startswith(body)))
+        if alone.startswith(prompt) and (thought or (stop and whole.startswith(body)))
         else whole
     )
-    if not shown.startswith(served):
+    if not rendered.startswith(prompt):
         raise HistoryRewrittenError("the prompt that was served is no longer rendered as it was")
-    shown = shown[len(served) :]
-    lead = f"{thought}\n" if thought and thought not in shown else ""
-    ends = [shown.find(stop) + len(stop) for stop in template.stop_texts if stop in shown]
+    rendered = rendered[len(prompt) :]
+    lead = f"{thought}\n" if thought and thought not in rendered else ""
+    ends = [rendered.find(stop) + len(stop) for stop in template.stop_texts if stop in rendered]
     if ends:
-        return lead + shown[: min(ends)], "stop"
+        return lead + rendered[: min(ends)], "stop"
     # GLM: the stop token is the next role's marker, which is not part of the turn's own render.
     marker = next(
-        (stop for stop in template.stop_texts if whole.startswith(served + shown + stop)), ""
+        (stop for stop in template.stop_texts if whole.startswith(prompt + rendered + stop)), ""
     )
-    return lead + shown + marker, "stop" if marker else "length"
+    return lead + rendered + marker, "stop" if marker else "length"
 
 
-def _reads_as(template: ChatTemplate, kept: Sequence[int], shown: Sequence[int]) -> bool:
-    """Return True if the ids `kept` and `shown` have the same text. Their last tokens may differ if
-    both are control tokens: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
+def _reads_as(template: ChatTemplate, ids: Sequence[int], rendered: Sequence[int]) -> bool:
+    """Return True if the ids `ids` and `rendered` have the same text. Their last tokens may differ
+    if both are control tokens: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
     """
     decode = template.encoder.decode
-    return decode(kept) == decode(shown) or (
-        decode(kept[:-1]) == decode(shown[:-1])
-        and {kept[-1], shown[-1]} <= template.encoder.control_ids
+    return decode(ids) == decode(rendered) or (
+        decode(ids[:-1]) == decode(rendered[:-1])
+        and {ids[-1], rendered[-1]} <= template.encoder.control_ids
     )
 
 
@@ -368,19 +374,19 @@ def _generation_prompt(template: ChatTemplate) -> str:
 
 
 def _opens_reasoning(template: ChatTemplate) -> dict[str, bool]:
-    found = {}
+    opens = {}
     for last, messages in (("user message", USER), ("tool result", AFTER_A_CALL)):
         try:
-            found[last] = template.start(messages, TOOLS).opens_reasoning(ANY_TAGS)
+            opens[last] = template.start(messages, TOOLS).opens_reasoning(ANY_TAGS)
         except TemplateError:
-            found[last] = False
-    return found
+            opens[last] = False
+    return opens
 
 
 def _dated(template: ChatTemplate) -> bool:
     """Return True if the prompt depends on the date. (A session reads the clock only once.)"""
     renderer = template.renderer
-    own, later = (
+    today, later = (
         Renderer(
             renderer.tokenizer,
             chat_template=renderer.chat_template,
@@ -390,7 +396,7 @@ def _dated(template: ChatTemplate) -> bool:
         for days in (0, 400)
     )
     try:
-        return later.render(USER, TOOLS, generate=True) != own.render(USER, TOOLS, generate=True)
+        return later.render(USER, TOOLS, generate=True) != today.render(USER, TOOLS, generate=True)
     except TemplateError:
         return False
 

@@ -1,6 +1,6 @@
 """`ChatTemplate`: exact prompts and exact deltas for one tokenizer and its chat template.
 
-Invariants (I5 and I6 refer to the README):
+Invariants (I5 and I6: docs/guarantees.md):
 
 - A delta is the text that the template itself renders after a sampled turn, up to the next one.
   `DeltaRenderer` derives it from renders of the conversation.
@@ -108,7 +108,7 @@ class ChatTemplate:
 
     def variant(self, **changes: Any) -> ChatTemplate:
         """Return the same template with some of the constructor's arguments changed."""
-        given = {
+        arguments = {
             "chat_template": self.renderer.chat_template,
             "kwargs": self.renderer.kwargs,
             "history": self.history,
@@ -117,7 +117,7 @@ class ChatTemplate:
             "head_hook": self.renderer.head_hook,
             "encoder": self.encoder,
         }
-        return ChatTemplate(self.tokenizer, **{**given, **changes})
+        return ChatTemplate(self.tokenizer, **{**arguments, **changes})
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -226,9 +226,9 @@ class ChatTemplate:
         template's.
         """
         text = self.encoder.decode(ids)
-        given = tuple(map(self.encoder.text_of, stop_token_ids))
+        requested = tuple(map(self.encoder.text_of, stop_token_ids))
         last = int(ids[-1]) if len(ids) else None
         if finish_reason != "stop" or last is None:
-            return SampledText(text, None, given, last)
+            return SampledText(text, None, requested, last)
         asked = self.encoder.text_of(last) if last in stop_token_ids else None
-        return SampledText(text, self._stop_texts.get(last) or asked, given, last)
+        return SampledText(text, self._stop_texts.get(last) or asked, requested, last)

@@ -138,17 +138,19 @@ class Cursor:
         bodies = self._parts.body_spans(text, self._messages, self._head.tools)
         if keep is None:
             return as_ids(encoder.encode(text, bodies))
-        kept = position = 0
+        reused = position = 0
         for place in np.flatnonzero(np.isin(keep, list(encoder.control_ids))):
-            run = encoder.decode(keep[kept : place + 1])
+            run = encoder.decode(keep[reused : place + 1])
             end = position + len(run)
-            if not text.startswith(run, position) or any(at < end <= stop for at, stop in bodies):
+            if not text.startswith(run, position) or any(
+                begin < end <= stop for begin, stop in bodies
+            ):
                 break
-            kept, position = int(place) + 1, end
-        rest = [(at - position, stop - position) for at, stop in bodies if at >= position]
-        previous = int(keep[kept - 1]) if kept else None
+            reused, position = int(place) + 1, end
+        rest = [(begin - position, stop - position) for begin, stop in bodies if begin >= position]
+        previous = int(keep[reused - 1]) if reused else None
         ids = as_ids(encoder.encode(text[position:], rest, previous=previous))
-        return np.concatenate([keep[:kept], ids])
+        return np.concatenate([keep[:reused], ids])
 
     def after(
         self,
@@ -172,19 +174,19 @@ class Cursor:
         """
         parts, head = self._parts, self._with_tools(tools)
         turn, new = self._prepared(messages)
-        found = self._derive(sampled, turn, new, head, fork=parts.fork)
-        if found.rewritten is not None and parts.fork:
-            raise HistoryRewrittenError(found.rewritten)
+        delta = self._derive(sampled, turn, new, head, fork=parts.fork)
+        if delta.rewritten is not None and parts.fork:
+            raise HistoryRewrittenError(delta.rewritten)
         whole = [*self._messages, turn, *new]
         bodies = parts.body_spans(
-            found.whole, whole, head.tools, start=found.cut, first=len(self._messages) + 1
+            delta.whole, whole, head.tools, start=delta.cut, first=len(self._messages) + 1
         )
         previous = sampled.last_id
         if previous is None:  # nothing was sampled: the delta follows the prompt
             previous = parts.encoder.ending_id(self.text)
-        ids = as_ids(parts.encoder.encode(found.text, bodies, previous=previous))
+        ids = as_ids(parts.encoder.encode(delta.text, bodies, previous=previous))
         after = Cursor(
-            parts, whole, head, preserved=found.rewritten, text=found.whole, start=found.cut
+            parts, whole, head, preserved=delta.rewritten, text=delta.whole, start=delta.cut
         )
         return ids, after
 
@@ -198,7 +200,7 @@ class Cursor:
         self, sampled: SampledText, turn: Message, new: list[Message], head: Head, *, fork: bool
     ) -> RenderedDelta:
         before = [*self._messages, turn]
-        return self._parts.deltas.derive(before, new, head, sampled, served=self.text, fork=fork)
+        return self._parts.deltas.derive(before, new, head, sampled, prompt=self.text, fork=fork)
 
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:
@@ -211,8 +213,8 @@ class Cursor:
 
         Raises `HistoryRewrittenError` if these tools change this cursor's prompt.
         """
-        own = self._head.tools or []
-        if tools is None or (len(tools) == len(own) and all(map(is_, tools, own))):
+        current = self._head.tools or []
+        if tools is None or (len(tools) == len(current) and all(map(is_, tools, current))):
             return self._head
         renderer = self._parts.renderer
         head = renderer.head(self._messages, tools)
@@ -220,7 +222,7 @@ class Cursor:
         if repr(head) == repr(self._head):
             return self._head
         if renderer.render_prepared(self._messages, head, generate=True) != self.text:
-            raise HistoryRewrittenError(f"{TOOLS_CHANGED} ({_tools_change(own, tools)})")
+            raise HistoryRewrittenError(f"{TOOLS_CHANGED} ({_tools_change(current, tools)})")
         return head
 
 

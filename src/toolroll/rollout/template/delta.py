@@ -12,7 +12,7 @@ The template is a black box. There are two cases:
    history: the whole conversation must still start with the prompt that was served, and the
    assistant turn must be the same with and without the new messages.
 
-Invariants (I3 and I5 refer to the README):
+Invariants (I3 and I5: docs/guarantees.md):
 
 - Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
 - If the model wrote a turn differently from how its message renders (different JSON spacing, for
@@ -104,8 +104,8 @@ class DeltaRenderer:
     token, the rendered message, and the next generation prompt::
 
         deltas = DeltaRenderer(renderer, encoder, ["<|im_end|>"])
-        found = deltas.derive(messages, new, head, sampled, served=served)
-        served + sampled.text + found.text  # the next prompt
+        found = deltas.derive(messages, new, head, sampled, prompt=prompt)
+        prompt + sampled.text + found.text  # the next prompt
         found.text  # "\\n<|im_start|>user\\nMore.<|im_end|>\\n<|im_start|>assistant\\n"
     """
 
@@ -121,18 +121,18 @@ class DeltaRenderer:
         head: Head,
         sampled: SampledText,
         *,
-        served: str,
+        prompt: str,
         fork: bool = False,
     ) -> RenderedDelta:
         """Return the text to append for `new` after `messages`.
 
         `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
-        `messages` is the assistant turn that was sampled after the text `served`. `fork`: True if
+        `messages` is the assistant turn that was sampled after the text `prompt`. `fork`: True if
         a template that rewrites earlier text must start a new sequence.
 
         Raises:
             HistoryRewrittenError: the text to append cannot be determined, or `fork` is True and
-                the whole render does not start with `served`.
+                the whole render does not start with `prompt`.
             TemplateError: the template refuses the conversation.
         """
         if messages[-1].get("role") != "assistant":
@@ -141,9 +141,9 @@ class DeltaRenderer:
                 f"role {messages[-1].get('role')!r}"
             )
         whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
-        if fork and not whole.startswith(served):
+        if fork and not whole.startswith(prompt):
             raise HistoryRewrittenError(_PROMPT_REWRITTEN)
-        cut = self._end_of_turn(messages[-1], sampled, served, whole)
+        cut = self._end_of_turn(messages[-1], sampled, prompt, whole)
         if cut is not None:
             return RenderedDelta(whole, cut, None)
         tail = self._tail(messages, new, head, sampled)
@@ -154,15 +154,15 @@ class DeltaRenderer:
         resume_at = (
             tail.resume_at
             if sampled.stop
-            else _resume_after_cut(tail, whole, served, sampled.text, messages[-1])
+            else _resume_after_cut(tail, whole, prompt, sampled.text, messages[-1])
         )
         cut = len(whole) - len(tail.after) + resume_at
         return RenderedDelta(
-            whole, cut, self._rewritten(messages, head, sampled, served, whole, whole[:cut], tail)
+            whole, cut, self._rewritten(messages, head, sampled, prompt, whole, whole[:cut], tail)
         )
 
     def _end_of_turn(
-        self, turn: Message, sampled: SampledText, served: str, whole: str
+        self, turn: Message, sampled: SampledText, prompt: str, whole: str
     ) -> int | None:
         """Return where the sampled turn ends in `whole`. Return None if the sentinel is needed to
         find the end.
@@ -170,9 +170,9 @@ class DeltaRenderer:
         The end is known if `whole` starts with the served text and the turn. White space within the
         turn may differ if the stop token is the same.
         """
-        if sampled.stop is None or not whole.startswith(served):
+        if sampled.stop is None or not whole.startswith(prompt):
             return None
-        begin, end = len(served), len(served) + len(sampled.text)
+        begin, end = len(prompt), len(prompt) + len(sampled.text)
         if not whole.startswith(sampled.text, begin):
             close_at, close = self._first_stop(whole, begin, sampled)
             if close != sampled.stop or squashed(whole[begin:close_at]) != squashed(sampled.body):
@@ -188,12 +188,12 @@ class DeltaRenderer:
         there is none, return the end of `text` and None.
         """
         hits = [
-            (at, -len(stop), stop)
+            (pos, -len(stop), stop)
             for stop in self._all_stops(sampled)
-            if (at := text.find(stop, begin)) >= 0
+            if (pos := text.find(stop, begin)) >= 0
         ]
-        at, _, first = min(hits, default=(len(text), 0, None))
-        return at, first
+        pos, _, first = min(hits, default=(len(text), 0, None))
+        return pos, first
 
     # --- the tail ---------------------------------------------------------------------------------
 
@@ -213,27 +213,28 @@ class DeltaRenderer:
                 "turn as it was sampled"
             )
         after, alone = self._after_sentinel(messages, new, head)
-        close_at, own = self._first_stop(alone, 0, sampled)
-        if own is not None:
+        close_at, rendered_close = self._first_stop(alone, 0, sampled)
+        if rendered_close is not None:
             if not after.startswith(alone[:close_at]):
                 raise HistoryRewrittenError(
                     "the template moves or changes the end of the assistant turn"
                 )
-            if _shown_again(messages[-1], alone[close_at + len(own) :]):
+            if _shown_again(messages[-1], alone[close_at + len(rendered_close) :]):
                 # DeepSeek-R1-Distill
                 raise HistoryRewrittenError("the template repeats the turn's text after its calls")
             # the model sampled the close, and continued up to the next role's marker
-            beyond = own + (sampled.stop or "")
+            beyond = rendered_close + (sampled.stop or "")
             if (
-                sampled.stop != own
+                sampled.stop != rendered_close
                 and sampled.text.endswith(beyond)
                 and after.startswith(beyond, close_at)
             ):
                 return _Tail(after, alone, close_at, close_at + len(beyond))
-            close = self._close_in_history(after, close_at, own, sampled.stop)
-            if sampled.stop and sampled.stop != own:
+            close = self._close_in_history(after, close_at, rendered_close, sampled.stop)
+            if sampled.stop and sampled.stop != rendered_close:
                 raise HistoryRewrittenError(
-                    f"the model stopped with {sampled.stop!r}, but the template closes with {own!r}"
+                    f"the model stopped with {sampled.stop!r}, but the template closes with "
+                    f"{rendered_close!r}"
                 )
             return _Tail(after, alone, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
@@ -277,12 +278,18 @@ class DeltaRenderer:
             "the template does not show this assistant turn once messages follow it"
         )
 
-    def _close_in_history(self, after: str, close_at: int, own: str, sampled: str | None) -> str:
+    def _close_in_history(
+        self, after: str, close_at: int, rendered_close: str, sampled: str | None
+    ) -> str:
         """Return the turn close that the template renders if messages follow: gpt-oss writes
         `<|end|>` if `<|return|>` was sampled.
         """
-        known: list[str] = [own, *([sampled] if sampled else ()), *self._other_closes]
-        for close in known:
+        candidates: list[str] = [
+            rendered_close,
+            *([sampled] if sampled else ()),
+            *self._other_closes,
+        ]
+        for close in candidates:
             if after.startswith(close, close_at):
                 return close
         raise HistoryRewrittenError("the template does not close the turn once messages follow")
@@ -295,7 +302,7 @@ class DeltaRenderer:
         start a result.
         """
         user: Message = {"role": "user", "content": "x"}
-        found = []
+        markers = []
         for following in (user, {"role": "system", "content": "x"}):
             try:
                 text = self.renderer.render(
@@ -306,9 +313,9 @@ class DeltaRenderer:
             except TemplateError:
                 continue
             marker = self.encoder.pattern.search(text, text.rfind(SENTINEL))
-            found.append(marker.group() if marker is not None else "")
+            markers.append(marker.group() if marker is not None else "")
         # A marker that depends on the next role is not a close: it starts the next message.
-        return (found[0],) if found and found[0] and found == found[:1] * 2 else ()
+        return (markers[0],) if markers and markers[0] and markers == markers[:1] * 2 else ()
 
     # --- rewritten history ------------------------------------------------------------------------
 
@@ -317,33 +324,33 @@ class DeltaRenderer:
         messages: Sequence[Message],
         head: Head,
         sampled: SampledText,
-        served: str,
+        prompt: str,
         whole: str,
-        kept: str,
+        history: str,
         tail: _Tail,
     ) -> str | None:
         """Describe what the template rewrites in the served and sampled text. Return None if it
         rewrites nothing.
 
-        `kept` is the whole conversation's render without the text to append.
+        `history` is the whole conversation's render without the text to append.
         """
-        if not kept.startswith(served):
+        if not history.startswith(prompt):
             return _PROMPT_REWRITTEN
-        if kept[len(served) :] == sampled.text:
+        if history[len(prompt) :] == sampled.text:
             return None
         alone = self.renderer.render_prepared(messages, head, generate=False)
-        if not alone.startswith(served):
+        if not alone.startswith(prompt):
             return (
                 "the render of the last assistant turn does not start with the generation prompt "
                 "that was served"
             )
-        turn_alone = alone[len(served) : len(alone) - len(tail.alone) + tail.close_at]
-        turn_then = whole[len(served) : len(whole) - len(tail.after) + tail.close_at]
+        turn_alone = alone[len(prompt) : len(alone) - len(tail.alone) + tail.close_at]
+        turn_then = whole[len(prompt) : len(whole) - len(tail.after) + tail.close_at]
         if turn_alone != turn_then and not _reads_like_history(
             squashed(sampled.body), squashed(turn_alone), squashed(turn_then)
         ):
             return "the last assistant turn is rendered differently once messages follow it"
-        part = dropped_part(messages[-1], sampled.body, kept[len(served) :])
+        part = dropped_part(messages[-1], sampled.body, history[len(prompt) :])
         if part is None:
             return None
         turns = sum(message.get("role") == "assistant" for message in messages)
@@ -362,7 +369,7 @@ def _probe_arguments(turn: Message, *, text: bool) -> Message:
     return {**turn, "tool_calls": calls}
 
 
-def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: Message) -> int:
+def _resume_after_cut(tail: _Tail, whole: str, prompt: str, sampled: str, turn: Message) -> int:
     """Return where the text to append starts in `tail.after`, for a turn without a stop token.
 
     Such a turn was truncated by its length, a stop string or an abort. The text to append includes
@@ -371,8 +378,8 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
     The result is negative if the turn was truncated before the position of the sentinel. This
     happens inside reasoning, because the template closes the reasoning before the content.
     """
-    if whole.startswith(served + sampled):
-        rest = len(whole) - len(served) - len(sampled)
+    if whole.startswith(prompt + sampled):
+        rest = len(whole) - len(prompt) - len(sampled)
         # In a turn with calls, the text before the sentinel belongs to a call. A truncated call is
         # never completed with text that the model did not sample.
         if len(tail.after) - tail.close_at <= rest and (
@@ -384,7 +391,7 @@ def _resume_after_cut(tail: _Tail, whole: str, served: str, sampled: str, turn: 
     for n in range(tail.close_at, 0, -1):
         # A quote at the end of a truncated call need not be the quote that ends its arguments.
         if sampled.endswith(tail.after[:n]) and (
-            not calls or squashed(whole[len(served) : end + n]) == squashed(sampled)
+            not calls or squashed(whole[len(prompt) : end + n]) == squashed(sampled)
         ):
             return n
     return tail.close_at if calls else 0
@@ -414,9 +421,9 @@ def _reads_like_history(text: str, alone: str, then: str) -> bool:
     return text.startswith(then[:differs])
 
 
-def _common(one: str, other: str) -> int:
+def _common(first: str, other: str) -> int:
     """Return the length of the longest common prefix."""
     return next(
-        (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
+        (pos for pos, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
+        min(len(first), len(other)),
     )

@@ -18,13 +18,13 @@ from toolroll.rollout.template.bodies import texts_of
 from toolroll.rollout.types import Message
 
 
-def dropped_part(turn: Message, sampled: str, shown: str) -> str | None:
-    """Return "reasoning", "text" or "calls" if the text `shown` lacks this part of `turn`. Return
-    None if it lacks nothing.
+def dropped_part(turn: Message, sampled: str, rendered: str) -> str | None:
+    """Return "reasoning", "text" or "calls" if the text `rendered` lacks this part of `turn`.
+    Return None if it lacks nothing.
 
     `turn` is the prepared message of the text `sampled`. Text that was not sampled is ignored.
     """
-    source, rest = _normal(sampled), _normal(shown)
+    source, rest = _normal(sampled), _normal(rendered)
     parts = {"text": turn.get("content"), "reasoning": turn.get("reasoning_content")}
     texts = [(name, str(text)) for name, text in parts.items() if text]
     # The longest first: a short answer may occur in the reasoning before it.

@@ -1,4 +1,5 @@
-"""Encode text to ids, with control tokens only where the template wrote them (I6 in the README).
+"""Encode text to ids, with control tokens only where the template wrote them
+(I6 in docs/guarantees.md).
 
 A *control token* is any added token of the tokenizer that contains more than white space:
 `<|im_end|>`, but also the non-special `</tool_response>`. The same characters inside a message body
@@ -172,15 +173,15 @@ class Encoder:
         if not piece:
             return ()
         key = (piece, place)
-        found = self._pieces.get(key)
-        if found is None:
-            found = array("i", self._encode_piece(piece, place))
+        ids = self._pieces.get(key)
+        if ids is None:
+            ids = array("i", self._encode_piece(piece, place))
             if len(piece) <= _LONGEST:
                 self._room -= len(piece)
                 if self._room < 0:
                     self._pieces, self._room = {}, _CACHED
-                self._pieces[key] = found
-        return found
+                self._pieces[key] = ids
+        return ids
 
     def _encode_piece(self, piece: str, place: _Place) -> list[int]:
         if place == "control":
@@ -223,28 +224,33 @@ class Encoder:
         if plain == states or any(state.get("type") == "Custom" for state in states.values()):
             return self._plain
         data = {**_EMPTY, **{name: state or None for name, state in plain.items()}}
-        made = Tokenizer.from_str(orjson.dumps(data).decode())
-        return self._without_control(made.normalizer, made.pre_tokenizer)
+        tokenizer = Tokenizer.from_str(orjson.dumps(data).decode())
+        return self._without_control(tokenizer.normalizer, tokenizer.pre_tokenizer)
 
     def _without_control(self, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
-        made = Tokenizer(self._fast.model)
+        tokenizer = Tokenizer(self._fast.model)
         if normalizer is not None:
-            made.normalizer = normalizer
+            tokenizer.normalizer = normalizer
         if pre_tokenizer is not None:
-            made.pre_tokenizer = pre_tokenizer
-        made.add_tokens([*self._blank, AddedToken(_ANCHOR, normalized=False)])
-        return made
+            tokenizer.pre_tokenizer = pre_tokenizer
+        tokenizer.add_tokens([*self._blank, AddedToken(_ANCHOR, normalized=False)])
+        return tokenizer
 
     @cached_property
     def _renumbered(self) -> dict[int, int]:
         """Maps the id of each added white-space token in `_plain` to its id in `tokenizer`. Equal
         ids are omitted.
         """
-        own = self.tokenizer.get_added_vocab()
-        found = {
-            self._plain.token_to_id(token.content): own[token.content] for token in self._blank
+        vocabulary = self.tokenizer.get_added_vocab()
+        renumbered = {
+            self._plain.token_to_id(token.content): vocabulary[token.content]
+            for token in self._blank
         }
-        return {made: index for made, index in found.items() if made is not None and made != index}
+        return {
+            plain: index
+            for plain, index in renumbered.items()
+            if plain is not None and plain != index
+        }
 
     def _check_normalized(self, text: str) -> None:
         """Raise `TemplateError` if normalizing `text` adds or removes a control token."""
@@ -364,15 +370,15 @@ class TextDecoder:
         return "".join(text), spans
 
     def _decode(self, text: list[str], spans: list[Span], *, last: bool) -> None:
-        known = len(self._encoder.decode(self._ids[: self._known]))
+        returned = len(self._encoder.decode(self._ids[: self._known]))
         whole = self._encoder.decode(self._ids)
-        if not last and (len(whole) <= known or self._encoder.ends_open(self._ids, whole)):
+        if not last and (len(whole) <= returned or self._encoder.ends_open(self._ids, whole)):
             return
-        shift = self._size - known
+        shift = self._size - returned
         offsets = self._encoder.window_offsets(self._ids, whole)[self._known :]
         spans += [(start + shift, stop + shift) for start, stop in offsets]
-        text.append(whole[known:])
-        self._size += len(whole) - known
+        text.append(whole[returned:])
+        self._size += len(whole) - returned
         del self._ids[: self._known]
         self._known = len(self._ids)
 
@@ -406,8 +412,8 @@ def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
     """
     for name in ("normalizers", "pretokenizers"):
         if name in state:
-            kept = [_without_prefix(part) for part in state[name] if part.get("type") != "Prepend"]
-            return {**state, name: kept}
+            parts = [_without_prefix(part) for part in state[name] if part.get("type") != "Prepend"]
+            return {**state, name: parts}
     if state.get("type") == "Prepend":
         return {}
     changed = {"prepend_scheme": "never", "add_prefix_space": False}

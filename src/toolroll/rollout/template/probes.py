@@ -64,11 +64,11 @@ def _calling(*keys: str, first: int = 0, **more: Any) -> Message:
     ]
     listed = [
         {
-            "id": f"callid{at:03d}",
+            "id": f"callid{pos:03d}",
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         }
-        for at, (name, arguments) in enumerate(calls, first)
+        for pos, (name, arguments) in enumerate(calls, first)
     ]
     return {"role": "assistant", "content": "", **more, "tool_calls": listed}
 
@@ -79,7 +79,9 @@ def _result(text: str, index: int = 0, name: str = "look") -> Message:
 
 AFTER_A_CALL: list[Message] = [*USER, _calling("x"), _result("1")]
 _CALL = (*BASE, _calling("x"))
-_CYCLES = tuple(message for at in (0, 1) for message in (_calling("x", first=at), _result("1", at)))
+_CYCLES = tuple(
+    message for pos in (0, 1) for message in (_calling("x", first=pos), _result("1", pos))
+)
 _BATTERY = (
     Probe("tool", "a tool result", _CALL, (_result('{"x": 1}'),)),
     Probe("tool_empty", "an empty tool result", _CALL, (_result(""),)),
@@ -176,10 +178,10 @@ def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Messa
     arguments, ids and texts differ from turn to turn.
     """
     names = ("look", "list_all", "python")
-    for at in range(count):
-        turn = _calling(f"{'k' * (at % 5)}{at}", first=at, **(_THOUGHT if thinks else {}))
-        turn["tool_calls"][0]["function"]["name"] = names[at % len(names)]
-        yield turn, _result(BODIES[at % len(BODIES)], at, names[at % len(names)])
+    for pos in range(count):
+        turn = _calling(f"{'k' * (pos % 5)}{pos}", first=pos, **(_THOUGHT if thinks else {}))
+        turn["tool_calls"][0]["function"]["name"] = names[pos % len(names)]
+        yield turn, _result(BODIES[pos % len(BODIES)], pos, names[pos % len(names)])
 
 
 def _thinking(message: Message) -> Message:

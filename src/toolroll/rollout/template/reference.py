@@ -64,29 +64,29 @@ class ReferenceRender:
         """Return the message with its arguments, content and reasoning in the form that the
         template accepts.
         """
-        made = dict(message)
-        if isinstance(made.get("content"), list):
-            if self._takes_parts(str(made.get("role"))):
-                made["content"] = [{**part, "type": "text"} for part in made["content"]]
+        changed = dict(message)
+        if isinstance(changed.get("content"), list):
+            if self._takes_parts(str(changed.get("role"))):
+                changed["content"] = [{**part, "type": "text"} for part in changed["content"]]
             else:
-                made["content"] = "".join(str(part["text"]) for part in made["content"])
-        if made.get("content") is None and made.get("tool_calls") and not self._takes_null:
-            made["content"] = ""
-        if made.get("tool_calls"):
-            made["tool_calls"] = [self._prepared_call(call) for call in made["tool_calls"]]
-        if made.get("reasoning_content") and self._takes_thinking(made):
-            made.setdefault("thinking", made["reasoning_content"])
-        shown: Message = readable(made)
-        return shown
+                changed["content"] = "".join(str(part["text"]) for part in changed["content"])
+        if changed.get("content") is None and changed.get("tool_calls") and not self._takes_null:
+            changed["content"] = ""
+        if changed.get("tool_calls"):
+            changed["tool_calls"] = [self._prepared_call(call) for call in changed["tool_calls"]]
+        if changed.get("reasoning_content") and self._takes_thinking(changed):
+            changed.setdefault("thinking", changed["reasoning_content"])
+        result: Message = readable(changed)
+        return result
 
     def _prepared_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = dict(call["function"])
-        given = function.get("arguments")
-        if self._takes_objects and not isinstance(given, Mapping):
-            function["arguments"] = _as_object(given)
-        elif not self._takes_objects and not isinstance(given, str):
+        arguments = function.get("arguments")
+        if self._takes_objects and not isinstance(arguments, Mapping):
+            function["arguments"] = _as_object(arguments)
+        elif not self._takes_objects and not isinstance(arguments, str):
             function["arguments"] = json.dumps(
-                given or {}, ensure_ascii=False, separators=(",", ":")
+                arguments or {}, ensure_ascii=False, separators=(",", ":")
             )
         return {**call, "function": function}
 
@@ -137,11 +137,11 @@ class ReferenceRender:
             call = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
             talks = {"user": [message], "tool": [_USER, call, _result(parts)]}
             try:
-                shown = self.render(talks.get(role, [message, _USER]), None)
+                text = self.render(talks.get(role, [message, _USER]), None)
             except RENDER_ERRORS:
-                shown = ""
-            found = "qxa" in shown and "qxb" in shown and repr(parts[0]) not in shown
-            self._shows_parts[role] = found
+                text = ""
+            takes_parts = "qxa" in text and "qxb" in text and repr(parts[0]) not in text
+            self._shows_parts[role] = takes_parts
         return self._shows_parts[role]
 
     def _takes_thinking(self, message: Message) -> bool:
@@ -154,11 +154,11 @@ class ReferenceRender:
             turn |= {"content": "x" if content else ""}
             if not calls:
                 del turn["tool_calls"]
-            shown = [
+            renders = [
                 self._shows([_USER, {**turn, name: "qxa"}], "qxa")
                 for name in ("reasoning_content", "thinking")
             ]
-            self._shows_thinking[calls, content] = shown == [False, True]
+            self._shows_thinking[calls, content] = renders == [False, True]
         return self._shows_thinking[calls, content]
 
     def _shows(self, messages: list[Message], text: str) -> bool:
@@ -201,9 +201,9 @@ def _result(content: Any) -> Message:
     return {"role": "tool", "tool_call_id": "callid000", "name": "x", "content": content}
 
 
-def _as_object(given: Any) -> dict[str, Any]:
+def _as_object(arguments: Any) -> dict[str, Any]:
     try:
-        found = json.loads(given) if isinstance(given, str) else given
+        decoded = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         return {}
-    return dict(found) if isinstance(found, Mapping) else {}
+    return dict(decoded) if isinstance(decoded, Mapping) else {}

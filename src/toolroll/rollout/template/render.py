@@ -295,16 +295,16 @@ def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
     from transformers import PreTrainedTokenizerBase
     from transformers.utils import chat_template_utils
 
-    given: Callable[..., Any] = tokenizer.apply_chat_template
+    method: Callable[..., Any] = tokenizer.apply_chat_template
     function = PreTrainedTokenizerBase.apply_chat_template
-    if getattr(given, "__func__", None) is not function:
-        return given
+    if getattr(method, "__func__", None) is not function:
+        return method
     compiler = partial(compile_template, now=now)
     render = _rebound(
         chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler
     )
     apply = _rebound(function, "render_jinja_template", render)
-    return given if render is None or apply is None else partial(apply, tokenizer)
+    return method if render is None or apply is None else partial(apply, tokenizer)
 
 
 def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
@@ -314,11 +314,11 @@ def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
     if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
         return None
     names = {**function.__globals__, name: value}
-    made = FunctionType(
+    rebound = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    rebound.__kwdefaults__ = function.__kwdefaults__
+    return rebound
 
 
 # --- messages -------------------------------------------------------------------------------------

@@ -174,11 +174,11 @@ _UNKNOWN = "\u3007"
 _MARKS = str.maketrans("<>[]{}|/", "()()()!!")
 
 
-def _differ_only(text: str, shown: str, other: _Other) -> bool:
+def _differ_only(text: str, replaced: str, other: _Other) -> bool:
     """Return True if two renders differ only in characters that `other` replaces."""
-    if len(text) != len(shown):
+    if len(text) != len(replaced):
         return False
-    pairs = {(a, b) for a, b in zip(text, shown, strict=True) if a != b}
+    pairs = {(a, b) for a, b in zip(text, replaced, strict=True) if a != b}
     return all(b in (other(a), a.translate(_MARKS), _UNKNOWN) for a, b in pairs)
 
 

@@ -41,12 +41,12 @@ _RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id":
 
 def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]:
     """Return the ids of all tokens that end a turn."""
-    found = _configured(tokenizer)
+    stops = _configured(tokenizer)
     # a tokenizer may have a separate template for conversations with tools
     for tools in (None, [_TOOL]):
         texts = _Closing(renderer, encoder, tools).texts()
-        found |= {encoder.control[text] for text in texts}
-    return found
+        stops |= {encoder.control[text] for text in texts}
+    return stops
 
 
 def missing_tokens(renderer: Renderer, encoder: Encoder) -> tuple[str, ...]:
@@ -72,16 +72,16 @@ def missing_tokens(renderer: Renderer, encoder: Encoder) -> tuple[str, ...]:
 
 def _configured(tokenizer: Any) -> set[int]:
     eos = tokenizer.eos_token_id
-    found = set() if eos is None else {int(eos)}
+    stops = set() if eos is None else {int(eos)}
     path = Path(str(tokenizer.name_or_path)) / "generation_config.json"
     if path.is_file():
         listed = orjson.loads(path.read_bytes()).get("eos_token_id")
-        found |= (
+        stops |= (
             set(listed)
             if isinstance(listed, list)
             else ({int(listed)} if isinstance(listed, int) else set())
         )
-    return found
+    return stops
 
 
 class _Closing:
@@ -107,19 +107,19 @@ class _Closing:
         if closing:
             return {closing[-1], *self._closing_calls()}
         after = [self.after_sentinel([*_BASE, message]) for message in _FOLLOW]
-        found = {
+        markers = {
             match.group()
             for text in after
             if text is not None and (match := self._encoder.pattern.search(text))
         }
-        return found | self._marker_after_call()
+        return markers | self._marker_after_call()
 
     def _closing_calls(self) -> set[str]:
         """Return the last control token after a turn with one call, if a turn with two calls also
         has it exactly once. (It is then not part of a call.)
         """
-        one, two = self.after_sentinel(_calling(1)), self.after_sentinel(_calling(2), first=True)
-        closing = self._encoder.pattern.findall(one or "")
+        single, two = self.after_sentinel(_calling(1)), self.after_sentinel(_calling(2), first=True)
+        closing = self._encoder.pattern.findall(single or "")
         return (
             {closing[-1]} if closing and two is not None and two.count(closing[-1]) == 1 else set()
         )
@@ -145,17 +145,17 @@ class _Closing:
             text = self._renderer.render(messages, self._tools, generate=False)
         except TemplateError:
             return None
-        at = text.find(SENTINEL) if first else text.rfind(SENTINEL)
-        return text[at + len(SENTINEL) :] if at >= 0 else None
+        pos = text.find(SENTINEL) if first else text.rfind(SENTINEL)
+        return text[pos + len(SENTINEL) :] if pos >= 0 else None
 
 
 def _calling(count: int) -> list[Message]:
     calls = [
         {
-            "id": f"callid{at:03d}",
+            "id": f"callid{pos:03d}",
             "type": "function",
             "function": {"name": "x", "arguments": {"x": SENTINEL}},
         }
-        for at in range(count)
+        for pos in range(count)
     ]
     return [_BASE[0], {"role": "assistant", "content": "", "tool_calls": calls}]

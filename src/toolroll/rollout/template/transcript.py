@@ -163,15 +163,17 @@ def _sampled_text_end(template: ChatTemplate, text: str, begin: int) -> int:
     if the template does not close turns.
     """
     return max(
-        (at + len(stop) for stop in template.stop_texts if (at := text.rfind(stop)) >= begin),
+        (pos + len(stop) for stop in template.stop_texts if (pos := text.rfind(stop)) >= begin),
         default=len(text),
     )
 
 
-def _spelled_marker(template: ChatTemplate, said: str) -> str | None:
+def _spelled_marker(template: ChatTemplate, turn_text: str) -> str | None:
     """Return the text of a stop token in the middle of a turn, or None if there is none."""
-    ended = next((stop for stop in template.stop_texts if said.endswith(stop)), "")
-    return next((mark for mark in template.stop_texts if mark in said.removesuffix(ended)), None)
+    ended = next((stop for stop in template.stop_texts if turn_text.endswith(stop)), "")
+    return next(
+        (mark for mark in template.stop_texts if mark in turn_text.removesuffix(ended)), None
+    )
 
 
 def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
@@ -184,9 +186,9 @@ def _sampled_until(template: ChatTemplate, text: str, stop: int) -> int:
         return stop
     return next(
         (
-            found.start()
-            for found in template.encoder.pattern.finditer(text, 0, stop)
-            if found.end() == stop
+            match.start()
+            for match in template.encoder.pattern.finditer(text, 0, stop)
+            if match.end() == stop
         ),
         stop,
     )
@@ -204,14 +206,14 @@ class _Recorded:
     def pieces(self) -> list[_Piece]:
         """Split the whole render at the start and the end of each assistant turn."""
         pieces: list[_Piece] = []
-        at = first = 0
+        pos = first = 0
         unplaced: str | None = None
         for index, message in enumerate(self.messages):
             if message.get("role") != "assistant":
                 continue
             begin = self._begin(index)
-            stop = self._end(index, begin or at)
-            if stop is None or not at <= (begin or at) <= stop:
+            stop = self._end(index, begin or pos)
+            if stop is None or not pos <= (begin or pos) <= stop:
                 # the turn becomes part of the next piece
                 unplaced = "the position of this turn in the whole render is unknown"
                 continue
@@ -220,12 +222,12 @@ class _Recorded:
                     "the template does not show the generation prompt before this turn once "
                     "messages follow"
                 )
-                pieces.append(_Piece(at, stop, first, index, excluded=reason))
+                pieces.append(_Piece(pos, stop, first, index, excluded=reason))
             else:
-                pieces.append(_Piece(at, begin, first, index - 1, excluded=unplaced))
+                pieces.append(_Piece(pos, begin, first, index - 1, excluded=unplaced))
                 pieces += self._turn(index, begin, stop)
-            at, first, unplaced = stop, index + 1, None
-        pieces.append(_Piece(at, len(self.text), first, len(self.messages) - 1, excluded=unplaced))
+            pos, first, unplaced = stop, index + 1, None
+        pieces.append(_Piece(pos, len(self.text), first, len(self.messages) - 1, excluded=unplaced))
         return [piece for piece in pieces if piece.stop > piece.start]
 
     def _turn(self, index: int, begin: int, stop: int) -> list[_Piece]:
@@ -234,19 +236,23 @@ class _Recorded:
         if spelled is not None:
             reason = f"its text contains {spelled!r}, which would be trained as the control token"
             return [_Piece(begin, stop, index, index, excluded=reason)]
-        said = _sampled_until(self.template, self.text, stop)
-        trained = _Piece(begin, said, index, index, trained=True)
-        return [trained, _Piece(said, stop, index, index)]
+        sampled_stop = _sampled_until(self.template, self.text, stop)
+        trained = _Piece(begin, sampled_stop, index, index, trained=True)
+        return [trained, _Piece(sampled_stop, stop, index, index)]
 
     def _begin(self, index: int) -> int | None:
         """Return where turn `index` starts in `text`, after its generation prompt. Return None if
         the whole render does not contain that prompt.
         """
-        served = self.template.renderer.render(self.messages[:index], self.tools, generate=True)
-        if self.text.startswith(served):
-            return len(served)
+        prompt = self.template.renderer.render(self.messages[:index], self.tools, generate=True)
+        if self.text.startswith(prompt):
+            return len(prompt)
         before = next(
-            (at for at in range(index - 1, -1, -1) if self.messages[at].get("role") == "assistant"),
+            (
+                pos
+                for pos in range(index - 1, -1, -1)
+                if self.messages[pos].get("role") == "assistant"
+            ),
             None,
         )
         if before is None:
@@ -268,8 +274,8 @@ class _Recorded:
         if then is None:
             return None
         whole = self.template.renderer.render(self.messages, self.tools, generate=True)
-        at = len(whole) - len(then)
-        return at if whole[:at] == self.text[:at] else None
+        pos = len(whole) - len(then)
+        return pos if whole[:pos] == self.text[:pos] else None
 
     def _text_after(self, index: int, stop: int | None = None) -> str | None:
         """Return the text after turn `index` in the render of the messages before `stop` (default:

@@ -99,8 +99,8 @@ class Verifier:
 
         verifier = Verifier(tokenizer, chat_template=None, kwargs={}, now=datetime.now())
         turn = TurnSpan(len(prompt_ids), len(prompt_ids) + len(output_ids), 1, True)
-        served = ServedSequence(ids, (turn,), [question, answer], tools=[])
-        verifier.check(served)  # None, or for example "prompt: tokens"
+        sequence = ServedSequence(ids, (turn,), [question, answer], tools=[])
+        verifier.check(sequence)  # None, or for example "prompt: tokens"
     """
 
     def __init__(
@@ -133,22 +133,22 @@ class Verifier:
         # a template may change a text's case
         self._pattern = re.compile(pattern, re.IGNORECASE)
 
-    def check(self, served: ServedSequence) -> str | None:
+    def check(self, sequence: ServedSequence) -> str | None:
         """Return None if the sequence is correct. Otherwise return the kind of the first
         difference. The kinds are listed in docs/tokens.md, "Checking it".
         """
-        if not served.turns:
+        if not sequence.turns:
             return None
         try:
-            self._check_turns(served)
-            messages = served.messages[: served.turns[-1].message]
-            talk = ShownConversation(self._reference, self._pattern, messages, served.tools)
-            for turn in served.turns:
-                self._check_prefill(served, turn)
-            if served.preserved:
-                self._check_preserved(served, talk)
+            self._check_turns(sequence)
+            messages = sequence.messages[: sequence.turns[-1].message]
+            talk = ShownConversation(self._reference, self._pattern, messages, sequence.tools)
+            for turn in sequence.turns:
+                self._check_prefill(sequence, turn)
+            if sequence.preserved:
+                self._check_preserved(sequence, talk)
             else:
-                self._check_all(served, talk)
+                self._check_all(sequence, talk)
         except (_Mismatch, NeutralTextError) as found:
             return str(found)
         except RENDER_ERRORS as error:
@@ -157,65 +157,70 @@ class Verifier:
 
     # --- the turns --------------------------------------------------------------------------------
 
-    def _check_turns(self, served: ServedSequence) -> None:
+    def _check_turns(self, sequence: ServedSequence) -> None:
         """Check that each turn is one answer of the engine, and ended as the engine says."""
-        cut, ids = served.dropped, served.input_ids
-        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in served.turns]
-        messages = [turn.message for turn in served.turns]
+        cut, ids = sequence.dropped, sequence.input_ids
+        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in sequence.turns]
+        messages = [turn.message for turn in sequence.turns]
         if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
             raise _Mismatch("turns: order")
-        if any(served.messages[index]["role"] != "assistant" for index in messages):
+        if any(sequence.messages[index]["role"] != "assistant" for index in messages):
             raise _Mismatch("turns: message")
-        if served.record is not None:
-            stopped = [turn.stopped for turn in served.turns]
-            kind = served.record.check_turns(ids[cut:], spans, stopped, self._control)
+        if sequence.record is not None:
+            stopped = [turn.stopped for turn in sequence.turns]
+            kind = sequence.record.check_turns(ids[cut:], spans, stopped, self._control)
             if kind is not None:
                 raise _Mismatch(kind)
 
     # --- a sequence that the template only appends to ---------------------------------------------
 
-    def _check_all(self, served: ServedSequence, talk: ShownConversation) -> None:
-        first, last = served.turns[0].message, served.turns[-1].message
+    def _check_all(self, sequence: ServedSequence, talk: ShownConversation) -> None:
+        first, last = sequence.turns[0].message, sequence.turns[-1].message
         begin = talk.prompt(first)
-        self._check_prompt(served, talk)
+        self._check_prompt(sequence, talk)
         if first == last:
             return
         whole = talk.prompt(last)
         if not whole.text.startswith(begin.text):
             raise _Mismatch("rewritten")
-        at = len(begin.text)
-        walk = _Walk(served, talk, whole)
-        for turn, following in zip(served.turns, served.turns[1:], strict=False):
-            at = self._check_delta(walk, turn, following, at)
-        if at != len(whole.text):
+        pos = len(begin.text)
+        walk = _Walk(sequence, talk, whole)
+        for turn, following in zip(sequence.turns, sequence.turns[1:], strict=False):
+            pos = self._check_delta(walk, turn, following, pos)
+        if pos != len(whole.text):
             raise _Mismatch("delta: text is missing")
 
-    def _check_prompt(self, served: ServedSequence, talk: ShownConversation) -> None:
+    def _check_prompt(self, sequence: ServedSequence, talk: ShownConversation) -> None:
         if self._reference.shows_date and self._now.date() != datetime.now().date():
             return
-        first = served.turns[0].message
-        shown = self._hooked(talk.prompt(first), talk)
-        prompt, expected = served.input_ids[: served.turns[0].start], self._prompt_ids(shown.text)
-        if np.array_equal(prompt, expected) and shown.neutral == shown.text:
+        first = sequence.turns[0].message
+        render = self._hooked(talk.prompt(first), talk)
+        prompt, expected = (
+            sequence.input_ids[: sequence.turns[0].start],
+            self._prompt_ids(render.text),
+        )
+        if np.array_equal(prompt, expected) and render.neutral == render.text:
             return
         ids = prompt.tolist()
         if self._decode(ids) != self._decode(expected.tolist()):
             raise _Mismatch("prompt")
-        as_text = self._as_text(ids, shown)
+        as_text = self._as_text(ids, render)
         if as_text is None:
             raise _Mismatch("prompt: control tokens")
-        kept = [match.group() for match in as_text if shown.neutral.startswith(*spelling(match))]
-        if kept:
+        spelled = [
+            match.group() for match in as_text if render.neutral.startswith(*spelling(match))
+        ]
+        if spelled:
             # This must be text of the assistant, not the template's own control token.
-            others = self._hooked(talk.prompt(first, assistant=frozenset(kept)), talk).neutral
+            others = self._hooked(talk.prompt(first, assistant=frozenset(spelled)), talk).neutral
             if any(others.startswith(*spelling(match)) for match in as_text):
                 raise _Mismatch("prompt: control tokens")
-        if not served.forked:
-            neutral = blanked(shown.text, as_text)
-            if not self._same(ids, self._encode(neutral), Shown(shown.text, neutral)):
+        if not sequence.forked:
+            neutral = blanked(render.text, as_text)
+            if not self._same(ids, self._encode(neutral), Shown(render.text, neutral)):
                 raise _Mismatch("prompt: tokens")
 
-    def _as_text(self, ids: list[int], shown: Shown) -> list[re.Match[str]] | None:
+    def _as_text(self, ids: list[int], render: Shown) -> list[re.Match[str]] | None:
         """Return the matches of control tokens in `shown.text` that are ordinary text in `ids`.
 
         Return None if `ids` have another text, or if a control token is at the position of text
@@ -226,40 +231,40 @@ class Verifier:
             spelled += [(text, False) for text in self._exact.findall(self._decode(piece))]
             if control is not None:
                 spelled.append((self._control[control], True))
-        matches = list(self._exact.finditer(shown.text))
+        matches = list(self._exact.finditer(render.text))
         if [match.group() for match in matches] != [text for text, _ in spelled]:
             return None
         as_text = []
         for match, (_, is_control) in zip(matches, spelled, strict=True):
             if not is_control:
                 as_text.append(match)
-            elif not shown.neutral.startswith(*spelling(match)):
+            elif not render.neutral.startswith(*spelling(match)):
                 return None
         return as_text
 
-    def _check_prefill(self, served: ServedSequence, turn: TurnSpan) -> None:
+    def _check_prefill(self, sequence: ServedSequence, turn: TurnSpan) -> None:
         """Check the tokens that the model continued. They must decode to `turn.prefill`, and have
         exactly the control tokens of this text.
         """
         if not turn.prefill:
             return
-        before = served.input_ids[: turn.start].tolist()
-        given = served.input_ids[turn.start : turn.sampled_from].tolist()
-        if self._continuation(before, given) != turn.prefill:
+        before = sequence.input_ids[: turn.start].tolist()
+        prefilled = sequence.input_ids[turn.start : turn.sampled_from].tolist()
+        if self._continuation(before, prefilled) != turn.prefill:
             raise _Mismatch("prefill")
-        if self._controls(given) != self._controls(self._encode(turn.prefill)):
+        if self._controls(prefilled) != self._controls(self._encode(turn.prefill)):
             raise _Mismatch("prefill: control tokens")
 
-    def _check_delta(self, walk: _Walk, turn: TurnSpan, following: TurnSpan, at: int) -> int:
-        """Check the delta after the turn that starts at `at` in the render. Return where the next
+    def _check_delta(self, walk: _Walk, turn: TurnSpan, following: TurnSpan, pos: int) -> int:
+        """Check the delta after the turn that starts at `pos` in the render. Return where the next
         turn starts.
         """
-        served, talk, whole = walk.served, walk.talk, walk.whole
-        sampled = served.input_ids[turn.start : turn.stop].tolist()
-        delta = served.input_ids[turn.stop : following.start].tolist()
-        own, text = self._decode(sampled), self._continuation(sampled, delta)
-        unchanged = own and whole.text.startswith(own, at)
-        start = at + len(own) if unchanged else self._closed_at(walk, turn, sampled, at)
+        sequence, talk, whole = walk.sequence, walk.talk, walk.whole
+        sampled = sequence.input_ids[turn.start : turn.stop].tolist()
+        delta = sequence.input_ids[turn.stop : following.start].tolist()
+        turn_text, text = self._decode(sampled), self._continuation(sampled, delta)
+        unchanged = turn_text and whole.text.startswith(turn_text, pos)
+        start = pos + len(turn_text) if unchanged else self._closed_at(walk, turn, sampled, pos)
         if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
             if self._is_encoded(
@@ -267,28 +272,28 @@ class Verifier:
             ):
                 return stop
         before, after = talk.prompt(turn.message), talk.prompt(following.message)
-        if before.text != whole.text[:at] or not whole.text.startswith(after.text):
+        if before.text != whole.text[:pos] or not whole.text.startswith(after.text):
             raise _Mismatch("delta")
         alone = talk.without_prompt(turn.message + 1)
         turn_ids = (
             self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
         )
-        shown = Shown(after.text[at:], after.neutral[at:])
+        render = Shown(after.text[pos:], after.neutral[pos:])
         if turn.stopped and sampled[-1:] and sampled[-1] in self._control:
-            self._check_after_stop(sampled, delta, shown, turn_ids)
+            self._check_after_stop(sampled, delta, render, turn_ids)
         else:
-            self._check_after_cut(delta, shown, turn_ids)
+            self._check_after_cut(delta, render, turn_ids)
         return len(after.text)
 
-    def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], at: int) -> int | None:
-        """Return where the turn that starts at `at` ends in the render. Return None if the end is
+    def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], pos: int) -> int | None:
+        """Return where the turn that starts at `pos` ends in the render. Return None if the end is
         uncertain.
 
         The end is certain if three conditions hold:
 
-        - The generation prompt ends at `at`.
+        - The generation prompt ends at `pos`.
         - In history, the template closes turns with the stop token that the model sampled.
-        - From `at` to the next such stop token, the render has exactly the turn's control tokens.
+        - From `pos` to the next such stop token, the render has exactly the turn's control tokens.
 
         The text up to that stop token is then the turn and nothing else, because every other
         message comes after it.
@@ -296,35 +301,35 @@ class Verifier:
         stop = sampled[-1] if sampled else -1
         if not turn.stopped or stop not in self._closes or sampled.count(stop) != 1:
             return None
-        opening = walk.talk.generation_prompt(walk.served.turns[0].message)
-        if not self._exact.search(opening) or not walk.whole.neutral.endswith(opening, 0, at):
+        opening = walk.talk.generation_prompt(walk.sequence.turns[0].message)
+        if not self._exact.search(opening) or not walk.whole.neutral.endswith(opening, 0, pos):
             return None
-        found = []
-        for match in self._exact.finditer(walk.whole.neutral, at):
-            found.append(match.group())
-            if found[-1] == self._control[stop]:
-                own = [self._control[index] for index in self._controls(sampled)]
-                return match.end() if found == own else None
+        controls = []
+        for match in self._exact.finditer(walk.whole.neutral, pos):
+            controls.append(match.group())
+            if controls[-1] == self._control[stop]:
+                wanted = [self._control[index] for index in self._controls(sampled)]
+                return match.end() if controls == wanted else None
         return None
 
-    def _is_encoded(self, sampled: list[int], delta: list[int], shown: Shown) -> bool:
-        """Return True if `delta` contains exactly the ids of `shown`, the text after the turn."""
+    def _is_encoded(self, sampled: list[int], delta: list[int], render: Shown) -> bool:
+        """Return True if `delta` contains exactly the ids of `render`, the text after the turn."""
         last = sampled[-1] if sampled else -1
         if last not in self._control:  # text follows text: the tokenizer may merge them
-            return self._same(delta, self._encode(shown.neutral), shown, text_first=True)
-        expected = self._encode(self._control[last] + shown.neutral)
-        return expected[:1] == [last] and self._same(delta, expected[1:], shown)
+            return self._same(delta, self._encode(render.neutral), render, text_first=True)
+        expected = self._encode(self._control[last] + render.neutral)
+        return expected[:1] == [last] and self._same(delta, expected[1:], render)
 
     def _check_after_stop(
-        self, sampled: list[int], delta: list[int], shown: Shown, turn: list[int]
+        self, sampled: list[int], delta: list[int], render: Shown, turn: list[int]
     ) -> None:
         """Compare the tokens of the delta with the render after the token that closes the turn.
 
-        `shown`: the render from the start of the turn to the end of the next prompt. `turn`: the
+        `render`: the render from the start of the turn to the end of the next prompt. `turn`: the
         ids of the turn as the template renders it at the end of a conversation. They show which
-        token in `shown` closes the turn.
+        token in `render` closes the turn.
         """
-        expected = self._encode(shown.neutral)
+        expected = self._encode(render.neutral)
         controls = [place for place, index in enumerate(expected) if index in self._control]
         closing = [place for place in controls if expected[place] == sampled[-1]]
         count = turn.count(sampled[-1]) or sampled.count(sampled[-1])
@@ -337,63 +342,60 @@ class Verifier:
             place = controls[others - 1]
         else:
             raise _Mismatch("delta")
-        if not self._same(delta, expected[place + 1 :], shown):
+        if not self._same(delta, expected[place + 1 :], render):
             raise _Mismatch("delta: tokens")
 
-    def _check_after_cut(self, delta: list[int], shown: Shown, turn: list[int]) -> None:
+    def _check_after_cut(self, delta: list[int], render: Shown, turn: list[int]) -> None:
         """Compare the delta's tokens with the end of the render. The turn was truncated, so the
         delta must include the token that closes it.
         """
-        expected = self._encode(shown.neutral)
-        controls, own = self._controls(expected), self._controls(delta)
+        expected = self._encode(render.neutral)
+        controls, added = self._controls(expected), self._controls(delta)
         within = self._controls(turn)
         closing = [place for place, index in enumerate(controls) if index in self._closes]
         count = sum(index in self._closes for index in within)
         begin = closing[count - 1] if 0 < count <= len(closing) else len(within)
         least = len(controls) - begin
-        if not own or len(own) < least or controls[-len(own) :] != own:
+        if not added or len(added) < least or controls[-len(added) :] != added:
             raise _Mismatch("delta: control tokens")
-        pieces = self._pieces(expected)[-len(own) :]
-        if not all(
-            map(
-                self._alike, self._pieces(delta)[1:], pieces, shown.pieces(self._exact)[-len(own) :]
-            )
-        ):
+        pieces = self._pieces(expected)[-len(added) :]
+        texts = render.pieces(self._exact)[-len(added) :]
+        if not all(map(self._alike, self._pieces(delta)[1:], pieces, texts)):
             raise _Mismatch("delta: tokens")
 
     # --- a sequence whose history was preserved ---------------------------------------------------
 
-    def _check_preserved(self, served: ServedSequence, talk: ShownConversation) -> None:
+    def _check_preserved(self, sequence: ServedSequence, talk: ShownConversation) -> None:
         """Check three deltas of a sequence whose template rewrites history: the first, one in the
         middle and the last, because each check costs one render. Each delta must be the end of the
         prompt that was rendered when the delta was appended.
         """
-        self._check_prompt(served, talk)
-        gaps = list(zip(served.turns, served.turns[1:], strict=False))
+        self._check_prompt(sequence, talk)
+        gaps = list(zip(sequence.turns, sequence.turns[1:], strict=False))
         middle = len(gaps) // 2
         for turn, following in [*gaps[:1], *gaps[middle : middle + 1], *gaps[-1:]]:
-            sampled = served.input_ids[turn.start : turn.stop].tolist()
-            delta = served.input_ids[turn.stop : following.start].tolist()
+            sampled = sequence.input_ids[turn.start : turn.stop].tolist()
+            delta = sequence.input_ids[turn.stop : following.start].tolist()
             ended = turn.stopped and sampled[-1] in self._control
             self._check_tail(sampled, delta, talk.prompt(following.message), ended=ended)
 
     def _check_tail(
-        self, sampled: list[int], delta: list[int], shown: Shown, *, ended: bool
+        self, sampled: list[int], delta: list[int], render: Shown, *, ended: bool
     ) -> None:
-        """Check that the render `shown` ends with the delta. `ended`: the model sampled the token
-        that closes the turn. In `shown`, this token must come directly before the delta.
+        """Check that the render `render` ends with the delta. `ended`: the model sampled the token
+        that closes the turn. In `render`, this token must come directly before the delta.
         """
-        expected = self._encode(shown.neutral)
-        own, controls = self._controls(delta), self._controls(expected)
-        count = len(own)
-        if len(controls) < count + ended or (count and controls[-count:] != own):
+        expected = self._encode(render.neutral)
+        added, controls = self._controls(delta), self._controls(expected)
+        count = len(added)
+        if len(controls) < count + ended or (count and controls[-count:] != added):
             raise _Mismatch("delta: control tokens")
         if ended and controls[-count - 1] not in (sampled[-1], *self._closes):
             raise _Mismatch("delta: the turn does not end there")
         pairs = zip(
             self._pieces(delta),
             self._pieces(expected)[-count - 1 :],
-            shown.pieces(self._exact)[-count - 1 :],
+            render.pieces(self._exact)[-count - 1 :],
             strict=True,
         )
         if not delta or not all(self._alike(*parts) for parts in list(pairs)[not ended :]):
@@ -407,46 +409,46 @@ class Verifier:
             for role, content in (("user", "x"), ("assistant", "qxa"))
         )
         try:
-            shown = self._reference.render([user, turn, user], None)
+            render = self._reference.render([user, turn, user], None)
         except RENDER_ERRORS:
             return ()
-        return tuple(self._controls(self._encode(shown[shown.rfind("qxa") :]))[:1])
+        return tuple(self._controls(self._encode(render[render.rfind("qxa") :]))[:1])
 
     # --- tokens -----------------------------------------------------------------------------------
 
     def _same(
-        self, given: list[int], expected: list[int], shown: Shown, *, text_first: bool = False
+        self, ids: list[int], expected: list[int], render: Shown, *, text_first: bool = False
     ) -> bool:
-        """Return True if `given` are the ids at the end of the render `shown`.
+        """Return True if `ids` are the ids at the end of the render `render`.
 
-        `expected`: the ids at the end of the neutral form of `shown`. `text_first`: the ids before
+        `expected`: the ids at the end of the neutral form of `render`. `text_first`: the ids before
         the first control token continue ordinary text, so only their text is compared.
         """
-        if given == expected:
+        if ids == expected:
             return True
-        if shown.text == shown.neutral and not text_first:
+        if render.text == render.neutral and not text_first:
             return False
-        if self._controls(given) != self._controls(expected):
+        if self._controls(ids) != self._controls(expected):
             return False
-        own, wanted = self._pieces(given), self._pieces(expected)
-        texts = shown.pieces(self._exact)[-len(own) :]
-        if text_first and self._decode(own[0]) == self._decode(wanted[0]):
-            own, wanted, texts = own[1:], wanted[1:], texts[1:]
-        return all(map(self._alike, own, wanted, texts))
+        pieces, wanted = self._pieces(ids), self._pieces(expected)
+        texts = render.pieces(self._exact)[-len(pieces) :]
+        if text_first and self._decode(pieces[0]) == self._decode(wanted[0]):
+            pieces, wanted, texts = pieces[1:], wanted[1:], texts[1:]
+        return all(map(self._alike, pieces, wanted, texts))
 
-    def _alike(self, own: list[int], wanted: list[int], shown: Shown) -> bool:
-        """Return True if the ids `own` between two control tokens equal the `wanted` ids. If
-        `shown`, the text there, contains control-token text, compare only the text.
+    def _alike(self, ids: list[int], wanted: list[int], render: Shown) -> bool:
+        """Return True if the `ids` between two control tokens equal the `wanted` ids. If
+        `render`, the text there, contains control-token text, compare only the text.
         """
-        if shown.text == shown.neutral:
-            return own == wanted
-        text, found = (
-            unicodedata.normalize("NFC", each) for each in (shown.text, self._decode(own))
+        if render.text == render.neutral:
+            return ids == wanted
+        text, decoded = (
+            unicodedata.normalize("NFC", each) for each in (render.text, self._decode(ids))
         )
         if self._eats_space:
-            return found.strip() == text.strip()
+            return decoded.strip() == text.strip()
         # some vocabularies omit a leading space
-        return found == text or found == text.removeprefix(" ")
+        return decoded == text or decoded == text.removeprefix(" ")
 
     def _pieces(self, ids: list[int]) -> list[list[int]]:
         """Return the ids between control tokens, as lists."""
@@ -479,15 +481,17 @@ class Verifier:
     def _controls(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index in self._control]
 
-    def _hooked(self, shown: Shown, talk: ShownConversation) -> Shown:
-        """Return the rendered prompt `shown`, with its head rewritten by `head_hook`."""
+    def _hooked(self, render: Shown, talk: ShownConversation) -> Shown:
+        """Return the rendered prompt `render`, with its head rewritten by `head_hook`."""
         if self._head_hook is None:
-            return shown
+            return render
         try:
             head = talk.head()
         except RENDER_ERRORS:  # the template requires a user message
             head = Shown("", "")
-        return Shown(*map(self._rewritten, (shown.text, shown.neutral), (head.text, head.neutral)))
+        return Shown(
+            *map(self._rewritten, (render.text, render.neutral), (head.text, head.neutral))
+        )
 
     def _rewritten(self, text: str, head: str) -> str:
         assert self._head_hook is not None
@@ -500,7 +504,7 @@ class _Walk:
     turn, which contains the text of every delta.
     """
 
-    served: ServedSequence
+    sequence: ServedSequence
     talk: ShownConversation
     whole: Shown
 

@@ -2,7 +2,7 @@
 replies are scripted, or sampled by a small language model.
 """
 
-from toolroll.rollout.model.embedded_tokenizer import (
+from toolroll.rollout.model.tokenizers import (
     embedded_tokenizer_path,
     load_embedded_tokenizer,
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import load_tokenizer
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
 

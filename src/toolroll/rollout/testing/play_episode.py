@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
 from toolroll.rollout.testing.engine import EmbeddedEngine

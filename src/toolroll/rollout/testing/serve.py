@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
-from toolroll.rollout.model.model import load_tokenizer
+from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script

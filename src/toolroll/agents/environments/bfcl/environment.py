@@ -20,7 +20,7 @@ from typing import Any
 
 from toolroll.agents.environments.bfcl.data import INSTALL, BfclData, installed
 from toolroll.agents.environments.bfcl.instances import BfclInstances
-from toolroll.agents.environments.factory import Factory
+from toolroll.agents.environments.factory import Factory, tool_error_metrics
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.types import (
@@ -99,14 +99,8 @@ class BfclEnvironment(Environment):
         """Return the number of calls, the number of failed calls (in total and by tool) and the
         number of user turns.
         """
-        errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
-        turns = float(self._turn + 1)
-        return {
-            "calls": float(self._calls),
-            "tool_errors": float(self._errors.total()),
-            "user_turns": turns,
-            **errors,
-        }
+        counts = {"calls": float(self._calls), "user_turns": float(self._turn + 1)}
+        return counts | tool_error_metrics(self._errors)
 
     def _execute(self, call: ToolCall) -> Message:
         # As in BFCL, a function that is still withheld can be called. One ground truth does so.

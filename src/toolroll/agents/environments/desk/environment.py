@@ -27,7 +27,7 @@ from toolroll.agents.environments.desk.tools import (
     handwritten,
     open_database,
 )
-from toolroll.agents.environments.factory import Factory
+from toolroll.agents.environments.factory import Factory, tool_error_metrics
 from toolroll.agents.users.scripted import STOP_MARKER, is_stop
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
@@ -237,12 +237,8 @@ class Desk(Environment):
 
     def metrics(self) -> Mapping[str, float]:
         """Return `tool_errors` (in total and by tool) and the user's metrics."""
-        errors = {f"tool_errors/{name}": float(count) for name, count in self._tool_errors.items()}
-        return {
-            "tool_errors": float(self._tool_errors.total()),
-            **errors,
-            **(self._user.metrics() if self._user else {}),
-        }
+        user = self._user.metrics() if self._user else {}
+        return {**tool_error_metrics(self._tool_errors), **user}
 
     async def close(self) -> None:
         """Close the database and the user."""

@@ -97,7 +97,7 @@ class Library:
         }
 
 
-Call = tuple[str, dict[str, str]]
+ReferenceCall = tuple[str, dict[str, str]]
 
 TOO_LATE = "2031-02-24"
 """A loan that was due before this day is more than 14 days overdue."""
@@ -115,12 +115,12 @@ class Settled:
 
     kind: str
     title: str
-    actions: list[Call]
+    actions: list[ReferenceCall]
     reply: str
     told: list[str]
 
 
-def _forbidden(kind: str, title: str, actions: list[Call], code: str) -> Settled:
+def _forbidden(kind: str, title: str, actions: list[ReferenceCall], code: str) -> Settled:
     return Settled(kind, title, actions, f"I cannot do that, because of rule {code}.", [code])
 
 

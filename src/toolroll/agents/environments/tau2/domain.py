@@ -1,4 +1,4 @@
-"""`Domain`: the data that all episodes of one tau2 domain share, and the state of one episode.
+"""`Tau2Domain`: the data that all episodes of one tau2 domain share, and the state of one episode.
 
 A deep copy of airline's database takes 0.25 s, most of it for the flights. A tool can change a
 flight only through `_get_flight` (inspect-evals 0.26.0). So episodes share the flights and copy a
@@ -27,8 +27,8 @@ from pydantic import BaseModel, Field, TypeAdapter, create_model
 from toolroll.agents.environments.factory import openai_tool
 from toolroll.agents.environments.tau2.package import (
     Data,
-    Store,
-    ToolError,
+    Tau2ToolError,
+    ToolStore,
     in_store,
     load_modules,
 )
@@ -128,13 +128,13 @@ def tool_schema(name: str, function: Callable[..., Any]) -> Tool:
     return openai_tool(name, " ".join(description.split()), parameters)
 
 
-Call = tuple[str, Mapping[str, Any]]
+Tau2Call = tuple[str, Mapping[str, Any]]
 DEFAULT_BASIS = ("DB", "COMMUNICATE")
 """tau2's reward basis for a task that names none. The wheel's airline and retail tasks are such."""
 
 
 @dataclass(frozen=True)
-class Domain:
+class Tau2Domain:
     """One domain. `functions` maps the names of the agent's tools to their functions.
     `user_functions` maps the names of the simulated user's tools, which only telecom has.
     """
@@ -190,10 +190,10 @@ class State:
     the number of failed calls.
     """
 
-    def __init__(self, domain: Domain, store: Store) -> None:
+    def __init__(self, domain: Tau2Domain, store: ToolStore) -> None:
         self._domain = domain
         self._store = store
-        self.calls: list[Call] = []
+        self.calls: list[Tau2Call] = []
         self.errors = 0
 
     def call(self, side: str, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
@@ -202,7 +202,7 @@ class State:
         functions = self._domain.functions if side == "assistant" else self._domain.user_functions
         try:
             if name not in functions:
-                raise ToolError(f"there is no tool named {name!r}")
+                raise Tau2ToolError(f"there is no tool named {name!r}")
             with in_store(self._store):
                 return _finish(functions[name](**copy.deepcopy(dict(arguments)))), False
         except Exception as error:  # noqa: BLE001 - the benchmark's rule: an error is a result
@@ -241,7 +241,7 @@ def _finish(running: Any) -> str:
     raise RuntimeError("a tool of tau2 waited for something")
 
 
-def load_domain(name: str, data: Data) -> Domain:
+def load_domain(name: str, data: Data) -> Tau2Domain:
     """Read a domain. The tools are the wheel's. Raise `UsageError` if the wheel is not installed,
     or if a task needs something that is not supported.
     """
@@ -258,7 +258,7 @@ def load_domain(name: str, data: Data) -> Domain:
     guidelines = "simulation_guidelines_tools" if user_functions else "simulation_guidelines"
     tasks = _tasks(data, folder)
     digest_of_tasks = hashlib.sha256(data.file(folder, "tasks").read_bytes()).hexdigest()
-    domain = Domain(
+    domain = Tau2Domain(
         name=name,
         revision=data.revision or f"without a commit (SHA-256 of the tasks: {digest_of_tasks})",
         judged=sum(map(_needs_judge, tasks)),
@@ -295,10 +295,10 @@ product id.
     for product in load_modules()["retail.tools"].get_retail_tools().db.products.values():
         if item_id in product.variants:
             return str(product.variants[item_id].model_dump_json())
-    raise ToolError("Item not found")
+    raise Tau2ToolError("Item not found")
 
 
-def _check(domain: Domain, task: Mapping[str, Any]) -> None:
+def _check(domain: Tau2Domain, task: Mapping[str, Any]) -> None:
     """Raise `UsageError` if `task` needs something that is not supported. Newer data could."""
     criteria = task.get("evaluation_criteria") or {}
     names = {*domain.functions, *domain.user_functions}
@@ -327,7 +327,7 @@ def _needs_judge(task: Mapping[str, Any]) -> bool:
 def _fresh(name: str, data: Data) -> dict[tuple[type, str | None], Callable[[], Any]]:
     """Return functions that create the initial objects of the wheel's store."""
     modules = load_modules()
-    store: Store = {}
+    store: ToolStore = {}
     with in_store(store):
         if name == "telecom":
             modules["telecom.environment"].get_environment()

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from toolroll.agents.environments.tau2.domain import DEFAULT_BASIS, Call, Domain, State
+from toolroll.agents.environments.factory import tool_error_metrics
+from toolroll.agents.environments.tau2.domain import DEFAULT_BASIS, State, Tau2Call, Tau2Domain
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.users import CallTool, OpenAIUser, checked_line
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
@@ -37,7 +38,7 @@ PARTS = {
 
 
 def grade(
-    domain: Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
+    domain: Tau2Domain, task: Mapping[str, Any], state: State, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Return `{"reward", "database", "communicated", "assertions", "actions"}`. The reward is 1.0
     if every part of the task's reward basis holds, else 0.0. A part that is not in the basis is
@@ -64,7 +65,7 @@ def grade(
     return {"reward": float(False not in results.values()), **results}
 
 
-def _database(domain: Domain, task: Mapping[str, Any], state: State) -> bool:
+def _database(domain: Tau2Domain, task: Mapping[str, Any], state: State) -> bool:
     criteria = task["evaluation_criteria"]
     if criteria.get("actions") is None and criteria.get("env_assertions") is None:
         return True
@@ -91,7 +92,7 @@ def _done(action: Mapping[str, Any], state: State) -> bool:
     return any(_is(action, call) for call in state.calls)
 
 
-def _is(action: Mapping[str, Any], call: Call) -> bool:
+def _is(action: Mapping[str, Any], call: Tau2Call) -> bool:
     """Return True if `call` is `action`. Without `compare_args`, tau2 compares only the arguments
     that the call has.
     """
@@ -106,7 +107,7 @@ def _is(action: Mapping[str, Any], call: Call) -> bool:
     )
 
 
-ENDS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
+END_MARKERS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 """The markers in the user's line that end an episode."""
 
 MOST_ERRORS = 10
@@ -135,7 +136,7 @@ class Tau2Environment(Environment):
 
     def __init__(
         self,
-        domain: Domain,
+        domain: Tau2Domain,
         make_user: Callable[[int], UserSimulator],
         threads: BlockingRunner,
         info: Mapping[str, Any],
@@ -223,13 +224,8 @@ class Tau2Environment(Environment):
         metrics.
         """
         user = self._user.metrics() if self._user is not None else {}
-        errors = {f"tool_errors/{name}": float(count) for name, count in self._errors.items()}
-        return {
-            "tool_errors": float(self._errors.total()),
-            "user_tool_errors": float(self._user_errors),
-            **errors,
-            **user,
-        }
+        errors = {"user_tool_errors": float(self._user_errors)}
+        return {**tool_error_metrics(self._errors), **errors, **user}
 
     async def close(self) -> None:
         """Close the user simulator."""
@@ -250,7 +246,7 @@ class Tau2Environment(Environment):
 
 
 def _ends(line: str) -> bool:
-    return any(end in line for end in ENDS)
+    return any(end in line for end in END_MARKERS)
 
 
 def scenario(task: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from toolroll.agents.environments.factory import Factory
-from toolroll.agents.environments.tau2.domain import Domain, load_domain
+from toolroll.agents.environments.tau2.domain import Tau2Domain, load_domain
 from toolroll.agents.environments.tau2.environment import Tau2Environment
 from toolroll.agents.environments.tau2.package import INSTALL, Data, data_folder, default_data
 from toolroll.agents.users import STOP_MARKER, CallTool
@@ -124,7 +124,7 @@ class Tau2Factory(Factory):
         self._domain_name = domain
         self._data = data
         self._nl_assertions = nl_assertions
-        self._domain: Domain | None = None
+        self._domain: Tau2Domain | None = None
         self._threads = Threads(_THREADS)
         self._lock = threading.Lock()
 
@@ -135,7 +135,7 @@ class Tau2Factory(Factory):
         return None if data_folder() is not None else INSTALL
 
     @property
-    def domain(self) -> Domain:
+    def domain(self) -> Tau2Domain:
         """The domain's data, which all episodes share. It is loaded when it is first needed."""
         with self._lock:
             if self._domain is None:

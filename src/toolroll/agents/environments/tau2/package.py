@@ -41,13 +41,13 @@ DATA_VARIABLE = "TAU2_DATA_DIR"
 _PACKAGE = f"{WHEEL}.tau2"
 _import_lock = threading.RLock()
 
-Store = dict[tuple[type, str | None], Any]
+ToolStore = dict[tuple[type, str | None], Any]
 """The state of one episode. It maps (class of tools, instance name) to the object."""
 
-STORE: ContextVar[Store] = ContextVar("tau2_store")
+STORE: ContextVar[ToolStore] = ContextVar("tau2_store")
 
 
-class ToolError(Exception):
+class Tau2ToolError(Exception):
     """Raised by a tool for a mistake in the call."""
 
 
@@ -68,7 +68,7 @@ def store_as(kind: type[Any], instance: str | None = None) -> Any:
 
 
 @contextmanager
-def in_store(store: Store) -> Iterator[None]:
+def in_store(store: ToolStore) -> Iterator[None]:
     """Make `store` the store of the current episode."""
     token = STORE.set(store)
     try:
@@ -158,7 +158,9 @@ def _stand_ins(folder: Path) -> Iterator[None]:
     """
     stubs = {
         "inspect_ai": _module("inspect_ai"),
-        "inspect_ai.tool": _module("inspect_ai.tool", Tool=object, ToolError=ToolError, tool=_tool),
+        "inspect_ai.tool": _module(
+            "inspect_ai.tool", Tool=object, ToolError=Tau2ToolError, tool=lambda make: make
+        ),
         "inspect_ai.util": _module("inspect_ai.util", StoreModel=StoreModel, store_as=store_as),
         "inspect_ai.model": _module("inspect_ai.model", Content=object, ContentText=object),
         "toml": _module("toml", load=lambda file: tomllib.loads(file.read())),
@@ -178,11 +180,6 @@ def _stand_ins(folder: Path) -> Iterator[None]:
         for name in [name for name in sys.modules if ours(name)]:
             del sys.modules[name]
         sys.modules.update(before)
-
-
-def _tool(make: Any) -> Any:
-    """Return `make` unchanged. It replaces inspect_ai's decorator."""
-    return make
 
 
 def _module(name: str, **values: Any) -> ModuleType:

@@ -106,9 +106,9 @@ def _whole(name: str) -> Callable[..., Any]:
     """
     method = getattr(dict, name)
 
-    def call(table: Table, *given: Any) -> Any:
+    def call(table: Table, *arguments: Any) -> Any:
         table.read_all()
-        return method(table, *given)
+        return method(table, *arguments)
 
     return call
 
@@ -136,7 +136,6 @@ class Database:
                 self._tables[name] = {key: _stored(record) for key, record in table.items()}
             else:
                 self._tables[name] = marshal.dumps(table, _VERSION)
-        self._texts: Mapping[str, Mapping[str, str] | str] | None = None
 
     def copy(self) -> dict[str, Any]:
         """Return a database for one episode. It costs one pointer per record, not a full copy."""
@@ -147,82 +146,32 @@ class Database:
 
     def changes(self, data: Mapping[str, Any]) -> Changes:
         """Return how `data`, a changed `copy()`, differs from the loaded database."""
-        found: dict[tuple[str, str | None], str | None] = {}
-        for name in self._tables.keys() - data.keys():
-            found[name, None] = None
+        changes: dict[tuple[str, str | None], str | None] = {
+            (name, None): None for name in self._tables.keys() - data.keys()
+        }
         for name, table in data.items():
             base = self._tables.get(name)
             if isinstance(base, dict) and isinstance(table, dict):
-                found.update({(name, key): None for key in base.keys() - table.keys()})
+                changes.update({(name, key): None for key in base.keys() - table.keys()})
                 for key, record in table.raw() if isinstance(table, Table) else table.items():
-                    self._note(found, (name, key), base.get(key), record)
-            else:
-                self._note(found, (name, None), base if isinstance(base, bytes) else None, table)
-        return found
+                    if self._differs(record, base.get(key)):
+                        changes[name, key] = self._text(record)
+            elif self._differs(table, base if isinstance(base, bytes) else None):
+                changes[name, None] = self._text(table)
+        return changes
 
-    def _note(
-        self,
-        found: dict[tuple[str, str | None], str | None],
-        place: tuple[str, str | None],
-        base: Stored | bytes | None,
-        now: Any,
-    ) -> None:
-        """If the record or table `now` differs from `base`, add the text of `now` to `found`, under
-        the key `place` (as in `Changes`).
-        """
-        if base is not None and _is_still(now, base):
-            return
-        text = self._text(now)
-        if base is None or text != self._text(_plain(base)):
-            found[place] = text
+    def _differs(self, now: Any, base: Stored | bytes | None) -> bool:
+        """Return True if the record or table `now` is not the loaded one, `base`."""
+        if base is None:
+            return True
+        return not _is_still(now, base) and self._text(now) != self._text(_plain(base))
 
     def _text(self, value: Any) -> str:
         return repr(self._to_hashable(value))
 
-    # --- tau-bench's hash -------------------------------------------------------------------------
-
-    def hash(self, changes: Changes) -> str:
-        """Return tau-bench's hash of the database with `changes`. The hash is computed from cached
-        texts of the records.
-
-        This takes milliseconds instead of tenths of a second, except for the first call, which
-        computes the texts.
-        """
-        texts = self._all_texts()
-        parts = []
-        for name in sorted({*texts, *(name for name, _ in changes)}):
-            whole = changes.get((name, None), "")
-            if whole is None:
-                continue
-            text = whole or self._table_text(name, texts.get(name, {}), changes)
-            parts.append(f"({name!r}, {text})")
-        return self._consistent_hash(_tuple_text(parts))
-
-    def _table_text(self, name: str, base: Mapping[str, str] | str, changes: Changes) -> str:
-        if isinstance(base, str):
-            return base
-        changed = {
-            key: text for (table, key), text in changes.items() if table == name and key is not None
-        }
-        records = {**base, **changed}
-        return _tuple_text(
-            [f"({key!r}, {text})" for key, text in sorted(records.items()) if text is not None]
-        )
-
-    def _all_texts(self) -> Mapping[str, Mapping[str, str] | str]:
-        if self._texts is None:
-            self._texts = {
-                name: self._text(_plain(table))
-                if isinstance(table, bytes)
-                else {key: self._text(_plain(record)) for key, record in table.items()}
-                for name, table in self._tables.items()
-            }
-        return self._texts
-
-
-def _tuple_text(parts: list[str]) -> str:
-    """Return the `repr` of a tuple. `parts` are the `repr`s of its elements."""
-    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+    def hash(self, data: Mapping[str, Any]) -> str:
+        """Return tau-bench's hash of `data`. This takes tenths of a second."""
+        return self._consistent_hash(self._to_hashable(data))
 
 
 def _has_names(value: Any) -> bool:

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from toolroll.agents.environments.tau_bench.calculate import Calculate
 from toolroll.agents.environments.tau_bench.database import Changes, Database
-from toolroll.agents.environments.tau_bench.package import Domain
+from toolroll.agents.environments.tau_bench.package import TauBenchDomain
 from toolroll.agents.environments.tau_style import RESPOND_ACTION_NAME
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
@@ -40,7 +40,7 @@ class Expected:
 class Bench:
     """The tasks, tools and database of one split of a domain, shared by all its episodes."""
 
-    def __init__(self, domain: Domain, database: Database) -> None:
+    def __init__(self, domain: TauBenchDomain, database: Database) -> None:
         self.domain = domain
         self.database = database
         self._expected: dict[int, Expected] = {}
@@ -103,23 +103,22 @@ class Bench:
             if action.name not in skipped:
                 self.invoke(data, action.name, action.kwargs)
         changes = self.database.changes(data)
-        return Expected(changes, self.database.hash(changes))
+        return Expected(changes, self.database.hash(data))
 
     def grade(
         self, index: int, expected: Expected, data: Mapping[str, Any], texts: Sequence[str]
     ) -> dict[str, Any]:
         """Return tau-bench's `RewardResult` as plain data. `texts`: the agent's texts."""
         task = self.task(index)
-        right = self.database.changes(data) == expected.changes
-        reward = 1.0 if right else 0.0
-        info: dict[str, Any] = {"r_actions": float(right), "gt_data_hash": expected.hash}
+        reward = float(self.database.changes(data) == expected.changes)
+        info: dict[str, Any] = {"r_actions": reward, "gt_data_hash": expected.hash}
         if task.outputs:
             plain = [text.lower().replace(",", "") for text in texts]
-            found = {
+            outputs = {
                 output: any(output.lower() in text for text in plain) for output in task.outputs
             }
-            info = {"r_outputs": 1.0 if all(found.values()) else 0.0, "outputs": found}
-            reward = reward if all(found.values()) else 0.0
+            info = {"r_outputs": float(all(outputs.values())), "outputs": outputs}
+            reward *= info["r_outputs"]
         actions = [
             action.model_dump() for action in task.actions if action.name != RESPOND_ACTION_NAME
         ]

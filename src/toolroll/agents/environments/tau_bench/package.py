@@ -32,7 +32,7 @@ _import_lock = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class TauBenchDomain:
     """One domain of tau-bench as its package defines it. All episodes share it, and it never
     changes.
 
@@ -66,7 +66,7 @@ def installed(package: str, domain: str) -> bool:
     )
 
 
-def load_domain(package: str, domain: str, split: str) -> Domain:
+def load_domain(package: str, domain: str, split: str) -> TauBenchDomain:
     """Return the domain with its database and the tasks of `split`, as the package loads them.
 
     Raise `UsageError` if the package is not installed.
@@ -82,7 +82,7 @@ def load_domain(package: str, domain: str, split: str) -> Domain:
     prompt = object.__new__(users.LLMUserSimulationEnv).build_system_prompt(
         instruction="{instruction}"
     )
-    return Domain(
+    return TauBenchDomain(
         name=domain,
         split=split,
         tasks=env.tasks,

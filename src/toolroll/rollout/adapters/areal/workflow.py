@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import groupby
@@ -107,7 +106,6 @@ class ToolrollWorkflow:
             raise UsageError("gconfig.use_beam_search is not supported: set it to false")
         room = settings.context_length or gconfig.max_tokens
         self._params = _sampling_params(gconfig)
-        self._played: Counter[str] = Counter()
         self._players = LoopPlayers(
             lambda engine: ArealEngine(engine, gconfig, tokenizer, context_length=room),
             tokenizer,
@@ -132,14 +130,11 @@ class ToolrollWorkflow:
             )
         index, metadata = task_index(data["index"]), data.get("metadata") or {}
         player = self._players.get(engine)
-        task = f"{metadata.get('env')}/{metadata.get('split')}/{index}"
-        self._played[task] += 1
-        result = await player.play(
-            index, self._params, metadata=metadata, number=self._played[task] - 1
-        )
-        single = single_sequence(result)
+        number = player.next_number(index, metadata)
+        result = await player.play(index, self._params, metadata=metadata, number=number)
+        sequence = single_sequence(result)
         reward = None if result.status is Status.ABORTED else result.reward
-        if reward is None or not single.sequence.trained_tokens:
+        if reward is None or not sequence.trained_tokens:
             # With None, AReaL would keep the rest of the group. Its normalization finds groups by
             # counting rows, so this and all later groups would get each other's rewards.
             raise RolloutError(
@@ -149,9 +144,9 @@ class ToolrollWorkflow:
         _record(
             reward=reward,
             num_turns=result.metrics.get("turns", 0.0),
-            left_out_tokens=single.left_out_tokens,
+            left_out_tokens=sequence.left_out_tokens,
         )
-        return _tensors(single.sequence, reward)
+        return _tensors(sequence, reward)
 
     async def aclose(self) -> None:
         """Close the models and user simulators that were opened in the running event loop."""

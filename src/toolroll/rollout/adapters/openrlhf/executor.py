@@ -27,7 +27,7 @@ from toolroll.rollout.runtime.jsonable import finite, shown
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
-from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
+from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Trajectory
 
@@ -51,8 +51,7 @@ class AgentExecutor:
     and overrides `run_agent`. Pass its file as `--train.agent_func_path`.
 
     `parser` is SGLang's name for the model's tool-call format. OpenRLHF takes one sequence per
-    sample, which `choose` selects. For a trainer that takes several sequences, set `several =
-    True`: `execute` then returns a list with one dict per sequence.
+    sample, which `choose` selects.
 
     Example:
         class AgentExecutor(toolroll.rollout.adapters.openrlhf.AgentExecutor):
@@ -65,7 +64,6 @@ class AgentExecutor:
     """
 
     parser = "hermes"
-    several = False
     log_defaults: ClassVar[Mapping[str, float]] = {}
     """The names that `run_agent` may return in `extra_logs`, and the value of each for a sample
     that does not return it. OpenRLHF needs the same names for all samples.
@@ -103,7 +101,7 @@ class AgentExecutor:
     @property
     def model_name(self) -> str:
         """The name of the served model."""
-        return self._sample("model_name").client.endpoint.model
+        return self._sample("model_name").client.endpoint.model_name
 
     @property
     def sampling_params(self) -> Any:
@@ -138,7 +136,7 @@ class AgentExecutor:
         sequences if the agent has sub-agents or the session forked. The trained tokens of the other
         sequences are counted in `extra_logs["left_out_tokens"]`.
         """
-        return max(trajectories, key=lambda found: found.trained_tokens)
+        return max(trajectories, key=lambda trajectory: trajectory.trained_tokens)
 
     async def execute(
         self,
@@ -189,17 +187,21 @@ class AgentExecutor:
             raise RolloutError(
                 "run_agent ended without a reply of the model: there is nothing to train on"
             )
-        given = {"prompt": prompt, "label": label, "images": images, "mm_train_inputs": None}
-        wanted = sampling_params.logprobs is not None
-        chosen = trajectories if self.several else (self.choose(trajectories),)
-        left_out = sum(one.trained_tokens for one in trajectories) - sum(
-            one.trained_tokens for one in chosen
-        )
-        results = [
-            {**given, **_result(one, outcome, left_out, overflow=overflow, logprobs=wanted)}
-            for one in chosen
-        ]
-        return results if self.several else results[0]
+        chosen = self.choose(trajectories)
+        trained = sum(trajectory.trained_tokens for trajectory in trajectories)
+        return {
+            "prompt": prompt,
+            "label": label,
+            "images": images,
+            "mm_train_inputs": None,
+            **_result(
+                chosen,
+                outcome,
+                trained - chosen.trained_tokens,
+                overflow=overflow,
+                logprobs=sampling_params.logprobs is not None,
+            ),
+        }
 
     async def _played(
         self, prompt: Any, label: Any, session_id: str

@@ -6,7 +6,6 @@ import asyncio
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +17,7 @@ from toolroll.rollout.adapters.framework_engine import (
     from_vllm,
     to_vllm,
 )
-from toolroll.rollout.adapters.sequences import SingleSequence, TrainingSequence, single_sequence
+from toolroll.rollout.adapters.sequences import TrainingSequence, single_sequence
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import GenerateRequest, InteractionResult, Status, WeightVersion
 
@@ -80,16 +79,8 @@ _NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
 _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_generator")
 
 
-@dataclass(frozen=True, slots=True)
-class _Played:
-    """One episode, and the one of its sequences that is trained."""
-
-    result: InteractionResult
-    single: SingleSequence
-
-    @property
-    def sequence(self) -> TrainingSequence:
-        return self.single.sequence
+Episodes = Sequence[tuple[InteractionResult, TrainingSequence]]
+"""Episodes, and the one sequence of each that is trained."""
 
 
 class ToolrollGenerator:
@@ -167,85 +158,83 @@ class ToolrollGenerator:
         Raise `UsageError` if the settings or the tasks are not valid.
         """
         count = len(input_batch["prompts"])
-        given = input_batch.get("sampling_params")
-        params = self._default_params() if given is None else dict(given)
+        params = input_batch.get("sampling_params")
+        params = self._default_params() if params is None else dict(params)
         limit = asyncio.Semaphore(self._limit)
 
-        async def one(at: int) -> _Played:
+        async def play(position: int) -> tuple[InteractionResult, TrainingSequence]:
             async with limit:
-                return await self._play(input_batch, at, params)
+                return await self._play(input_batch, position, params)
 
-        played = await gather(one(at) for at in range(count))
-        return self._output(played, input_batch, with_logprobs=params.get("logprobs") is not None)
+        episodes = await gather(play(position) for position in range(count))
+        return self._output(episodes, input_batch, with_logprobs=params.get("logprobs") is not None)
 
     async def aclose(self) -> None:
         """Close the models and user simulators that were opened in the running event loop."""
         await self._players.aclose()
 
-    async def _play(self, batch: Mapping[str, Any], at: int, params: Mapping[str, Any]) -> _Played:
-        extras = (batch.get("env_extras") or [{}] * (at + 1))[at] or {}
+    async def _play(
+        self, batch: Mapping[str, Any], position: int, params: Mapping[str, Any]
+    ) -> tuple[InteractionResult, TrainingSequence]:
+        """Play the prompt at `position` in the batch."""
+        extras = (batch.get("env_extras") or {position: None})[position] or {}
         ids = batch.get("trajectory_ids")
         player = self._players.get(self._client)
         result = await player.play(
-            task_index(extras.get("index", _text(batch["prompts"][at]))),
+            task_index(extras.get("index", _text(batch["prompts"][position]))),
             from_vllm(params, ignored=_NOT_SAMPLED),
             metadata=extras.get("metadata"),
-            number=ids[at].repetition_id if ids else at,
+            number=ids[position].repetition_id if ids else position,
         )
-        filler = next(iter(player.model.template.stop_token_ids), 0)
-        return _Played(result, single_sequence(result, filler=filler))
+        return result, single_sequence(result, filler=player.filler)
 
     def _default_params(self) -> dict[str, Any]:
         """Return `generator.sampling_params` under vLLM's names."""
-        own = self._cfg.sampling_params
+        sampling = self._cfg.sampling_params
         names = "repetition_penalty temperature top_p min_p top_k logprobs stop".split()
         return {
-            "max_tokens": own.max_generate_length,
-            **{name: getattr(own, name) for name in names},
-            **(own.additional_kwargs or {}),
+            "max_tokens": sampling.max_generate_length,
+            **{name: getattr(sampling, name) for name in names},
+            **(sampling.additional_kwargs or {}),
         }
 
     def _output(
-        self, played: Sequence[_Played], batch: Mapping[str, Any], *, with_logprobs: bool
+        self, episodes: Episodes, batch: Mapping[str, Any], *, with_logprobs: bool
     ) -> dict[str, Any]:
+        results = [result for result, _ in episodes]
+        sequences = [sequence for _, sequence in episodes]
         ids = batch.get("trajectory_ids")
-        reasons = [_STOP_REASONS[one.result.status] for one in played]
-        given = [one.result.reward for one in played]
+        reasons = [_STOP_REASONS[result.status] for result in results]
+        graded = [result.reward for result in results]
         if self._cfg.zero_reward_on_non_stop:  # before the means of the groups are taken
-            given = [
+            graded = [
                 0.0 if reason == "length" else reward
-                for reward, reason in zip(given, reasons, strict=True)
+                for reward, reason in zip(graded, reasons, strict=True)
             ]
-        rewards = _filled_rewards(
-            given,
-            [each.instance_id for each in ids] if ids else [str(at) for at in range(len(played))],
-        )
-        masks = [one.sequence.loss_mask for one in played]
+        instances = [each.instance_id for each in ids] if ids else range(len(results))
+        rewards = _filled_rewards(graded, instances)
+        masks = [sequence.loss_mask for sequence in sequences]
         if self._cfg.apply_overlong_filtering:
             masks = [
                 mask if reason == "stop" else [0] * len(mask)
                 for mask, reason in zip(masks, reasons, strict=True)
             ]
+        logprobs = [sequence.logprobs for sequence in sequences]
         return {
-            "prompt_token_ids": [one.sequence.prompt_ids for one in played],
-            "response_ids": [one.sequence.response_ids for one in played],
-            "rewards": [
-                token_rewards(one.sequence, reward)
-                for one, reward in zip(played, rewards, strict=True)
-            ],
+            "prompt_token_ids": [sequence.prompt_ids for sequence in sequences],
+            "response_ids": [sequence.response_ids for sequence in sequences],
+            "rewards": list(map(token_rewards, sequences, rewards)),
             "loss_masks": masks,
             "stop_reasons": reasons,
-            "rollout_metrics": _metrics(played),
-            "rollout_logprobs": [one.sequence.logprobs for one in played]
-            if with_logprobs
-            else None,
+            "rollout_metrics": _metrics(episodes),
+            "rollout_logprobs": logprobs if with_logprobs else None,
             "trajectory_ids": ids,
             "trajectory_generation_times": [
-                one.result.metrics.get("seconds", 0.0) for one in played
+                result.metrics.get("seconds", 0.0) for result in results
             ],
             "rollout_expert_indices": None,
             "is_last_step": None,
-            "env_metrics": [dict(one.result.metrics) for one in played],
+            "env_metrics": [dict(result.metrics) for result in results],
             "pixel_values": None,
             "image_grid_thw": None,
         }
@@ -258,11 +247,11 @@ def _text(prompt: Any) -> Any:
     return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
 
 
-def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[str]) -> list[float]:
+def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[Any]) -> list[float]:
     """Replace each None in `rewards` with the mean reward of the same instance (SkyRL's name for a
     prompt), or with 0.0 if the instance has no reward.
     """
-    graded: dict[str, list[float]] = {}
+    graded: dict[Any, list[float]] = {}
     for reward, instance in zip(rewards, instances, strict=True):
         if reward is not None:
             graded.setdefault(instance, []).append(reward)
@@ -283,8 +272,8 @@ def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
     turns = sequence.trajectory.turns if sequence.trajectory is not None else ()
     trained = [turn for turn in turns if turn.excluded is None and turn.stop > cut]
     values = [0.0] * len(sequence.response_ids)
-    given = [turn.reward for turn in trained]
-    if math.isclose(math.fsum(given), reward, rel_tol=1e-9, abs_tol=1e-9):
+    total = math.fsum(turn.reward for turn in trained)
+    if math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9):
         for turn in trained:
             values[turn.stop - cut - 1] += turn.reward
     else:
@@ -292,16 +281,17 @@ def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
     return values
 
 
-def _metrics(played: Sequence[_Played]) -> dict[str, float]:
-    lengths = [len(one.sequence.response_ids) for one in played] or [0]
-    graded = [one.result for one in played if one.result.status is not Status.ABORTED]
+def _metrics(episodes: Episodes) -> dict[str, float]:
+    lengths = [len(sequence.response_ids) for _, sequence in episodes] or [0]
+    left_out = sum(sequence.left_out_tokens for _, sequence in episodes)
+    graded = [result for result, _ in episodes if result.status is not Status.ABORTED]
     names = sorted({name for result in graded for name in result.metrics})
     return {
         "generate/min_num_tokens": float(min(lengths)),
         "generate/max_num_tokens": float(max(lengths)),
         "generate/avg_num_tokens": fmean(lengths),
-        "toolroll/aborted": float(len(played) - len(graded)),
-        "toolroll/left_out_tokens": float(sum(one.single.left_out_tokens for one in played)),
+        "toolroll/aborted": float(len(episodes) - len(graded)),
+        "toolroll/left_out_tokens": float(left_out),
         **{
             f"toolroll/{name}": fmean(result.metrics.get(name, 0.0) for result in graded)
             for name in names

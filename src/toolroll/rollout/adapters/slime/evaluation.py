@@ -7,7 +7,6 @@ an error.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.adapters.episodes import gather
 from toolroll.rollout.adapters.slime.player import player, with_sample_hooks
 from toolroll.rollout.adapters.slime.samples import failure, rollout_metrics
 from toolroll.rollout.adapters.slime.settings import attribute, check_supported, seeded
@@ -36,8 +36,8 @@ async def evaluate(
     data: dict[str, dict[str, list[Any]]] = {}
     metrics: dict[str, float] = {}
     for dataset in datasets:
-        data[dataset.name], found = await _evaluate_one(args, dataset)
-        metrics |= found
+        data[dataset.name], numbers = await _evaluate_one(args, dataset)
+        metrics |= numbers
     return data, metrics
 
 
@@ -46,17 +46,13 @@ async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], 
     check_supported(args, playing.settings, evaluation=True)
     params = eval_sampling_params(args, dataset)
     samples = read_samples(dataset)
-
     repeats = attribute(dataset, "n_samples_per_eval_prompt", 1)
 
-    async def one(place: int, sample: Any) -> list[Any]:
-        async with playing.limit:
-            made = await playing.play(sample, seeded(args, params, place))
-        return [await with_sample_hooks(args, made[0], evaluation=True), *made[1:]]
+    async def play(position: int, sample: Any) -> list[Any]:
+        episode = await playing.play_limited(sample, seeded(args, params, position % repeats))
+        return [await with_sample_hooks(args, episode[0], evaluation=True), *episode[1:]]
 
-    async with asyncio.TaskGroup() as tasks:
-        played = [tasks.create_task(one(at % repeats, sample)) for at, sample in enumerate(samples)]
-    episodes = [task.result() for task in played]
+    episodes = await gather(play(*numbered) for numbered in enumerate(samples))
     aborted = type(samples[0]).Status.ABORTED
     graded = [episode[0] for episode in episodes if episode[0].status is not aborted]
     if not graded:

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index
+from toolroll.rollout.adapters.episodes import EpisodePlayer, PerLoop, task_index
 from toolroll.rollout.adapters.slime.samples import EpisodeSamples, to_samples
 from toolroll.rollout.adapters.slime.settings import (
     PREFIX,
@@ -131,11 +130,17 @@ class Player:
             )
         finally:
             _STOPPED.reset(token)
-        filler = next(iter(self.model.template.stop_token_ids), 0)
-        samples = to_samples(sample, result, filler=filler, reward_key=self._reward_key)
+        samples = to_samples(
+            sample, result, filler=self._episodes.filler, reward_key=self._reward_key
+        )
         for made in samples:
             setattr(made, field, session)
         return samples
+
+    async def play_limited(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
+        """Play the sample's episode. If too many episodes are running, wait first."""
+        async with self.limit:
+            return await self.play(sample, sampling_params)
 
     async def aclose(self) -> None:
         """Close the user simulators and the model."""
@@ -144,25 +149,22 @@ class Player:
 
 _SLIME_LOOP = "slime.rollout.sglang_rollout"
 
-_players: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Player]] = WeakKeyDictionary()
+_players: PerLoop[Player] = PerLoop()
 
 
 def player(args: Any) -> Player:
     """Return the player for the current `args` in the running loop."""
     settings = read_settings(args)
     key = settings.model_dump_json() + rollout_args(args, settings).model_dump_json()
-    players = _players.setdefault(asyncio.get_running_loop(), {})
-    if key not in players:
-        players[key] = Player(args, settings)
-    return players[key]
+    return _players.get(key, lambda: Player(args, settings))
 
 
 async def aclose() -> None:
     """Close the connections of the running event loop. A trainer that ends with its process need
     not call this.
     """
-    for found in _players.pop(asyncio.get_running_loop(), {}).values():
-        await found.aclose()
+    for opened in _players.pop():
+        await opened.aclose()
 
 
 async def generate(

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 from toolroll.rollout.adapters.background import Background
+from toolroll.rollout.adapters.episodes import gather
 from toolroll.rollout.adapters.slime.evaluation import evaluate
 from toolroll.rollout.adapters.slime.player import Player, aclose, player, with_sample_hooks
 from toolroll.rollout.adapters.slime.rewards import normalizes_groups
@@ -28,11 +29,9 @@ from toolroll.rollout.adapters.slime.settings import (
     collects_partial,
     seeded,
 )
-from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError
+from toolroll.rollout.errors import RolloutError, UsageError
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 def generate_rollout(
@@ -46,15 +45,15 @@ def generate_rollout(
     """
     outputs = import_module("slime.rollout.base_types")
     if evaluation:
-        data, metrics = _run(evaluate(args, rollout_id))
+        data, metrics = _background().run(evaluate(args, rollout_id))
         return outputs.RolloutFnEvalOutput(data=data, metrics=metrics)
-    groups, metrics = _run(collect(args, data_source))
+    groups, metrics = _background().run(collect(args, data_source))
     return outputs.RolloutFnTrainOutput(samples=groups, metrics=metrics)
 
 
 def close_rollout() -> None:
     """Close the connections that `generate_rollout` keeps open from one rollout to the next."""
-    _run(aclose())
+    _background().run(aclose())
 
 
 @cache
@@ -63,19 +62,6 @@ def _background() -> Background:
     between rollouts and work only in the loop that opened them.
     """
     return Background("toolroll-slime")
-
-
-def _run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` and return its result. If it raises a group of `ToolrollError`s, raise the first
-    of them instead.
-    """
-    try:
-        return _background().run(main)
-    except* ToolrollError as group:
-        error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    raise error
 
 
 def train_sampling_params(args: Any) -> dict[str, Any]:
@@ -195,16 +181,13 @@ class _Batch:
             self._pending[asyncio.create_task(self._play(group))] = group
 
     async def _play(self, group: Sequence[Any]) -> list[Any]:
-        async def one(place: int, sample: Any) -> Any:
-            async with self._playing.limit:
-                made = await self._playing.play(sample, seeded(self._args, self._params, place))
-            return await with_sample_hooks(
-                self._args, made[0] if len(made) == 1 else made, evaluation=False
-            )
+        async def play(position: int, sample: Any) -> Any:
+            params = seeded(self._args, self._params, position)
+            episode = await self._playing.play_limited(sample, params)
+            item = episode[0] if len(episode) == 1 else episode
+            return await with_sample_hooks(self._args, item, evaluation=False)
 
-        async with asyncio.TaskGroup() as tasks:
-            played = [tasks.create_task(one(at, sample)) for at, sample in enumerate(group)]
-        return [task.result() for task in played]
+        return await gather(play(*numbered) for numbered in enumerate(group))
 
     def _take(self, group: list[Any]) -> None:
         self.played.append(group)
@@ -230,24 +213,24 @@ class _Batch:
         self._failures = 0
         if self._filter is None:
             return None
-        found = self._filter(self._args, group)
-        if isinstance(found, bool):
-            return None if found else "filter"
+        verdict = self._filter(self._args, group)
+        if isinstance(verdict, bool):
+            return None if verdict else "filter"
         insufficient = len(self._pending) + len(self.kept) < self._wanted
-        if found.keep or (attribute(found, "keep_when_insufficient", False) and insufficient):
+        if verdict.keep or (attribute(verdict, "keep_when_insufficient", False) and insufficient):
             return None
-        return str(found.reason or "filter")
+        return str(verdict.reason or "filter")
 
 
 def _function(path: str | None) -> Callable[..., Any] | None:
     if path is None:
         return None
     module, _, name = path.rpartition(".")
-    found: Callable[..., Any] = vars(import_module(module))[name]
-    return found
+    function: Callable[..., Any] = vars(import_module(module))[name]
+    return function
 
 
-def _call(args: Any, path: str, *given: Any) -> None:
+def _call(args: Any, path: str, *arguments: Any) -> None:
     function = _function(attribute(args, path))
     if function is not None:
-        function(args, *given)
+        function(args, *arguments)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import urllib.error
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,6 @@ class RolloutFunc:
         self._synced: int | None = None
         self._background = Background("toolroll-trl")
         self._player: EpisodePlayer | None = None
-        self._played: Counter[tuple[int, str]] = Counter()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Play one episode per prompt. Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and
@@ -98,7 +96,7 @@ class RolloutFunc:
         results = self._background.run(self._play(self._player, asked, params, trainer))
         return to_output(
             results,
-            filler=next(iter(self._player.model.template.stop_token_ids), 0),
+            filler=self._player.filler,
             max_completion=trainer.args.max_completion_length,
         )
 
@@ -140,9 +138,7 @@ class RolloutFunc:
         processes, process = trainer.accelerator.num_processes, trainer.accelerator.process_index
         wanted = []
         for index, metadata in asked:
-            key = (index, f"{metadata.get('env')}/{metadata.get('split')}")
-            number = self._played[key] * processes + process
-            self._played[key] += 1
+            number = player.next_number(index, metadata) * processes + process
             wanted.append(one(index, metadata, number))
         return await gather(wanted)
 
@@ -182,20 +178,20 @@ def to_output(
 
     `filler` is the token id that stands for an episode that ended before its first prompt.
     """
-    singles = [
+    sequences = [
         single_sequence(result, filler=filler, max_response=max_completion) for result in results
     ]
     return {
-        "prompt_ids": [one.sequence.prompt_ids for one in singles],
-        "completion_ids": [one.sequence.response_ids for one in singles],
-        "logprobs": [one.sequence.logprobs for one in singles],
-        "env_mask": [one.sequence.loss_mask for one in singles],
+        "prompt_ids": [sequence.prompt_ids for sequence in sequences],
+        "completion_ids": [sequence.response_ids for sequence in sequences],
+        "logprobs": [sequence.logprobs for sequence in sequences],
+        "env_mask": [sequence.loss_mask for sequence in sequences],
         "toolroll_reward": [result.reward for result in results],
         "toolroll_status": [result.status.value for result in results],
         "toolroll_stop_reason": [str(result.stop_reason) for result in results],
         "toolroll_metrics": [dict(result.metrics) for result in results],
-        "toolroll_left_out_tokens": [one.left_out_tokens for one in singles],
-        "toolroll_weight_versions": [one.sequence.weight_versions for one in singles],
+        "toolroll_left_out_tokens": [sequence.left_out_tokens for sequence in sequences],
+        "toolroll_weight_versions": [sequence.weight_versions for sequence in sequences],
     }
 
 
@@ -219,7 +215,8 @@ def reward(
         aborted = sum(status == Status.ABORTED.value for status in toolroll_status)
         log_metric("toolroll/aborted_share", aborted / count)
         log_metric("toolroll/left_out_tokens", sum(toolroll_left_out_tokens) / count)
-        log_metric("toolroll/turns", sum(one.get("turns", 0.0) for one in toolroll_metrics) / count)
+        turns = sum(metrics.get("turns", 0.0) for metrics in toolroll_metrics)
+        log_metric("toolroll/turns", turns / count)
     return list(toolroll_reward)
 
 

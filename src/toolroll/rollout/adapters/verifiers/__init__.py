@@ -14,6 +14,6 @@ logprobs with each answer, and verifiers builds its trace (prime-rl's `vf.Trace`
 - verifiers' `TurnTokens` has no field for weight versions. The endpoint's trajectories have them.
 """
 
-from toolroll.rollout.adapters.verifiers.client import EndpointClient, register
+from toolroll.rollout.adapters.verifiers.client import EndpointClient, is_registered, register
 
-__all__ = ["EndpointClient", "register"]
+__all__ = ["EndpointClient", "is_registered", "register"]

@@ -76,9 +76,20 @@ def register(server: Any, config: Any) -> EndpointClient:
     The server closes the client when it stops.
     """
     client = EndpointClient(config)
-    server.clients[config.model_dump_json()] = client
+    key = config.model_dump_json()
+    server.clients[key] = client
+    _registered.add(key)
     server.stack.push_async_callback(client.close)
     return client
+
+
+_registered: set[str] = set()
+"""The configs for which `register` has created a client."""
+
+
+def is_registered(config: Any) -> bool:
+    """Return True if `register` has created a client for `config` in this process."""
+    return config.model_dump_json() in _registered
 
 
 def _tokens(raw: Mapping[str, Any]) -> Any:

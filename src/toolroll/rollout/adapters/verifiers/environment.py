@@ -1,4 +1,4 @@
-"""`EnvironmentPlayer`: plays a toolroll environment with the model behind verifiers' interception
+"""`TasksetPlayer`: plays a toolroll environment with the model behind verifiers' interception
 server.
 
 Each turn is one chat completion request to this server, and verifiers builds the trace from these
@@ -27,7 +27,7 @@ from toolroll.rollout.types import (
 _THREADS = 64
 
 
-class EnvironmentPlayer:
+class TasksetPlayer:
     """Plays the tasks of `settings.env`, which is a name or `path/to/file.py:NAME`.
 
     These fields of `settings` have an effect: env, split, env_settings, seed, max_turns,

@@ -7,16 +7,12 @@ settings.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index, why_aborted
+from toolroll.rollout.adapters.episodes import EpisodePlayer, PerLoop, task_index, why_aborted
 from toolroll.rollout.adapters.sequences import single_sequence
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
 from toolroll.rollout.adapters.verl.settings import VerlSettings
@@ -36,10 +32,9 @@ def to_fields(
 
     `filler` is the token id that stands for an episode that ended before its first prompt.
     """
-    single = single_sequence(
+    sequence = single_sequence(
         result, filler=filler, max_response=response_length, max_prompt=prompt_length
     )
-    sequence = single.sequence
     metrics = result.metrics
     return {
         "prompt_ids": sequence.prompt_ids[-prompt_length:],
@@ -60,7 +55,7 @@ def to_fields(
             "toolroll_metrics": dict(metrics),
             "reward_extra_info": {
                 "toolroll_aborted": float(result.status is Status.ABORTED),
-                "toolroll_left_out_tokens": single.left_out_tokens,
+                "toolroll_left_out_tokens": sequence.left_out_tokens,
                 "toolroll_turns": metrics.get("turns", 0.0),
             },
             **_steps(sequence.weight_versions),
@@ -81,15 +76,7 @@ def _steps(versions: Sequence[str]) -> dict[str, int]:
 _VERL = "verl.experimental.agent_loop.agent_loop"
 
 
-@dataclass
-class _Shared:
-    player: EpisodePlayer
-    played: Counter[tuple[int, str]] = field(default_factory=Counter)
-
-
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[int, str], _Shared]] = (
-    WeakKeyDictionary()
-)
+_players: PerLoop[EpisodePlayer] = PerLoop()
 
 
 class ToolrollAgentLoop:
@@ -119,20 +106,18 @@ class ToolrollAgentLoop:
         `response_logprobs` is None unless verl requests logprobs (`rollout.calculate_log_probs`).
         Raise `RolloutError` for an aborted episode if `on_aborted` is "raise".
         """
-        shared = self._shared()
+        # The player keeps a reference to the server manager, so its id is not reused.
+        key = (id(self.server_manager), self.settings.model_dump_json())
+        player = _players.get(key, lambda: self._player(self.settings))
         info = _extra_info(row)
         index = task_index(info["index"])
-        key = (index, f"{info.get('env')}/{info.get('split')}")
-        number = shared.played[key]
-        shared.played[key] += 1
-        wanted = sampling_params.get("logprobs")
-        asked = {name: value for name, value in sampling_params.items() if name != "logprobs"}
-        limit = int(self.rollout_config.response_length)
-        result = await shared.player.play(
+        params = {"max_new_tokens": int(self.rollout_config.response_length), **sampling_params}
+        with_logprobs = params.pop("logprobs", None)
+        result = await player.play(
             index,
-            {"max_new_tokens": limit, **asked},
+            params,
             metadata=info,
-            number=number,
+            number=player.next_number(index, info),
             session_id=uuid.uuid4().hex,
         )
         if result.status is Status.ABORTED and self.settings.on_aborted == "raise":
@@ -140,23 +125,14 @@ class ToolrollAgentLoop:
         fields = to_fields(
             result,
             prompt_length=int(self.rollout_config.prompt_length),
-            response_length=limit,
-            filler=next(iter(shared.player.model.template.stop_token_ids), 0),
+            response_length=int(self.rollout_config.response_length),
+            filler=player.filler,
         )
-        if not wanted:
+        if not with_logprobs:
             fields["response_logprobs"] = None
         verl = _verl()
         fields["metrics"] = verl.AgentLoopMetrics(**fields["metrics"])
         return verl.AgentLoopOutput(**fields)
-
-    def _shared(self) -> _Shared:
-        """Return the state that all samples with this loop, server manager and settings share."""
-        players = _shared.setdefault(asyncio.get_running_loop(), {})
-        # The player keeps a reference to the server manager, so its id is not reused.
-        key = (id(self.server_manager), self.settings.model_dump_json())
-        if key not in players:
-            players[key] = _Shared(self._player(self.settings))
-        return players[key]
 
     def _player(self, settings: VerlSettings) -> EpisodePlayer:
         config = self.rollout_config

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -12,110 +14,93 @@ import orjson
 from toolroll.parsers.types import Delta
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.runtime.jsonable import ids_json
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.types import Completion, IdArray, Message, Tool
+from toolroll.rollout.server.answers.choice_stream import ChoiceStream
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import Completion, IdArray, Message
+
+logger = logging.getLogger(__name__)
 
 LONG = 25_000
 """The maximum number of tokens that are parsed, or written as JSON, on the event loop."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Choice:
-    """One answer to a request. `text` is the text for the client. `reading` is the whole parsed
-    turn. `shown` is the message for the client, if it is only a part of the message of `reading`.
-    `stream` returns the deltas that a stream would send.
+    """One answer to a request. `text` is the text for the client. `turn` is the whole parsed turn.
+    `shown` is the message for the client, if it is only a part of the message of `turn`. `stream`
+    is a stream that was not used yet.
 
-    For a text completion, `reading`, `shown` and `stream` are None.
+    A text completion has only `completion` and `text`. A choice that was restored from disk has
+    only `completion` and, for a reply, `turn`.
     """
 
     completion: Completion
-    text: str
-    reading: ParsedTurn | None = None
+    text: str = ""
+    turn: ParsedTurn | None = None
     shown: Message | None = None
-    stream: Callable[[Choice], Sequence[Delta]] | None = field(default=None, repr=False)
+    stream: ChoiceStream | None = field(default=None, repr=False)
+
+    @cached_property
+    def pieces(self) -> list[Delta]:
+        """The reasoning, text and calls of a reply, in the order in which the model wrote them. The
+        joined deltas of a stream of the reply are these pieces.
+
+        In two cases, the order is not known. Then the calls come last. The first case is a reply
+        that continues an assistant message. The second is a reply that a stream could not send,
+        because the stream would contradict the finished reply.
+        """
+        assert self.turn is not None
+        if self.shown is None and self.stream is not None:
+            try:
+                return joined(self.stream.finish(self.completion, self.text, self.turn))
+            except ApiError as error:  # the message is right, so only a stream fails
+                logger.warning("the order of text and calls is not known: %s", error)
+        return list(_by_kind(self.shown or self.turn.message, self.turn))
 
 
-@dataclass(frozen=True, slots=True)
-class StreamContext:
-    """The data that a stream needs before the answer is finished.
-
-    `tools`: the offered tools, or None if there are none. `seeds`: one seed per choice of a chat
-    completion. It determines the ids of the choice's tool calls. `answer_id` and `created`: the
-    values that the finished answer will have. `prompt_tokens`: the length of the prompt.
-    `stop_strings`: the stop strings that are cut from the text. `in_reasoning`: True if the prompt
-    ends inside reasoning. For a text completion, `tools`, `seeds`, `prompt_tokens` and
-    `in_reasoning` are not set.
+def joined(steps: Iterable[Delta]) -> list[Delta]:
+    """Return the deltas `steps`. Adjacent deltas of the same kind are joined into one, except
+    calls.
     """
-
-    template: ChatTemplate
-    sampling_params: Mapping[str, Any]
-    tools: Sequence[Tool] | None = None
-    seeds: Sequence[str] = ()
-    answer_id: str = ""
-    created: int = 0
-    prompt_tokens: int = 0
-    stop_strings: Sequence[str] = ()
-    in_reasoning: bool = False
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """The ids of the tokens that end an answer."""
-        own = self.sampling_params.get("stop_token_ids") or ()
-        return frozenset({*self.template.stop_token_ids, *own})
+    pieces: list[Delta] = []
+    for _, same in groupby(steps, lambda step: step.kind):
+        first, *rest = same
+        if first.call is not None:
+            pieces += [first, *rest]
+        else:
+            pieces.append(replace(first, text="".join(step.text for step in (first, *rest))))
+    return pieces
 
 
-@dataclass(slots=True, eq=False)
+def _by_kind(message: Message, turn: ParsedTurn) -> Iterator[Delta]:
+    if thought := message.get("reasoning_content"):
+        yield Delta("reasoning", str(thought))
+    if text := message.get("content"):
+        yield Delta("content", str(text))
+    for call in turn.parsed.tool_calls:
+        yield Delta("tool_call", call=call)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class CompletionResult:
     """The answers to a request.
 
+    While the engine samples, `choices` is empty. `sampling_params`: the parameters that were sent.
     `constrained`: the request field that caused a grammar constraint, if there was one. `first`:
-    the number of earlier
-    answers to the same prompt. `exact`: True if the body ends with the prompt's ids.
-    `stop_strings`: the stop strings that are cut from a chat reply's text. `commit` is called once,
-    when the answers are returned. `saved` is done once they are on disk. `render` returns the body
-    without the prompt's ids at its end.
+    the number of earlier answers to the same prompt. `stop_strings`: the stop strings that are cut
+    from a chat reply's text.
     """
 
     id: str
     created: int
     model: str
     prompt_ids: IdArray
-    choices: list[Choice]
-    sampling_params: Mapping[str, Any]
+    choices: list[Choice] = field(default_factory=list)
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
     constrained: str | None = None
     first: int = 0
-    exact: bool = True
     stop_strings: Sequence[str] = ()
-    saved: asyncio.Future[None] | None = field(default=None, repr=False)
-    commit: Callable[[], None] | None = field(default=None, repr=False)
-    render: Callable[[], dict[str, Any]] | None = field(default=None, repr=False)
-    _rest: bytes | None = field(default=None, repr=False)
-
-    @property
-    def body(self) -> bytes:
-        """Return the answer as JSON text. The answer is kept in this form for a retry, because
-        Python lists would be 10x as large.
-        """
-        self.write()
-        assert self._rest is not None
-        if not self.exact:
-            return self._rest
-        return b"".join(
-            (
-                memoryview(self._rest)[:-1],
-                b',"prompt_token_ids":[',
-                ids_json(self.prompt_ids),
-                b"]}",
-            )
-        )
-
-    def write(self) -> None:
-        """Convert the answer to JSON text, unless this was already done."""
-        if self._rest is None:
-            assert self.render is not None
-            self._rest = orjson.dumps(self.render())
-            self.render = None
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -131,30 +116,131 @@ class CompletionResult:
         }
 
 
-TopLogprobs = Sequence[Sequence[tuple[float, int]]]
+# --- bodies ---------------------------------------------------------------------------------------
+
+
+def is_long(completions: Sequence[Completion], top: int | None) -> bool:
+    """Return True if writing `completions` as JSON takes so long that it should run in a thread.
+    Logprobs take long, because each entry requires decoding a token. `top`: the number of top
+    logprobs at each position, or None if there are no logprobs.
+    """
+    tokens = sum(len(completion.output_ids) for completion in completions)
+    return tokens * (1 if top is None else 10 * (1 + top)) > LONG
+
+
+def prompt_token_ids(result: CompletionResult) -> dict[str, Any]:
+    """Return the field `prompt_token_ids`."""
+    return {"prompt_token_ids": orjson.Fragment(b"[" + ids_json(result.prompt_ids) + b"]")}
+
+
+def constraint(result: CompletionResult) -> dict[str, Any]:
+    """Return the field `constrained`, which names the request field that caused a grammar
+    constraint. Return an empty dict if there was no constraint.
+    """
+    return {"constrained": result.constrained} if result.constrained else {}
+
+
+def exact(choice: Choice) -> dict[str, Any]:
+    """Return the sampled ids, the stop token or stop string, and the weight version."""
+    completion = choice.completion
+    return {
+        "token_ids": completion.output_ids.tolist(),
+        "stop_reason": completion.matched,
+        "weight_version": completion.weight_version,
+    }
+
+
+def wire_message(choice: Choice) -> dict[str, Any]:
+    """Return the assistant message for the client. It leaves out the prefill, if there is one."""
+    assert choice.turn is not None
+    return {**(choice.shown or choice.turn.message), "refusal": None}
+
+
+def finish_reason(choice: Choice) -> str:
+    """Return OpenAI's finish reason. A reply with tool calls has the reason `tool_calls` if it is
+    complete, and `length` if it was truncated.
+    """
+    if (
+        choice.completion.finish_reason == "stop"
+        and choice.turn is not None
+        and choice.turn.parsed.tool_calls
+    ):
+        return "tool_calls"
+    return choice.completion.finish_reason
+
+
+def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[str, Any]:
+    """Return the logprobs of a chat completion: `content` has one entry per sampled token."""
+    assert completion.logprobs is not None
+    entries = []
+    for at, (index, value) in enumerate(
+        zip(completion.output_ids.tolist(), completion.logprobs.tolist(), strict=True)
+    ):
+        likeliest = completion.top_logprobs[at][:top] if top and completion.top_logprobs else ()
+        entries.append(
+            {
+                **_token(encoder, index, value),
+                "top_logprobs": [_token(encoder, other, logprob) for logprob, other in likeliest],
+            }
+        )
+    return {"content": entries, "refusal": None}
+
+
+def _token(encoder: Encoder, index: int, logprob: float) -> dict[str, Any]:
+    text = encoder.decode([index])
+    whole = "\ufffd" not in text
+    return {
+        "token": text,
+        "token_id": index,
+        "logprob": logprob,
+        "bytes": list(text.encode()) if whole else None,
+    }
+
+
+def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[str, Any]:
+    """Return the logprobs of a text completion."""
+    assert completion.logprobs is not None
+    texts = [encoder.decode([index]) for index in completion.output_ids.tolist()]
+    offsets = [0]
+    for text in texts:
+        offsets.append(offsets[-1] + len(text))
+    places = completion.top_logprobs or [()] * len(texts)
+    return {
+        "tokens": texts,
+        "token_logprobs": completion.logprobs.tolist(),
+        "token_ids": completion.output_ids.tolist(),
+        "text_offset": offsets[:-1],
+        "top_logprobs": [
+            {encoder.decode([other]): value for value, other in place[:top]} for place in places
+        ]
+        if top
+        else None,
+    }
+
+
+# --- training data --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAnswer:
-    """The answer with the id `id`. Its choices are `nodes`.
-
-    `first`: the number of earlier answers to the prompt. `top`: the most likely tokens of each
-    choice, if the request asked for them.
+class Traced:
+    """An answer and the `prompt_ids` from which it was sampled. `kind`: the name of its API.
+    `excluded`: the reason why it is excluded from training, or None.
     """
 
-    id: str
-    created: int
-    first: int
-    nodes: tuple[Node, ...]
-    sampling_params: Mapping[str, Any]
-    top: tuple[TopLogprobs | None, ...]
+    kind: str
+    prompt_ids: IdArray
+    completion: Completion
+    excluded: str | None
 
     @property
-    def completions(self) -> list[Completion]:
-        """The completions that the engine sampled, one per node."""
-        found = []
-        for node, top in zip(self.nodes, self.top, strict=True):
-            completion = node.completion
-            assert completion is not None
-            found.append(replace(completion, top_logprobs=top))
-        return found
+    def body(self) -> dict[str, Any]:
+        """Return the answer as JSON data."""
+        logprobs = self.completion.logprobs
+        return {
+            "object": self.kind,
+            "prompt_token_ids": self.prompt_ids.tolist(),
+            "completion_token_ids": self.completion.output_ids.tolist(),
+            "logprobs": logprobs.tolist() if logprobs is not None else None,
+            "finish_reason": self.completion.finish_reason,
+            "excluded": self.excluded,
+        }

@@ -39,8 +39,8 @@ from toolroll.rollout.server.conversation.messages import (
 )
 from toolroll.rollout.server.conversation.template_cache import same_switches
 from toolroll.rollout.server.conversation.turn import TurnNode
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.types import IdArray, Message, Tool
@@ -50,7 +50,7 @@ SWITCHES_CHANGED = "the chat template's switches changed"
 NEW_ROOT = "another conversation of the same session"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """The exact prompt of a request, with its place in the session's tree.
 
@@ -117,9 +117,18 @@ class _Request:
         **more: Any,
     ) -> Prompt:
         """Return the prompt `ids` of `cursor`, which continues or forks from `turn`."""
-        own = self.template, tuple(self.added), self.tools_key, self.digest
-        in_reasoning = cursor.opens_reasoning(self.reasoning)
-        return Prompt(*own, ids, parent, delta, turn, in_reasoning=in_reasoning, **more)
+        return Prompt(
+            template=self.template,
+            added=tuple(self.added),
+            tools_key=self.tools_key,
+            digest=self.digest,
+            input_ids=ids,
+            parent=parent,
+            delta=delta,
+            turn=turn,
+            in_reasoning=cursor.opens_reasoning(self.reasoning),
+            **more,
+        )
 
 
 class ConversationTree:
@@ -307,17 +316,17 @@ class ConversationTree:
         tools_key = self._tools.setdefault(prompt.tools_key, prompt.tools_key)
         digest = Echo(prompt.digest, schemas).add(reading.message)
         turn = TurnNode(
-            prompt.turn,
-            prompt.added,
-            reading.message,
-            digest,
-            node,
-            reading.sampled,
-            tools_key,
-            prompt.template,
-            prompt.continues,
-            prompt.preserved,
-            prompt.dropped,
+            parent=prompt.turn,
+            added=prompt.added,
+            reply=reading.message,
+            digest=digest,
+            node=node,
+            sampled=reading.sampled,
+            tools_key=tools_key,
+            template=prompt.template,
+            continues=prompt.continues,
+            preserved=prompt.preserved,
+            dropped=prompt.dropped,
             prefill=prompt.prefill,
             prefill_size=len(prompt.prefill_ids),
         )

@@ -19,7 +19,7 @@ from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.schema import Offered
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.server.errors import ApiError, invalid, not_rendered, refused
-from toolroll.rollout.server.requests.nesting import too_deep, too_deep_text
+from toolroll.rollout.server.requests.received import too_deep, too_deep_text
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message, Tool
 

@@ -14,8 +14,8 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.server.conversation.messages import Digest, same_reasoning
-from toolroll.rollout.session.node import Node
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
@@ -23,7 +23,7 @@ from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import IdArray, Message
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class TurnNode:
     """One turn: the messages that its request added, the reply and its node in the session's tree,
     and the tools and the template of its prompt.

@@ -10,31 +10,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.prefill import split_prefill
 from toolroll.rollout.server.conversation.stored_response import ResponseStore
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.anthropic_blocks import (
     PARAGRAPH,
+    MessagesRequest,
     read_blocks,
     read_tools,
     response_format,
     tool_choice,
 )
-from toolroll.rollout.server.dialects.anthropic_request import MessagesRequest
 from toolroll.rollout.server.dialects.anthropic_writer import (
     MessagesWriter,
     error_body,
     message_body,
 )
-from toolroll.rollout.server.dialects.blocks import system_places, text_parts
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect
-from toolroll.rollout.server.dialects.lineage import lineage_of, split_attribution
-from toolroll.rollout.server.dialects.switches import (
+from toolroll.rollout.server.dialects.blocks import (
     all_switches,
     effort_switches,
+    system_places,
+    text_parts,
     thinking_switches,
 )
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.lineage import lineage_of, split_attribution
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.requests.protocol import ChatRequest, read
@@ -49,12 +50,11 @@ class AnthropicMessages(Dialect):
 
     templates: TemplateCache
     settings: EndpointSettings
-    model: str
     reasons: bool
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(MessagesRequest, data)
         if request.max_tokens is None:
@@ -88,7 +88,7 @@ class AnthropicMessages(Dialect):
         )
         chat.messages = []
         lineage = {**lineage_of(data.get("metadata")), **attribution}
-        return Asked(chat, messages, tools, request, lineage)
+        return ParsedRequest(chat, messages, tools, request, lineage)
 
     def _switches(self, request: MessagesRequest) -> dict[str, Any]:
         switches: dict[str, Any] = {}
@@ -113,13 +113,13 @@ class AnthropicMessages(Dialect):
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return a `message`."""
         return message_body(result)
 
-    def writer(self, asked: Asked, context: StreamContext) -> MessagesWriter:
+    def writer(self, parsed: ParsedRequest, result: CompletionResult) -> MessagesWriter:
         """Return the writer of one stream."""
-        return MessagesWriter(context, self.model)
+        return MessagesWriter(result)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return Anthropic's error body."""

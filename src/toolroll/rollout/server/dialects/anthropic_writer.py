@@ -13,8 +13,7 @@ from typing import Any
 
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta, ToolCall
-from toolroll.rollout.server.answers.pieces import pieces_of
-from toolroll.rollout.server.answers.result import Choice, CompletionResult, StreamContext
+from toolroll.rollout.server.answers.result import Choice, CompletionResult
 from toolroll.rollout.server.dialects.blocks import input_json, input_of, renamed
 from toolroll.rollout.server.dialects.dialect import Event
 from toolroll.rollout.server.errors import ApiError
@@ -41,7 +40,7 @@ def message_body(result: CompletionResult) -> dict[str, Any]:
     """Return a `message`."""
     [choice] = result.choices
     content: list[dict[str, Any]] = []
-    for step in pieces_of(choice):
+    for step in choice.pieces:
         if step.call is not None:
             function = openai_function(step.call)
             given = input_of(function["arguments"])
@@ -75,13 +74,13 @@ def stop_of(stop_sequences: Sequence[str], choice: Choice) -> dict[str, Any]:
     """Return `stop_reason` and `stop_sequence`. `stop_sequences` are those of the request,
     or the defaults of its session or of the server.
     """
-    completion, reading = choice.completion, choice.reading
+    completion, turn = choice.completion, choice.turn
     matched = completion.matched
     if completion.finish_reason == "length":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(matched, str) and matched in stop_sequences:
         return {"stop_reason": "stop_sequence", "stop_sequence": matched}
-    called = reading is not None and reading.parsed.tool_calls
+    called = turn is not None and turn.parsed.tool_calls
     return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
 
 
@@ -130,9 +129,8 @@ class MessagesWriter:
     the parser is certain of the call.
     """
 
-    def __init__(self, context: StreamContext, model: str) -> None:
-        self._context = context
-        self._model = model
+    def __init__(self, result: CompletionResult) -> None:
+        self._result = result
         self._index = -1
         self._open: str | None = None
         self._thought: list[str] = []
@@ -140,14 +138,14 @@ class MessagesWriter:
     def start(self) -> Iterable[Event]:
         """Return `message_start`, with the number of prompt tokens, and `ping`."""
         message: dict[str, Any] = {
-            "id": self._context.answer_id,
+            "id": self._result.id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self._result.model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(self._context.prompt_tokens, 0),
+            "usage": _usage(len(self._result.prompt_ids), 0),
         }
         yield {"type": "message_start", "message": message}
         yield {"type": "ping"}
@@ -167,10 +165,11 @@ class MessagesWriter:
             self._thought.append(step.text)
         yield self._delta({"type": _DELTAS[kind], kind: step.text})
 
-    async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+    async def finish(self) -> AsyncIterator[Event]:
         """Yield the events that end the last block and the message."""
         for event in self._close():
             yield event
+        result = self._result
         stop = stop_of(result.stop_strings, result.choices[0])
         yield {"type": "message_delta", "delta": stop, "usage": usage_of(result)}
         yield {"type": "message_stop"}

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
 from toolroll.rollout.server.conversation.messages import with_role
+from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.errors import (
     ApiError,
     UnknownFieldError,
@@ -21,8 +22,8 @@ from toolroll.rollout.server.errors import (
     not_rendered,
     refused,
 )
-from toolroll.rollout.server.requests.nesting import too_deep
-from toolroll.rollout.types import Message
+from toolroll.rollout.server.requests.received import too_deep
+from toolroll.rollout.types import Message, Tool
 
 _UNPARSED = "_unparsed_arguments"
 """If the arguments of a call cannot be its input, the input has only this key, and its value is the
@@ -190,3 +191,104 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
         return error
     words = str(error).replace(param, own)
     return ApiError(error.status, error.code, words, param=own, retry=error.retry)
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def is_function(
+    tool: Mapping[str, Any],
+    kinds: Collection[str | None],
+    known: Collection[str],
+    place: str,
+    *,
+    drop: bool,
+) -> bool:
+    """Return True if `tool` is a function that the client runs: its type is in `kinds`. Any other
+    tool runs on the provider's servers. For such a tool, return False if `drop` is True, and raise
+    `ApiError` if not.
+
+    Raise `ApiError` for a function that has a field that is not in `known`.
+    """
+    kind = tool.get("type")
+    if kind not in kinds:
+        if drop:
+            return False
+        words = f"{place} is {kind!r}: this endpoint has only tools that the client runs"
+        raise refused(f"{place}.type", f"{words}. Leave it out, or serve with --server-tools drop")
+    callers = tool.get("allowed_callers")
+    only({**tool, "allowed_callers": None if callers == ["direct"] else callers}, known, place)
+    return True
+
+
+def function_tool(tool: Mapping[str, Any], place: str, parameters: Mapping[str, Any]) -> Tool:
+    """Return the function `tool`, with the schema `parameters`, as a chat tool. Raise `ApiError` if
+    its name, description or `strict` is not valid.
+    """
+    name, strict = text(tool, "name", place), tool.get("strict")
+    if not 0 < len(name) <= 256:
+        words = f"{place}.name must have 1 to 256 characters"
+        raise invalid(f"{place}.name", words)
+    if not isinstance(strict, bool | None):
+        words = f"{place}.strict must be true or false"
+        raise invalid(f"{place}.strict", words)
+    function: dict[str, Any] = {"name": name}
+    if tool.get("description") is not None:
+        function["description"] = text(tool, "description", place)
+    function["parameters"] = dict(parameters)
+    if strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+# --- switches of the template ---------------------------------------------------------------------
+
+
+_THINKING = ("enable_thinking", "thinking")
+
+
+def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all switches of a request. `given` is its `chat_template_kwargs`, and `own` has the
+    switches that its other fields set. Raise `ApiError` if the two set a switch to different
+    values.
+    """
+    for name, value in own.items():
+        if name in given and given[name] != value:
+            place = f"chat_template_kwargs.{name}"
+            words = f"{place} contradicts another field that sets the same switch: give one"
+            raise invalid(place, words)
+    return {**given, **own}
+
+
+def effort_switches(
+    templates: TemplateCache, effort: str | None, param: str, *, default: str
+) -> dict[str, Any]:
+    """Return the switch for `effort`, the value of the request's field `param`.
+
+    If the template has no such switch, `effort` must be None or `default`, which is the API's
+    default value. Then return an empty dict. Raise `ApiError` for any other value.
+    """
+    if templates.effort_switch is None:
+        if effort in (None, default):
+            return {}
+        raise refused(param, f"the chat template has no switch for {param}: leave it out")
+    return dict(templates.with_effort({}, effort))
+
+
+def thinking_switches(
+    templates: TemplateCache, thinking: Literal["enabled", "disabled"], *, reasons: bool
+) -> dict[str, Any]:
+    """Return the switch that turns thinking on or off.
+
+    If the template has no such switch, thinking is always on if `reasons` is True (the model's
+    parser supports reasoning), and always off if not. Return an empty dict if this is what
+    `thinking` asks for. Otherwise raise `ApiError`.
+    """
+    wanted = thinking == "enabled"
+    name = next((name for name in _THINKING if name in templates.variables), None)
+    if name is not None:
+        return {name: wanted}
+    if wanted == reasons:
+        return {}
+    words = f"the chat template has no switch for thinking ({' or '.join(_THINKING)})"
+    raise refused("thinking.type", f"thinking cannot be {thinking}: {words}. Leave thinking out")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import orjson
 
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.requests.protocol import ChatRequest, CompletionRequest
@@ -25,21 +25,35 @@ Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A request that a dialect has translated to chat completions.
+class ParsedRequest:
+    """A validated request, which a dialect has translated to chat completions.
 
     `request` has all fields except the messages. `messages` are the client's messages in the form
     of chat completions. The endpoint clears this list after it has built the prompt. `tools` are
     the client's tools in the form of chat completions. `own` is the request in the dialect's own
     form. `lineage`: the client's labels for the agent that sent the request (`thread_id` and
     similar labels).
+
+    A text completion has only `request`, which is a `CompletionRequest`.
     """
 
-    request: ChatRequest
-    messages: list[Any]
-    tools: list[Tool]
+    request: ChatRequest | CompletionRequest
+    messages: list[Any] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list)
     own: Any = None
     lineage: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def chat(self) -> ChatRequest:
+        """The request of a chat completion."""
+        assert isinstance(self.request, ChatRequest)
+        return self.request
+
+    @property
+    def text(self) -> CompletionRequest:
+        """The request of a text completion."""
+        assert isinstance(self.request, CompletionRequest)
+        return self.request
 
 
 class ReplyWriter(Protocol):
@@ -55,7 +69,7 @@ class ReplyWriter(Protocol):
         """
         ...
 
-    def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+    def finish(self) -> AsyncIterator[Event]:
         """Yield the last events, after all deltas."""
         ...
 
@@ -71,24 +85,24 @@ class Dialect(ABC):
     """The name for the API's answers in a session's trace."""
     prefix: ClassVar[str]
     """The prefix of the ids of the API's answers."""
-    exact: ClassVar[bool] = False
-    """True if the API's answers contain the exact ids of the prompt."""
     done: ClassVar[bytes] = b""
     """The last bytes of a stream."""
 
     @abstractmethod
-    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid. `responses`: the
         stored responses of the session, to which the request may refer.
         """
 
     @abstractmethod
-    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return the answer."""
 
     @abstractmethod
-    def writer(self, asked: Asked, context: StreamContext) -> ReplyWriter:
-        """Return the writer of one stream."""
+    def writer(self, parsed: ParsedRequest, result: CompletionResult) -> ReplyWriter:
+        """Return the writer of one stream. `result` has no choices before the writer's `finish` is
+        called.
+        """
 
     @abstractmethod
     def refusal(self, error: ApiError) -> dict[str, Any]:
@@ -98,22 +112,11 @@ class Dialect(ABC):
         """Return `event` as a server-sent event, with its type in the `event:` field."""
         return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)
 
-    def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
+    def kept(self, parsed: ParsedRequest, result: CompletionResult) -> KeptResponse | None:
         """Return the data to store, so that later requests can refer to the answer by id. Return
         None if the answer is not stored.
         """
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedRequest:
-    """A validated request, but without its messages. For a text completion, `dialect` and `asked`
-    are None.
-    """
-
-    request: ChatRequest | CompletionRequest
-    dialect: Dialect | None = None
-    asked: Asked | None = None
 
 
 def data_line(event: Event) -> bytes:

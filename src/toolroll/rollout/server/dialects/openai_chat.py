@@ -7,65 +7,75 @@ and of the reply.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.bodies import (
-    chat_body,
+from toolroll.rollout.server.answers.result import (
+    Choice,
+    CompletionResult,
     chat_logprobs,
+    constraint,
     exact,
     finish_reason,
     is_long,
-    tokens,
+    prompt_token_ids,
+    text_logprobs,
+    wire_message,
 )
-from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
 from toolroll.rollout.server.conversation.stored_response import ResponseStore
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect, Event, data_line
+from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest, data_line
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.protocol import ChatRequest, read
-from toolroll.rollout.server.requests.sampling import top_logprobs
+from toolroll.rollout.server.requests.protocol import ChatRequest, CompletionRequest, Sampling, read
 from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import Completion
 
 
-@dataclass(frozen=True, eq=False)
-class ChatCompletions(Dialect):
-    """`POST /v1/chat/completions`."""
+class Completions(Dialect):
+    """What chat and text completions share."""
 
-    kind = "chat.completion"
-    prefix = "chatcmpl-"
-    exact = True
     done = b"data: [DONE]\n\n"
-
     encoder: Encoder
-    model: str
-    openrlhf_token_ids: bool
 
-    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
-        """Return the request in `data`. Raise `ApiError` if it is not valid."""
-        request = read(ChatRequest, data)
-        given, request.messages = request.messages, []
-        return Asked(request, given, list(data.get("tools") or ()))
+    @abstractmethod
+    def content(self, choice: Choice) -> dict[str, Any]:
+        """Return the field of `choice` with its content."""
 
-    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
-        """Return a `chat.completion` without `prompt_token_ids`, which `CompletionResult.body`
-        adds.
-        """
-        request = asked.request
-        return chat_body(
-            result,
-            self.encoder,
-            logprobs=bool(request.logprobs),
-            top=top_logprobs(request),
-            token_ids=self.openrlhf_token_ids,
-        )
+    @abstractmethod
+    def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
+        """Return the logprobs of `completion`, or None if `request` does not ask for them."""
 
-    def writer(self, asked: Asked, context: StreamContext) -> ChatWriter:
-        """Return the writer of one stream."""
-        return ChatWriter(asked.request, context, self.encoder, self.model)
+    def more(self, request: Sampling, result: CompletionResult) -> dict[str, Any]:
+        """Return further fields of each choice."""
+        return {}
+
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        """Return the answer."""
+        request = parsed.request
+        choices = [
+            {
+                "index": index,
+                **self.content(choice),
+                "finish_reason": finish_reason(choice),
+                "logprobs": self.logprobs(request, choice.completion),
+                **exact(choice),
+                **self.more(request, result),
+            }
+            for index, choice in enumerate(result.choices)
+        ]
+        return {
+            "id": result.id,
+            "object": self.kind,
+            "created": result.created,
+            "model": result.model,
+            "choices": choices,
+            "usage": result.usage,
+            **constraint(result),
+        }
 
     def line(self, event: Event) -> bytes:
         """Return `event` as a server-sent event."""
@@ -76,64 +86,39 @@ class ChatCompletions(Dialect):
         return error.body
 
 
-class ChatWriter:
-    """Writes `chat.completion.chunk` events.
+class ChunkWriter:
+    """Writes the chunks of `dialect`, an API of completions."""
 
-    The arguments of a call are sent in one chunk. They are normalized JSON, which is known only
-    once the call is complete.
-    """
+    kind: ClassVar[str]
 
-    def __init__(
-        self, request: ChatRequest, context: StreamContext, encoder: Encoder, model: str
-    ) -> None:
+    def __init__(self, dialect: Completions, request: Sampling, result: CompletionResult) -> None:
+        self._dialect = dialect
         self._request = request
-        self._encoder = encoder
+        self._result = result
         self._head = {
-            "id": context.answer_id,
-            "object": "chat.completion.chunk",
-            "created": context.created,
-            "model": model,
+            "id": result.id,
+            "object": self.kind,
+            "created": result.created,
+            "model": result.model,
         }
-        self._calls = [0] * request.n
 
-    def start(self) -> Iterable[Event]:
-        """Return the first chunk of each choice."""
-        for index in range(self._request.n):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
-
-    def add(self, index: int, step: Delta) -> Iterable[Event]:
-        """Return the chunks for one delta."""
-        if step.call is None:
-            name = "reasoning_content" if step.kind == "reasoning" else "content"
-            yield self._chunk(index, {name: step.text})
-            return
-        at, function = self._calls[index], openai_function(step.call)
-        self._calls[index] += 1
-        head = {
-            "index": at,
-            "id": step.call.id,
-            "type": "function",
-            "function": {"name": function["name"], "arguments": ""},
-        }
-        rest = {"index": at, "function": {"arguments": function["arguments"]}}
-        yield self._chunk(index, {"tool_calls": [head]})
-        yield self._chunk(index, {"tool_calls": [rest]})
-
-    async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+    async def finish(self) -> AsyncIterator[Event]:
         """Yield the last chunk of each choice, and the usage if the client asked for it."""
-        request = self._request
+        request, result = self._request, self._result
         for index, choice in enumerate(result.choices):
-            logprobs = None
-            if request.logprobs:
-                top = top_logprobs(request)
-                large = is_long([choice.completion], logprobs=True, top=top)
-                logprobs = await call_of_size(
-                    chat_logprobs, choice.completion, self._encoder, top, large=large
-                )
-            last = self._chunk(
-                index, {}, logprobs=logprobs, finish_reason=finish_reason(choice), **exact(choice)
+            large = is_long([choice.completion], request.top)
+            logprobs = await call_of_size(
+                self._dialect.logprobs, request, choice.completion, large=large
             )
-            yield {**last, **tokens(result)}
+            last = self._chunk(
+                index,
+                self._rest(index, choice),
+                logprobs=logprobs,
+                finish_reason=finish_reason(choice),
+                **exact(choice),
+                **self._dialect.more(request, result),
+            )
+            yield {**last, **prompt_token_ids(result), **constraint(result)}
         if request.stream_options is not None and request.stream_options.include_usage:
             yield {**self._head, "choices": [], "usage": result.usage}
 
@@ -141,6 +126,159 @@ class ChatWriter:
         """Return OpenAI's error body."""
         return error.body
 
-    def _chunk(self, index: int, delta: Event, **more: Any) -> Event:
-        entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+    def _rest(self, index: int, choice: Choice) -> dict[str, Any]:
+        """Return the content of the last chunk of a choice."""
+        raise NotImplementedError
+
+    def _chunk(self, index: int, content: Event, **more: Any) -> Event:
+        entry = {"index": index, **content, "logprobs": None, "finish_reason": None, **more}
         return {**self._head, "choices": [entry]}
+
+
+@dataclass(frozen=True, eq=False)
+class ChatCompletions(Completions):
+    """`POST /v1/chat/completions`. `openrlhf_token_ids`: add the top-level field `token_ids` for
+    OpenRLHF.
+    """
+
+    kind = "chat.completion"
+    prefix = "chatcmpl-"
+
+    encoder: Encoder
+    openrlhf_token_ids: bool
+
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
+        request = read(ChatRequest, data)
+        messages, request.messages = request.messages, []
+        return ParsedRequest(request, messages, list(data.get("tools") or ()))
+
+    def content(self, choice: Choice) -> dict[str, Any]:
+        """Return the message."""
+        return {"message": wire_message(choice)}
+
+    def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
+        """Return the logprobs of `completion`, or None if `request` does not ask for them."""
+        if request.top is None:
+            return None
+        return chat_logprobs(completion, self.encoder, request.top)
+
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        """Return a `chat.completion`."""
+        more = _openrlhf_token_ids(result) if self.openrlhf_token_ids else {}
+        return {**super().body(parsed, result), **more, **prompt_token_ids(result)}
+
+    def writer(self, parsed: ParsedRequest, result: CompletionResult) -> ChatWriter:
+        """Return the writer of one stream."""
+        return ChatWriter(self, parsed.request, result)
+
+
+def _openrlhf_token_ids(result: CompletionResult) -> dict[str, Any]:
+    """Return the ids of the prompt and of the first answer, under the names that OpenRLHF's example
+    uses.
+    """
+    ids = result.choices[0].completion.output_ids.tolist()
+    prompt = result.prompt_ids.tolist()
+    return {"token_ids": {"prompt_token_ids": prompt, "completion_token_ids": ids}}
+
+
+class ChatWriter(ChunkWriter):
+    """Writes `chat.completion.chunk` events.
+
+    The arguments of a call are sent in one chunk. They are normalized JSON, which is known only
+    once the call is complete.
+    """
+
+    kind = "chat.completion.chunk"
+
+    def start(self) -> Iterable[Event]:
+        """Return the first chunk of each choice."""
+        self._calls = [0] * self._request.n
+        for index in range(self._request.n):
+            yield self._delta(index, {"role": "assistant", "content": ""})
+
+    def add(self, index: int, step: Delta) -> Iterable[Event]:
+        """Return the chunks for one delta."""
+        if step.call is None:
+            name = "reasoning_content" if step.kind == "reasoning" else "content"
+            yield self._delta(index, {name: step.text})
+            return
+        number, function = self._calls[index], openai_function(step.call)
+        self._calls[index] += 1
+        head = {
+            "index": number,
+            "id": step.call.id,
+            "type": "function",
+            "function": {"name": function["name"], "arguments": ""},
+        }
+        rest = {"index": number, "function": {"arguments": function["arguments"]}}
+        yield self._delta(index, {"tool_calls": [head]})
+        yield self._delta(index, {"tool_calls": [rest]})
+
+    def _delta(self, index: int, delta: Event) -> Event:
+        return self._chunk(index, {"delta": delta})
+
+    def _rest(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {"delta": {}}
+
+
+# --- text completions -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TextCompletions(Completions):
+    """`POST /v1/completions`. If the request sets `return_token_ids`, each choice has a field
+    `prompt_token_ids`, as in vLLM.
+    """
+
+    kind = "text_completion"
+    prefix = "cmpl-"
+
+    encoder: Encoder
+
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
+        return ParsedRequest(read(CompletionRequest, data))
+
+    def content(self, choice: Choice) -> dict[str, Any]:
+        """Return the text."""
+        return {"text": choice.text}
+
+    def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
+        """Return the logprobs of `completion`, or None if `request` does not ask for them."""
+        if request.top is None:
+            return None
+        return text_logprobs(completion, self.encoder, request.top)
+
+    def more(self, request: Sampling, result: CompletionResult) -> dict[str, Any]:
+        """Return the ids of the prompt if the request asks for them."""
+        return prompt_token_ids(result) if request.return_token_ids else {}
+
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        """Return a `text_completion`."""
+        return {**super().body(parsed, result), **prompt_token_ids(result)}
+
+    def writer(self, parsed: ParsedRequest, result: CompletionResult) -> TextWriter:
+        """Return the writer of one stream."""
+        return TextWriter(self, parsed.request, result)
+
+
+class TextWriter(ChunkWriter):
+    """Writes the chunks of a text completion. The last chunk of a choice contains the rest of its
+    text.
+    """
+
+    kind = "text_completion"
+
+    def start(self) -> Iterable[Event]:
+        """Return no events."""
+        self._sent = [0] * self._request.n
+        return ()
+
+    def add(self, index: int, step: Delta) -> Iterable[Event]:
+        """Return the chunk for one delta."""
+        self._sent[index] += len(step.text)
+        yield self._chunk(index, {"text": step.text})
+
+    def _rest(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.text[self._sent[index] :]}

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import orjson
+from pydantic import Field
 
-from toolroll.rollout.server.answers.result import CompletionResult, StreamContext
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.messages import with_role
 from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
-from toolroll.rollout.server.dialects.blocks import mapping, renamed, system_places
-from toolroll.rollout.server.dialects.dialect import Asked, Dialect
+from toolroll.rollout.server.dialects.blocks import (
+    all_switches,
+    effort_switches,
+    mapping,
+    renamed,
+    system_places,
+)
+from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.openai_responses_items import (
     Names,
@@ -26,20 +33,22 @@ from toolroll.rollout.server.dialects.openai_responses_items import (
     read_items,
     read_tools,
 )
-from toolroll.rollout.server.dialects.openai_responses_request import (
-    FunctionChoice,
-    ResponsesRequest,
-)
 from toolroll.rollout.server.dialects.openai_responses_writer import (
     ResponsesWriter,
     output_of,
     state_of,
     usage_of,
 )
-from toolroll.rollout.server.dialects.switches import all_switches, effort_switches
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
-from toolroll.rollout.server.requests.protocol import ChatRequest, NamedChoice, NamedFunction, read
+from toolroll.rollout.server.requests.protocol import (
+    Body,
+    ChatRequest,
+    NamedChoice,
+    NamedFunction,
+    StreamOptions,
+    read,
+)
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message
 
@@ -77,12 +86,11 @@ class OpenAIResponses(Dialect):
     encoder: Encoder
     templates: TemplateCache
     settings: EndpointSettings
-    model: str
     reasons: bool
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def translate(self, data: dict[str, Any], responses: ResponseStore) -> Asked:
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(ResponsesRequest, data)
         messages = self._messages(request, responses)
@@ -109,7 +117,7 @@ class OpenAIResponses(Dialect):
         chat.messages = []
         metadata = mapping(data.get("metadata") or {}, "metadata")
         own = Own(request, names, metadata)
-        return Asked(chat, messages, tools, own, lineage_of(request.client_metadata))
+        return ParsedRequest(chat, messages, tools, own, lineage_of(request.client_metadata))
 
     def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
         instructions = request.instructions or ""
@@ -147,12 +155,12 @@ class OpenAIResponses(Dialect):
 
     # --- answers ----------------------------------------------------------------------------------
 
-    def body(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return a `response`."""
-        return {**self._answer(asked, result), **self._echo(asked)}
+        return {**self._answer(parsed, result), **self._echo(parsed, result)}
 
-    def _answer(self, asked: Asked, result: CompletionResult) -> dict[str, Any]:
-        own: Own = asked.own
+    def _answer(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        own: Own = parsed.own
         return {
             "id": result.id,
             "object": "response",
@@ -162,9 +170,9 @@ class OpenAIResponses(Dialect):
             "usage": usage_of(result, self.encoder),
         }
 
-    def _echo(self, asked: Asked) -> dict[str, Any]:
+    def _echo(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return the fields of the request that the response repeats."""
-        own: Own = asked.own
+        own: Own = parsed.own
         request = own.request
         choice: Any = request.tool_choice or "auto"
         if isinstance(choice, FunctionChoice):
@@ -172,7 +180,7 @@ class OpenAIResponses(Dialect):
         reasoning, text = request.reasoning, request.text
         form = {"format": {"type": "text"}}
         return {
-            "model": self.model,
+            "model": result.model,
             "instructions": request.instructions,
             "metadata": own.metadata,
             "tools": request.tools or [],
@@ -190,34 +198,34 @@ class OpenAIResponses(Dialect):
             "service_tier": "default",
         }
 
-    def writer(self, asked: Asked, context: StreamContext) -> ResponsesWriter:
+    def writer(self, parsed: ParsedRequest, result: CompletionResult) -> ResponsesWriter:
         """Return the writer of one stream."""
         response = {
-            "id": context.answer_id,
+            "id": result.id,
             "object": "response",
-            "created_at": context.created,
+            "created_at": result.created,
             "status": "in_progress",
             "incomplete_details": None,
             "error": None,
             "output": [],
             "usage": None,
-            **self._echo(asked),
+            **self._echo(parsed, result),
         }
-        own: Own = asked.own
-        return self.writer_type(response, self.encoder, own.names, encrypted=own.encrypted)
+        own: Own = parsed.own
+        return self.writer_type(result, response, self.encoder, own.names, encrypted=own.encrypted)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
         return renamed(error, _NAMES).body
 
-    def kept(self, asked: Asked, result: CompletionResult) -> KeptResponse | None:
+    def kept(self, parsed: ParsedRequest, result: CompletionResult) -> KeptResponse | None:
         """Return the response, so that `previous_response_id` can refer to it. Return None if the
         request's `store` is false.
         """
-        request: ResponsesRequest = asked.own.request
+        request: ResponsesRequest = parsed.own.request
         if not request.store:
             return None
-        echo, answer = orjson.dumps(self._echo(asked)), self._answer(asked, result)
+        echo, answer = orjson.dumps(self._echo(parsed, result)), self._answer(parsed, result)
         return KeptResponse(result.id, request.instructions or "", echo, orjson.dumps(answer))
 
 
@@ -242,3 +250,74 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
         words = "text.format.schema is missing"
         raise invalid("text.format.schema", words)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}
+
+
+# --- the request ----------------------------------------------------------------------------------
+
+
+class Reasoning(Body):
+    """The reasoning effort. `summary` and `generate_summary` have no effect: the reasoning is
+    always returned in full. `context` and `mode` must be OpenAI's defaults.
+    """
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+class TextFormat(Body):
+    """An output format: text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """The output format and the verbosity."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class FunctionChoice(Body):
+    """The function or the custom tool that must be called."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class ResponsesRequest(Body):
+    """`POST /v1/responses`. `service_tier` and `stream_options` do not affect the answer.
+    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
+    only this endpoint has.
+    """
+
+    model: str | None = None
+    input: str | list[Any]
+    instructions: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    previous_response_id: str | None = None
+    store: bool = True
+    include: list[Literal["reasoning.encrypted_content"]] = Field(default=[])
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_logprobs: Literal[0] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    truncation: Literal["disabled"] | None = None
+    background: Literal[False] | None = None
+    client_metadata: dict[str, Any] | None = None
+    session_id: str | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -17,6 +17,8 @@ import orjson
 from toolroll.rollout.server.dialects.blocks import (
     call_of,
     entries,
+    function_tool,
+    is_function,
     mapping,
     only,
     optional_text,
@@ -24,7 +26,6 @@ from toolroll.rollout.server.dialects.blocks import (
     text_parts,
     unknown_type,
 )
-from toolroll.rollout.server.dialects.tools import function_tool, is_function
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.types import Message, Tool
 

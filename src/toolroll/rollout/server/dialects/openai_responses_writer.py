@@ -11,7 +11,6 @@ from typing import Any
 
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta, ToolCall
-from toolroll.rollout.server.answers.pieces import pieces_of
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.dialects.anthropic_writer import signature
 from toolroll.rollout.server.dialects.dialect import Event
@@ -34,8 +33,8 @@ def output_of(
     result: CompletionResult, encoder: Encoder, names: Names, *, encrypted: bool
 ) -> list[Item]:
     """Return the items of a finished answer. A stream of the answer has the same items."""
-    writer = ResponsesWriter({"id": result.id}, encoder, names, encrypted=encrypted)
-    for step in pieces_of(result.choices[0]):
+    writer = ResponsesWriter(result, {"id": result.id}, encoder, names, encrypted=encrypted)
+    for step in result.choices[0].pieces:
         list(writer.add(0, step))
     list(writer.end(state_of(result)["status"]))
     return writer.items
@@ -70,9 +69,8 @@ def usage_of(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
 def _reasoning_tokens(result: CompletionResult, encoder: Encoder) -> int:
     """Return the number of tokens that start before the end of the reasoning."""
     [choice] = result.choices
-    reading = choice.reading
-    thought = reading.parsed.reasoning if reading is not None else None
-    if reading is None or not thought:
+    thought = choice.turn.parsed.reasoning if choice.turn is not None else None
+    if not thought:
         return 0
     ids = choice.completion.output_ids.tolist()
     text = encoder.decode(ids)
@@ -89,9 +87,16 @@ class ResponsesWriter:
     """
 
     def __init__(
-        self, response: dict[str, Any], encoder: Encoder, names: Names, *, encrypted: bool
+        self,
+        result: CompletionResult,
+        response: dict[str, Any],
+        encoder: Encoder,
+        names: Names,
+        *,
+        encrypted: bool,
     ) -> None:
         self.items: list[Item] = []
+        self._result = result
         self._response = response
         self._encoder = encoder
         self._names = names
@@ -131,8 +136,9 @@ class ResponsesWriter:
             yield from self.add(0, Delta("content", ""))
         yield from self._close(status)
 
-    async def finish(self, result: CompletionResult) -> AsyncIterator[Event]:
+    async def finish(self) -> AsyncIterator[Event]:
         """Yield the events that end the last item, and the event with the finished response."""
+        result = self._result
         state = state_of(result)
         for event in self.end(state["status"]):
             yield event

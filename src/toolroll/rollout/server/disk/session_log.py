@@ -17,12 +17,13 @@ import numpy.typing as npt
 import orjson
 
 from toolroll.rollout.server.answers.result import Choice, CompletionResult
+from toolroll.rollout.server.conversation.completions import TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
 from toolroll.rollout.server.conversation.stored_response import KeptResponse
 from toolroll.rollout.server.disk.journal import Journal
 from toolroll.rollout.server.errors import ApiError, server_stopping
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.types import Completion, IdArray, WeightVersion
+from toolroll.rollout.session.tree import Node
+from toolroll.rollout.types import Completion, WeightVersion
 
 IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 _UNCHANGED = "finish_reason matched prompt_tokens cached_tokens latency attempts rid".split()
@@ -113,21 +114,18 @@ class SessionLog:
 
     def text(
         self,
-        parent: Node | None,
-        delta: IdArray,
-        fork_reason: str | None,
+        prompt: TextPrompt,
         result: CompletionResult,
         request_key: bytes,
         nodes: Sequence[Node],
+        fork_reason: str | None,
     ) -> asyncio.Future[None]:
-        """Write the answers to a text completion request, which were committed as `nodes`. The
-        prompt is the tokens from the root to `parent`, then `delta`.
-        """
+        """Write the answers to a text completion request, which were committed as `nodes`."""
         return self._append(
             "text",
             **self._answer(result, request_key, nodes),
-            parent=_index(parent),
-            delta=packed(delta, IDS),
+            parent=_index(prompt.parent),
+            delta=packed(prompt.delta, IDS),
             fork_reason=fork_reason,
             choices=[_completion(choice.completion) for choice in result.choices],
         )
@@ -187,11 +185,11 @@ def _index(node: Node | None) -> int | None:
 
 
 def _chat_choice(choice: Choice) -> dict[str, Any]:
-    assert choice.reading is not None
-    sampled = choice.reading.sampled
+    assert choice.turn is not None
+    sampled = choice.turn.sampled
     return {
         **_completion(choice.completion),
-        "message": choice.reading.message,
+        "message": choice.turn.message,
         "sampled": [sampled.text, sampled.stop, sampled.stops, sampled.last_id],
     }
 
@@ -212,22 +210,14 @@ def _completion(completion: Completion) -> dict[str, Any]:
 
 def completion_of(data: Mapping[str, Any]) -> Completion:
     """Return the completion in `data`, a choice of an answer as `SessionLog` wrote it."""
-    logprobs, experts = data["logprobs"], data["experts"]
+    logprobs, experts, top = data["logprobs"], data["experts"], data["top"]
     return Completion(
         output_ids=unpacked(data["ids"], IDS),
         logprobs=None if logprobs is None else unpacked(logprobs, LOGPROBS),
         weight_versions=tuple(WeightVersion(*span) for span in data["weight_versions"]),
         routed_experts=None if experts is None else unpacked(experts[1], IDS).reshape(experts[0]),
-        top_logprobs=top_of(data),
+        top_logprobs=None
+        if top is None
+        else [[(value, index) for value, index in place] for place in top],
         **{name: data[name] for name in _UNCHANGED},
     )
-
-
-def top_of(data: Mapping[str, Any]) -> list[list[tuple[float, int]]] | None:
-    """Return the most likely tokens at each position of the choice `data`. Return None if the
-    request did not ask for them.
-    """
-    top = data["top"]
-    if top is None:
-        return None
-    return [[(value, index) for value, index in place] for place in top]

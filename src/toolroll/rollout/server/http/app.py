@@ -4,7 +4,7 @@ Invariants: every error response has the error format of the API that the reques
 code, and the header `x-should-retry`, which is true if a retry can succeed. A session can be
 reached with the server's key or with the session's own key (`access`). Nothing that a client sends
 becomes a file name. A session id is validated before it becomes a header of a request to the
-engine.
+engine. A route that concerns all sessions requires the server's own key, not one session's key.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ import orjson
 from aiohttp import web
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.bodies import Traced
-from toolroll.rollout.server.answers.result import LONG, CompletionResult
-from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
-from toolroll.rollout.server.dialects.openai_responses import not_found
-from toolroll.rollout.server.endpoint import (
-    Endpoint,
-    Started,
-    Starter,
-    model_card,
-)
+from toolroll.rollout.server.answers.result import LONG, Traced
+from toolroll.rollout.server.dialects.dialect import Dialect
+from toolroll.rollout.server.endpoint import Endpoint, Reply
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.http import http_log
-from toolroll.rollout.server.http.access import check_sender, has_key, session_key, sessions_in_keys
-from toolroll.rollout.server.http.receive import receive
-from toolroll.rollout.server.http.session_routes import SessionRoutes
+from toolroll.rollout.server.http.access import (
+    check_sender,
+    has_key,
+    session_key,
+    sessions_in_keys,
+)
+from toolroll.rollout.server.metrics import CONTENT_TYPE
+from toolroll.rollout.server.queries import QUERIES, Query, tokenize
 from toolroll.rollout.server.requests.paths import hint_for, instead_of
 from toolroll.rollout.server.requests.protocol import RewardRequest, SessionRequest, read
+from toolroll.rollout.server.requests.received import Received, receive
 from toolroll.rollout.server.requests.sampling import session_defaults
-from toolroll.rollout.server.sessions.pending import PendingRequest, retry_number
-from toolroll.rollout.server.sessions.sessions import LiveSession, check_id
+from toolroll.rollout.server.sessions.live_session import LiveSession
+from toolroll.rollout.server.sessions.pending import retry_number
+from toolroll.rollout.server.sessions.sessions import check_id
 from toolroll.rollout.server.streaming import event_lines, opened
-from toolroll.rollout.server.tokenizing import tokenize
 from toolroll.rollout.session.trajectory_json import to_json
 
 logger = logging.getLogger(__name__)
@@ -80,7 +78,6 @@ class EndpointServer:
             app,
             handler_cancellation=True,
             access_log=None,
-            logger=http_log.logger,
             auto_decompress=False,  # `receive` decompresses, with a limit
             keepalive_timeout=self.settings.receive,
             lingering_time=min(10.0, self.settings.receive),
@@ -120,21 +117,17 @@ class EndpointServer:
             web.get("/sessions/{session}/trace", self._trace),
             web.post("/sessions/{session}/reward", self._reward),
             web.delete("/sessions/{session}", self._delete),
-            *SessionRoutes(self.endpoint, self._only).routes(),
+            web.get("/sessions", self._list),
+            web.post("/sessions/{session}/export", self._export),
+            web.get("/metrics", self._metrics),
         ]
         for prefix in ("", "/sessions/{session}"):
-            routes += [
-                web.post(f"{prefix}/v1/chat/completions", partial(self._reply, self.endpoint.chat)),
-                web.post(f"{prefix}/v1/messages", partial(self._reply, self.endpoint.messages)),
-                web.post(f"{prefix}/v1/responses", partial(self._reply, self.endpoint.responses)),
-                web.get(prefix + "/v1/responses/{response}", self._response),
-                web.post(f"{prefix}/v1/messages/count_tokens", self._count),
-                web.post(f"{prefix}/v1/completions", self._text),
-                web.get(f"{prefix}/v1/models", self._models),
-                web.get(prefix + "/v1/models/{model:.+}", self._model),
-                web.post(f"{prefix}/tokenize", self._tokenize),
-                web.post(f"{prefix}/v1/tokenize", self._tokenize),
-            ]
+            for path, dialect in self.endpoint.dialects.items():
+                routes.append(web.post(f"{prefix}/v1/{path}", partial(self._reply, dialect)))
+            for (method, path), query in QUERIES.items():
+                handler = partial(self._query, query)
+                routes.append(web.route(method, f"{prefix}/v1/{path}", handler))
+            routes.append(web.post(f"{prefix}/tokenize", partial(self._query, tokenize)))
         return routes
 
     async def _drop_idle(self) -> None:
@@ -249,36 +242,46 @@ class EndpointServer:
     # --- completions ------------------------------------------------------------------------------
 
     async def _reply(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
-        start = partial(self.endpoint.start_reply, dialect)
-        return await self._answer(request, *await self._start(request, start))
+        reply = await self._start(dialect, request)
+        reply.live.pending.join(reply)
+        try:
+            if reply.parsed.request.stream:
+                return await self._stream(request, reply)
+            await asyncio.wait([reply.task])
+            await reply.deliver()
+            return web.Response(body=reply.render(), content_type="application/json")
+        finally:
+            reply.live.pending.leave(reply)
 
-    async def _count(self, request: web.Request) -> web.StreamResponse:
-        body = await receive(request, self.settings)
-        if body.data.get("max_tokens") is None:
-            body.data["max_tokens"] = 1
-        await self.endpoint.refresh()
-        live = self._live(request, body.data)
-        counted = await self.endpoint.count(self.endpoint.messages, live, body)
-        return _json({"input_tokens": counted})
-
-    async def _response(self, request: web.Request) -> web.StreamResponse:
-        live, response_id = self._live(request, {}), request.match_info["response"]
-        stored = live.responses.get(response_id)
-        if stored is None:
-            raise not_found(response_id)
-        return web.Response(body=stored.body, content_type="application/json")
-
-    async def _text(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, *await self._start(request, self.endpoint.start_text))
-
-    async def _start(self, request: web.Request, start: Starter) -> Started:
-        """Start the completion of `request`. The decoded body is freed afterwards, because it
-        contains the whole conversation and is not needed while the engine samples.
+    async def _start(self, dialect: Dialect, request: web.Request) -> Reply:
+        """Start the reply to `request`. The decoded body is freed afterwards, because it contains
+        the whole conversation and is not needed while the engine samples.
         """
         body = await receive(request, self.settings)
         await self.endpoint.refresh()
         live = self._live(request, body.data)
-        return await start(live, body, retry=retry_number(request.headers.get(_RETRY_HEADER)))
+        retry = retry_number(request.headers.get(_RETRY_HEADER))
+        return await self.endpoint.start_reply(dialect, live, body, retry=retry)
+
+    async def _stream(self, request: web.Request, reply: Reply) -> web.StreamResponse:
+        await opened(reply)
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(request)
+        async for line in event_lines(reply):
+            await response.write(line)
+        await response.write_eof()
+        return response
+
+    async def _query(
+        self, answer: Callable[[Query], Awaitable[Any]], request: web.Request
+    ) -> web.StreamResponse:
+        has_body = request.method == "POST"
+        body = await receive(request, self.settings) if has_body else Received({})
+        names = [value for name, value in request.match_info.items() if name != "session"]
+        live = partial(self._live, request, body.data)
+        return _json(await answer(Query(self.endpoint, body, "".join(names), live)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """Return the session that the path, header, key or body names. If it does not exist, return
@@ -302,61 +305,16 @@ class EndpointServer:
             return self.endpoint.sessions.of(str(session_id))
         return self.endpoint.sessions.ephemeral()
 
-    async def _answer(
-        self,
-        request: web.Request,
-        live: LiveSession,
-        parsed: ParsedRequest,
-        pending: PendingRequest[CompletionResult],
-    ) -> web.StreamResponse:
-        live.pending.join(pending)
-        try:
-            if parsed.request.stream:
-                return await self._stream(request, parsed, pending)
-            await asyncio.wait([pending.task])
-            result = await self.endpoint.commit(pending)
-            return web.Response(body=result.body, content_type="application/json")
-        finally:
-            live.pending.leave(pending)
-
-    async def _stream(
-        self, request: web.Request, parsed: ParsedRequest, pending: PendingRequest[CompletionResult]
-    ) -> web.StreamResponse:
-        await opened(self.endpoint, pending)
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
-        await response.prepare(request)
-        async for line in event_lines(self.endpoint, parsed, pending):
-            await response.write(line)
-        await response.write_eof()
-        return response
-
     # --- the model --------------------------------------------------------------------------------
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return _json(
-            {"status": "ok", "model": self.endpoint.model, "sessions": len(self.endpoint.sessions)}
+            {
+                "status": "ok",
+                "model": self.endpoint.model_name,
+                "sessions": len(self.endpoint.sessions),
+            }
         )
-
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        await self.endpoint.refresh()
-        return _json({"object": "list", "data": [model_card(self.endpoint)]})
-
-    async def _model(self, request: web.Request) -> web.StreamResponse:
-        name = request.match_info["model"]
-        await self.endpoint.refresh()
-        if name != self.endpoint.model:
-            raise ApiError(
-                404,
-                "model_not_found",
-                f"this endpoint serves {self.endpoint.model!r}",
-                param="model",
-            )
-        return _json(model_card(self.endpoint))
-
-    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
-        return _json(await tokenize(self.endpoint, await receive(request, self.settings)))
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -434,6 +392,60 @@ class EndpointServer:
         _SESSION.set(session_id)
         return _json({**(written or {"session_id": session_id}), "deleted": True})
 
+    # --- all sessions -----------------------------------------------------------------------------
+
+    def _all(self, request: web.Request) -> None:
+        """Raise `ApiError` if the key of `request` opens only one session."""
+        if self._only(request) is not None:
+            raise ApiError(401, "invalid_api_key", f"{request.path} needs the server's own key")
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        self._all(request)
+        live = [_shown(live) for live in self.endpoint.sessions.all()]
+        return _json({"object": "list", "data": [*live, *self._finished()]})
+
+    def _finished(self) -> list[dict[str, Any]]:
+        store = self.endpoint.store
+        return [
+            {"session_id": name, "sample": sample, "finished": True, "turns": turns}
+            for (name, sample), turns in (store.finished.items() if store is not None else ())
+        ]
+
+    async def _export(self, request: web.Request) -> web.StreamResponse:
+        store, name = self.endpoint.store, check_id(request.match_info["session"])
+        if store is None:
+            words = "this server keeps no files: start it with --out FOLDER"
+            raise ApiError(409, "no_folder", words)
+        self.endpoint.sessions.check_open()
+        live = self.endpoint.sessions.get(name)
+        if live is None:
+            samples = [sample for other, sample in store.finished if other == name]
+            if not samples:
+                self.endpoint.sessions.find(name)  # raises `ApiError`
+            return _json(store.written(name, max(samples)))
+        if live.pending.in_flight:
+            words = f"the session has {live.pending.in_flight} requests in flight: wait for them"
+            raise ApiError(409, "requests_in_flight", words, param="session_id")
+        if not live.trace:
+            words = f"the session {name!r} has no answer yet: there is nothing to write"
+            raise ApiError(409, "session_empty", words, param="session_id")
+        return _json(await self.endpoint.sessions.drop(name))
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        self._all(request)
+        lives = self.endpoint.sessions.all()
+        text = self.endpoint.metrics.text(
+            {
+                "sessions": ("Live sessions.", len(lives)),
+                "sessions_finished": ("Sessions in the episode file.", len(self._finished())),
+                "requests_in_flight": (
+                    "Requests that are not answered yet.",
+                    sum(live.pending.in_flight for live in lives),
+                ),
+            }
+        )
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {405: "method_not_allowed", 413: "body_too_large"}
@@ -465,6 +477,19 @@ async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response
 
 
 def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(data), status=status, headers=headers, content_type="application/json"
-    )
+    body = data if isinstance(data, bytes) else orjson.dumps(data)
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _shown(live: LiveSession) -> dict[str, Any]:
+    return {
+        "session_id": live.id,
+        "sample": live.sample,
+        "finished": False,
+        "turns": len(live.trace),
+        "tokens": live.session.tokens,
+        "in_flight": live.pending.in_flight,
+        "reward": live.reward,
+        "created": live.created,
+        "lineage": {"forks": list(live.tree.forks)},
+    }

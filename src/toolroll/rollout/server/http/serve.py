@@ -13,10 +13,10 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.provenance import provenance
-from toolroll.rollout.server.disk.session_store import SessionStore, store_settings
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.http.app import EndpointServer
+from toolroll.rollout.server.sessions.session_store import SessionStore, store_settings
 
 logger = logging.getLogger(__name__)
 

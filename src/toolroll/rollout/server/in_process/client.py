@@ -9,15 +9,15 @@ session and keeps the tokens of the previous one.
 from __future__ import annotations
 
 import uuid
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cached_property, wraps
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from openai.resources.chat import AsyncChat
+from openai.resources.chat import AsyncChat, AsyncCompletions
 from openai.resources.completions import AsyncCompletions as AsyncTextCompletions
 
 from toolroll.rollout.server.endpoint import Endpoint
-from toolroll.rollout.server.in_process.resources import Chat, TextCompletions
 from toolroll.rollout.server.in_process.transport import BASE, InProcessTransport
 from toolroll.rollout.server.sessions.sessions import check_id
 from toolroll.rollout.types import Trajectory
@@ -90,3 +90,41 @@ def _name(session: str | None) -> str:
 
 def _address(session: str) -> str:
     return f"{BASE}/sessions/{session}/v1"
+
+
+# --- resources ------------------------------------------------------------------------------------
+
+
+class Chat(AsyncChat):
+    """`client.chat`."""
+
+    @cached_property
+    def completions(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> AsyncCompletions:
+        """`client.chat.completions`."""
+        return ChatCompletions(self._client)
+
+
+class ChatCompletions(AsyncCompletions):
+    """`client.chat.completions`."""
+
+    @wraps(AsyncCompletions.create, assigned=())  # for its signature
+    async def create(self, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Do what the SDK's `create` does. `model` is optional."""
+        return await super().create(**_with_model(kwargs, self._client))
+
+
+class TextCompletions(AsyncTextCompletions):
+    """`client.completions`."""
+
+    @wraps(AsyncTextCompletions.create, assigned=())
+    async def create(self, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Do what the SDK's `create` does. `model` is optional."""
+        return await super().create(**_with_model(kwargs, self._client))
+
+
+def _with_model(kwargs: Mapping[str, Any], client: Any) -> dict[str, Any]:
+    """Return `kwargs` with the model of `client`, a `ToolrollClient`, if they name none."""
+    given = kwargs.get("model")
+    return {**kwargs, "model": client.endpoint.model_name if given is None else given}

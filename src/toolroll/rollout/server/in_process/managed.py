@@ -19,15 +19,15 @@ from openai.types.chat import ChatCompletion
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import Model, load_tokenizer
+from toolroll.rollout.errors import EngineError, UsageError, prompt_too_long
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
-from toolroll.rollout.server.in_process.prompt_logprobs import prompt_logprobs
-from toolroll.rollout.server.sessions.sessions import LiveSession
+from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template import ChatTemplate
 
 ATROPOS_ONLY = ("skip_reasoning",)
@@ -58,7 +58,9 @@ class ManagedSession:
             kwargs = {"continue_final_message": True, **kwargs}
         create = self.client.chat.completions.create
         async with self._slot(split):
-            reply: ChatCompletion = await create(**_sorted(create, kwargs, self.endpoint.model))
+            reply: ChatCompletion = await create(
+                **_sorted(create, kwargs, self.endpoint.model_name)
+            )
         await self._settled()
         return reply
 
@@ -69,7 +71,7 @@ class ManagedSession:
         await self._open()
         create = self.client.completions.create
         async with self._slot(split):
-            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model))
+            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model_name))
         await self._settled()
         return reply
 
@@ -94,7 +96,7 @@ class ManagedSession:
         if [prompt, messages, input_ids].count(None) != 2:
             raise UsageError("get_logprobs takes exactly one of prompt, messages and input_ids")
         await self._open()
-        template = self.endpoint.served.template
+        template = self.endpoint.model.template
         if messages is not None:
             read = read_messages(messages, answer=False)
             generate = read[-1]["role"] != "assistant"
@@ -134,7 +136,7 @@ class ManagedSession:
         if live is None:
             return {"sequences": {}, "tree": {}} if self.track_tree else {"nodes": []}
         self.endpoint.settle_now(live)  # requests through `client` are not settled yet
-        encoder = self.endpoint.served.template.encoder
+        encoder = self.endpoint.model.template.encoder
         if self.track_tree:
             nodes = tree_nodes(live.session, [node for node, _ in live.trace], encoder)
             return {"sequences": nodes, "tree": dict(nodes)}
@@ -241,3 +243,54 @@ def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any
     for name in ATROPOS_ONLY:
         extra.pop(name, None)
     return {"model": model, **named, **({"extra_body": extra} if extra else {})}
+
+
+# --- logprobs of a prompt -------------------------------------------------------------------------
+
+
+async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> dict[str, Any]:
+    """Return `{"prompt_tokens": ids, "prompt_topk_token_ids": [...], "prompt_topk_logprobs":
+    [...]}`. The last two have one list per position: first the prompt's own token, then the `top`
+    most likely tokens except this token. The lists of the first position are empty, because the
+    first token has no logprob.
+
+    Raise `UsageError` if an id is outside the vocabulary, `ContextOverflowError` if the prompt is
+    too long, and `EngineError` if the engine answers without logprobs.
+    """
+    await endpoint.refresh()
+    limits, engine = endpoint.capabilities, endpoint.model.engine
+    sent = [int(index) for index in ids]
+    if not sent or top < 1:
+        raise UsageError("get_logprobs needs a prompt that is not empty, and a top_k of at least 1")
+    if not all(0 <= index < (limits.vocab_size or 2**31) for index in sent):
+        raise UsageError(f"the prompt has an id outside the vocabulary of {limits.vocab_size}")
+    if limits.context_length is not None and len(sent) >= limits.context_length:
+        raise prompt_too_long(len(sent), limits.context_length - 1)
+    payload = {
+        "input_ids": sent,
+        "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": top,
+    }
+    answer = await endpoint.model.post(f"{engine.url}/generate", payload)
+    meta = answer.get("meta_info") or {}
+    own, others = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
+    if not own or not others or not len(own) == len(others) == len(sent):
+        raise EngineError(f"the engine at {engine.url} returned no logprobs of the prompt")
+    if [entry[1] for entry in own] != sent:
+        raise EngineError(f"the engine at {engine.url} returned logprobs of other tokens")
+    places = [_place(*pair) for pair in zip(own[1:], others[1:], strict=True)]
+    return {
+        "prompt_tokens": sent,
+        "prompt_topk_token_ids": [[], *map(list, places)],
+        "prompt_topk_logprobs": [[], *(list(place.values()) for place in places)],
+    }
+
+
+def _place(own: Sequence[Any], others: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
+    """Return one position's logprobs by token id. Raise `EngineError` if a value is missing."""
+    found = {int(entry[1]): entry[0] for entry in (own, *(others or ()))}
+    if not others or not all(isinstance(value, float) for value in found.values()):
+        raise EngineError("the engine returned no logprobs for a position of the prompt")
+    return found

@@ -21,11 +21,12 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import Model, load_tokenizer
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.managed import ManagedSession, served_model
-from toolroll.rollout.server.sessions.sessions import LiveSession
+from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
 

@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from toolroll.rollout.session.node import Node
-from toolroll.rollout.session.session import Session
-from toolroll.rollout.session.trained_logprobs import check_trained_logprobs
+from toolroll.rollout.session.session import Session, check_trained_logprobs
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import IdArray, Trajectory
 

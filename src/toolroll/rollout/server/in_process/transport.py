@@ -18,23 +18,35 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.answers.result import CompletionResult
-from toolroll.rollout.server.dialects.dialect import ParsedRequest
-from toolroll.rollout.server.dialects.openai_responses import not_found
-from toolroll.rollout.server.endpoint import Endpoint, Starter, model_card
+from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.server.answers.result import (
+    CompletionResult,
+    chat_logprobs,
+    constraint,
+    exact,
+    is_long,
+    prompt_token_ids,
+)
+from toolroll.rollout.server.conversation.stored_response import ResponseStore
+from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest
+from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
+from toolroll.rollout.server.dialects.openai_responses_writer import ResponsesWriter
+from toolroll.rollout.server.endpoint import Endpoint, Reply
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.in_process.responses import ExactResponses
-from toolroll.rollout.server.requests.received import decoded
-from toolroll.rollout.server.sessions.pending import PendingRequest, retry_number
-from toolroll.rollout.server.sessions.sessions import LiveSession
+from toolroll.rollout.server.queries import QUERIES, Query
+from toolroll.rollout.server.requests.received import Received, decoded
+from toolroll.rollout.server.sessions.live_session import LiveSession
+from toolroll.rollout.server.sessions.pending import retry_number
 from toolroll.rollout.server.streaming import event_lines, opened
-from toolroll.rollout.server.tokenizing import tokenize
+from toolroll.rollout.template.encode import Encoder
 
 logger = logging.getLogger(__name__)
 
 BASE = "http://toolroll.invalid"
 """A host name that cannot be resolved. If a request bypasses this transport, it fails."""
-_PATH = re.compile(r"(?:/sessions/(?P<session>[^/]+))?/v1/(?P<what>.+)")
+_PATH = re.compile(r"(?:/sessions/([^/]+))?/v1/(.+)")
+_GROUP = re.compile(r"\{\w+:?(.*)\}")
+"""The part of a path in `QUERIES` that names one object."""
 
 
 class InProcessTransport:
@@ -66,89 +78,70 @@ class InProcessTransport:
             # the SDK's timeout: the SDK retries, and its retry joins this request
             raise
         except Exception as error:  # the endpoint's border: a response, as over HTTP
-            found = api_error(error)
-            if found.code == "internal_error":
+            refusal = api_error(error)
+            if refusal.code == "internal_error":
                 logger.exception("a request to %s failed", request.url.path)
-            headers = {"x-should-retry": "true" if found.retry else "false"}
+            headers = {"x-should-retry": "true" if refusal.retry else "false"}
             dialect = self._endpoint.dialect_of(request.url.path)
-            return _json(http, dialect.refusal(found), found.status, headers)
+            return _json(http, dialect.refusal(refusal), refusal.status, headers)
 
     @cached_property
-    def _responses(self) -> ExactResponses:
+    def _dialects(self) -> dict[str, Dialect]:
         plain = self._endpoint.responses
-        return ExactResponses(
-            plain.encoder, plain.templates, plain.settings, plain.model, plain.reasons
-        )
+        exact = ExactResponses(plain.encoder, plain.templates, plain.settings, plain.reasons)
+        return {**self._endpoint.dialects, "responses": exact}
 
     async def _answer(self, http: Any, request: Any) -> Any:
         match = _PATH.fullmatch(request.url.path)
-        what = match["what"] if match else ""
+        session, path = match.groups() if match is not None else (None, "")
+        raw = await request.aread()
+        settings = self._endpoint.settings
         await self._endpoint.refresh()
-        if request.method == "GET" and what == "models":
-            return _json(http, {"object": "list", "data": [model_card(self._endpoint)]})
-        if request.method == "GET" and what == f"models/{self._endpoint.model}":
-            return _json(http, model_card(self._endpoint))
-        if request.method == "GET" and match is not None and what.startswith("responses/"):
-            return self._stored_response(http, match["session"], what.partition("/")[2])
-        if request.method == "POST" and what == "tokenize":
-            body = await decoded(await request.aread(), settings=self._endpoint.settings)
-            return _json(http, await tokenize(self._endpoint, body))
-        starters: dict[str, Starter] = {
-            "chat/completions": partial(self._endpoint.start_reply, self._endpoint.chat),
-            "completions": self._endpoint.start_text,
-            "responses": partial(self._endpoint.start_reply, self._responses),
-        }
-        ask = starters.get(what)
-        if ask is None or match is None or request.method != "POST":
-            raise ApiError(
-                404, "not_found", f"{request.method} {request.url.path} is not served in process"
+        dialect = self._dialects.get(path) if request.method == "POST" else None
+        if dialect is not None:
+            body = await decoded(raw, settings=settings)
+            if dialect is not self._dialects["responses"]:  # has these fields without being asked
+                _ask_for_tokens(body.data, chat=path == "chat/completions")
+            retry = retry_number(request.headers.get("x-stainless-retry-count"))
+            reply = await self._endpoint.start_reply(
+                dialect, self._live(session), body, retry=retry
             )
-        body = await decoded(await request.aread(), settings=self._endpoint.settings)
-        if what != "responses":  # they have these fields without being asked
-            _ask_for_tokens(body.data, chat=what == "chat/completions")
-        sessions, session = self._endpoint.sessions, match["session"]
-        live = sessions.of(session) if session is not None else sessions.ephemeral()
-        live, parsed, pending = await ask(
-            live, body, retry=retry_number(request.headers.get("x-stainless-retry-count"))
+            return await self._reply(http, request, reply)
+        for (method, pattern), answer in QUERIES.items():
+            named = re.fullmatch(_GROUP.sub(lambda m: f"({m[1] or '[^/]+'})", pattern), path)
+            if named is not None and method == request.method:
+                body = await decoded(raw, settings=settings) if raw else Received({})
+                live = partial(self._live, session)
+                query = Query(self._endpoint, body, "".join(named.groups()), live)
+                return _json(http, await answer(query))
+        raise ApiError(
+            404, "not_found", f"{request.method} {request.url.path} is not served in process"
         )
+
+    def _live(self, session: str | None) -> LiveSession:
+        sessions = self._endpoint.sessions
+        return sessions.of(session) if session is not None else sessions.ephemeral()
+
+    async def _reply(self, http: Any, request: Any, reply: Reply) -> Any:
+        pending = reply.live.pending
+        pending.join(reply)
+        if reply.parsed.request.stream:
+            try:
+                await opened(reply)
+            except BaseException:
+                pending.leave(reply)
+                raise
+            headers = {"Content-Type": "text/event-stream"}
+            return http.Response(200, headers=headers, stream=_byte_stream(http, reply))
         limit = request.extensions.get("timeout", {}).get("read")
-        live.pending.join(pending)
-        if parsed.request.stream:
-            return await self._stream(http, live, parsed, pending)
         try:
-            done, _ = await asyncio.wait([pending.task], timeout=limit)
+            done, _ = await asyncio.wait([reply.task], timeout=limit)
             if not done:
                 raise http.ReadTimeout(f"no answer within {limit} s", request=request)
-            result = await self._endpoint.commit(pending)
-            return http.Response(
-                200, headers={"Content-Type": "application/json"}, content=result.body
-            )
+            await reply.deliver()
+            return _json(http, reply.render())
         finally:
-            live.pending.leave(pending)
-
-    def _stored_response(self, http: Any, session: str | None, response_id: str) -> Any:
-        live = self._endpoint.sessions.get(session) if session is not None else None
-        stored = live.responses.get(response_id) if live is not None else None
-        if stored is None:
-            raise not_found(response_id)
-        return http.Response(200, headers={"Content-Type": "application/json"}, content=stored.body)
-
-    async def _stream(
-        self,
-        http: Any,
-        live: LiveSession,
-        parsed: ParsedRequest,
-        pending: PendingRequest[CompletionResult],
-    ) -> Any:
-        try:
-            await opened(self._endpoint, pending)
-        except BaseException:
-            live.pending.leave(pending)
-            raise
-        lines = _Lines(event_lines(self._endpoint, parsed, pending), live, pending)
-        return http.Response(
-            200, headers={"Content-Type": "text/event-stream"}, stream=_byte_stream(http, lines)
-        )
+            pending.leave(reply)
 
 
 def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
@@ -160,40 +153,26 @@ def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
     data |= {name: value for name, value in wanted.items() if data.get(name) is None}
 
 
-class _Lines:
-    """The lines of a stream. `hang_up` says that the client no longer waits for the stream. Only
-    the first call has an effect.
+def _byte_stream(http: Any, reply: Reply) -> Any:
+    """Return the lines of `reply` as a stream of the HTTP library, because the library's client
+    requires one.
     """
 
-    def __init__(
-        self,
-        lines: AsyncIterator[bytes],
-        live: LiveSession,
-        pending: PendingRequest[CompletionResult],
-    ) -> None:
-        self.lines = lines
-        self._live = live
-        self._pending: PendingRequest[CompletionResult] | None = pending
-
-    def hang_up(self) -> None:
-        if self._pending is not None:
-            self._live.pending.leave(self._pending)
-            self._pending = None
-
-
-def _byte_stream(http: Any, lines: _Lines) -> Any:
-    """Return `lines` as a stream of the HTTP library, because the library's client requires one."""
-
     class EventStream(http.AsyncByteStream):  # type: ignore[misc]
+        open = True
+
         async def __aiter__(self) -> AsyncIterator[bytes]:
             try:
-                async for line in lines.lines:
+                async for line in event_lines(reply):
                     yield line
             finally:
-                lines.hang_up()
+                await self.aclose()
 
         async def aclose(self) -> None:
-            lines.hang_up()
+            """Say that the client no longer waits. Only the first call has an effect."""
+            if self.open:
+                self.open = False
+                reply.live.pending.leave(reply)
 
     return EventStream()
 
@@ -202,5 +181,50 @@ def _json(http: Any, data: Any, status: int = 200, headers: dict[str, str] | Non
     return http.Response(
         status,
         headers={"Content-Type": "application/json", **(headers or {})},
-        content=orjson.dumps(data),
+        content=data if isinstance(data, bytes) else orjson.dumps(data),
     )
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+
+class ExactWriter(ResponsesWriter):
+    """Writes one response, with the exact fields in the finished response."""
+
+    async def finish(self) -> AsyncIterator[Event]:
+        """Yield the last events."""
+        result = self._result
+        large = is_long([result.choices[0].completion], top=0)
+        sampled = await call_of_size(_sampled, result, self._encoder, large=large)
+        async for event in super().finish():
+            if "response" in event:
+                event["response"] |= {
+                    **sampled,
+                    **prompt_token_ids(result),
+                    **constraint(result),
+                }
+            yield event
+
+
+class ExactResponses(OpenAIResponses):
+    """`POST /v1/responses`, with the fields `prompt_token_ids`, `token_ids`, `logprobs`,
+    `stop_reason` and `weight_version` in the response.
+    """
+
+    writer_type = ExactWriter
+
+    def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
+        """Return the request in `data`. Raise `ApiError` if it is not valid."""
+        parsed = super().translate(data, responses)
+        parsed.chat.logprobs = True
+        return parsed
+
+    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
+        """Return a `response`."""
+        sampled = _sampled(result, self.encoder)
+        return {**super().body(parsed, result), **sampled, **prompt_token_ids(result)}
+
+
+def _sampled(result: CompletionResult, encoder: Encoder) -> dict[str, Any]:
+    [choice] = result.choices
+    return {**exact(choice), "logprobs": chat_logprobs(choice.completion, encoder, 0)}

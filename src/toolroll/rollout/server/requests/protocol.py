@@ -72,6 +72,11 @@ class Sampling(Body):
         """The number of tokens that the request allows."""
         return self.max_tokens
 
+    @property
+    def top(self) -> int | None:
+        """The number of top logprobs at each position, or None if the request wants no logprobs."""
+        raise NotImplementedError
+
 
 class FunctionDefinition(BaseModel):
     """The function of a tool. If `strict` is true, a grammar forces its arguments to follow the
@@ -152,6 +157,11 @@ class ChatRequest(Sampling):
         limit = self.max_completion_tokens
         return self.max_tokens if limit is None else limit
 
+    @property
+    def top(self) -> int | None:
+        """The number of top logprobs at each position, or None if the request wants no logprobs."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
 
 class CompletionRequest(Sampling):
     """`POST /v1/completions`. `prompt`: one text, or one list of ids."""
@@ -161,6 +171,11 @@ class CompletionRequest(Sampling):
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
+
+    @property
+    def top(self) -> int | None:
+        """`logprobs`, under the same name as in a chat request."""
+        return self.logprobs
 
 
 class TokenizeRequest(Body):

@@ -8,6 +8,8 @@ all compressed bodies are decoded in a thread, so that they do not block other r
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -17,11 +19,11 @@ from itertools import islice
 from typing import Any
 
 import orjson
+from aiohttp import web
 
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.nesting import DEEPEST, too_deep
 
 LARGE = 100_000
 """The maximum number of bytes of JSON that are decoded on the event loop."""
@@ -141,3 +143,74 @@ def _longer(item: Any, limit: int) -> bool:
     if not isinstance(item, str) or len(item) * 4 <= limit:
         return False
     return len(item) > limit or len(item.encode(errors="surrogatepass")) > limit
+
+
+# --- nesting --------------------------------------------------------------------------------------
+
+
+DEEPEST = 200
+"""The maximum number of levels of a body."""
+_SPARE = 54
+
+
+def too_deep(data: Any, *, around: int = 0) -> bool:
+    """Return True if `data` would have more than `DEEPEST` levels inside `around` other objects."""
+    for _ in range(_SPARE + around):
+        data = [data]
+    try:
+        orjson.dumps(data)
+    except orjson.JSONEncodeError:
+        return True
+    return False
+
+
+def too_deep_text(text: str) -> bool:
+    """Return True if `text` is nested too deep for Python's `json` module, with which chat
+    templates read the arguments of calls. Return False if `text` is not JSON.
+    """
+    try:
+        # spare levels, because the stack may be deeper when a template is rendered
+        json.loads("[" * _SPARE + text + "]" * _SPARE)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+async def receive(request: web.Request, settings: EndpointSettings) -> Received:
+    """Return the body of `request`. Raise `ApiError` if it is too large, arrives too slowly, or is
+    not a JSON object.
+    """
+    if request.content_type != "application/json":
+        words = f"send Content-Type: application/json, not {request.content_type!r}"
+        raise ApiError(415, "unsupported_media_type", words)
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "deflate"):
+        raise ApiError(
+            415,
+            "unsupported_media_type",
+            f"Content-Encoding is {encoding!r}; it must be gzip, deflate or identity",
+        )
+    return await decoded(
+        await _raw(request, settings), compressed=encoding != "identity", settings=settings
+    )
+
+
+async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(settings.receive):
+            async for chunk in request.content.iter_any():
+                raw += chunk
+                if len(raw) > settings.max_body:
+                    raise body_too_large(settings.max_body)
+    except TimeoutError as error:
+        words = f"the request did not arrive within {settings.receive:g} s"
+        raise ApiError(408, "request_timeout", words, retry=True) from error
+    except web.RequestPayloadError as error:
+        raise ApiError(400, "invalid_body", "the body does not match its headers") from error
+    return bytes(raw)

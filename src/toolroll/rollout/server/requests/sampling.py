@@ -20,7 +20,6 @@ from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import invalid, refusal_of, refused
 from toolroll.rollout.server.requests.protocol import (
     ChatRequest,
-    CompletionRequest,
     NamedChoice,
     Sampling,
 )
@@ -113,6 +112,8 @@ def _check(
     if request.n > settings.max_choices:
         words = f"n is {request.n}; this endpoint gives at most {settings.max_choices}"
         raise invalid("n", words)
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     top_k = params.get("top_k")
     if top_k is not None and top_k < 1 and top_k != -1:
         raise invalid("top_k", f"top_k is {top_k}; it must be -1 or at least 1")
@@ -237,12 +238,3 @@ def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None
             raise invalid("response_format", "response_format.json_schema.schema is missing")
     params["json_schema"] = orjson.dumps(schema).decode()
     return "response_format"
-
-
-def top_logprobs(request: ChatRequest | CompletionRequest) -> int:
-    """Return how many top logprobs at each position `request` asks for."""
-    if isinstance(request, CompletionRequest):
-        return request.logprobs or 0
-    if request.top_logprobs and not request.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
-    return request.top_logprobs or 0

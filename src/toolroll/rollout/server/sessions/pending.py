@@ -15,25 +15,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.answers.result import StoredAnswer
+from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.errors import ApiError, api_error
-
-T = TypeVar("T")
 
 _RETRY_WITHIN = 60.0
 """The number of seconds after an error during which a retry of the request is expected."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class PendingRequest(Generic[T]):
-    """One request in flight, or its answer.
+class PendingRequest:
+    """One request in flight, or its answer. A subclass overrides `run`.
 
     Attributes:
         key: The key that the request and its retries share (`request_key`).
@@ -44,22 +40,25 @@ class PendingRequest(Generic[T]):
         expiry: The timer that drops the request after the grace time.
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
-        stream_context: The data (`StreamContext`) that a stream needs before the result exists.
         stored: The answer to this request, if it was restored from disk.
         failure: The error, if the result could not be committed.
     """
 
-    key: bytes
-    task: asyncio.Task[T]
-    progress: list[list[int]]
-    waiting: int = 0
-    delivered: bool = False
-    joined: int = 0
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    expiry: asyncio.TimerHandle | None = None
-    stream_context: Any = None
-    stored: StoredAnswer | None = None
-    failure: Exception | None = None
+    def __init__(self, key: bytes, choices: int) -> None:
+        self.key = key
+        self.task: asyncio.Task[CompletionResult]
+        self.progress: list[list[int]] = [[] for _ in range(choices)]
+        self.waiting = 0
+        self.delivered = False
+        self.joined = 0
+        self.changed = asyncio.Event()
+        self.expiry: asyncio.TimerHandle | None = None
+        self.stored: CompletionResult | None = None
+        self.failure: Exception | None = None
+
+    async def run(self) -> CompletionResult:
+        """Return the result of the request."""
+        raise NotImplementedError
 
     def report(self, choice: int, ids: list[int]) -> None:
         """Record that `ids` are sampled for choice `choice`."""
@@ -83,13 +82,13 @@ class PendingRequest(Generic[T]):
         return self.failure or self.task.exception()
 
 
-class PendingRequests(Generic[T]):
+class PendingRequests:
     """The requests of one session. `grace` is in seconds."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._ended = False
-        self._by_key: dict[bytes, list[PendingRequest[T]]] = {}
+        self._by_key: dict[bytes, list[PendingRequest]] = {}
         self._errors: dict[bytes, list[float]] = {}
         """For each request that got errors: the times after which a retry of it is no longer
         expected.
@@ -105,36 +104,23 @@ class PendingRequests(Generic[T]):
             for request in self.all()
         )
 
-    def all(self) -> list[PendingRequest[T]]:
+    def all(self) -> list[PendingRequest]:
         """Return the requests in flight and the requests whose answers are kept for a retry."""
         return [request for requests in self._by_key.values() for request in requests]
 
-    def start(
-        self, key: bytes, choices: int, run: Callable[[PendingRequest[T]], Awaitable[T]]
-    ) -> PendingRequest[T]:
-        """Start a request and return it. `run` gets the request, and reports its progress there.
-
-        Raise `ApiError` after `cancel`.
-        """
+    def start(self, request: PendingRequest) -> None:
+        """Run `request` in a task. Raise `ApiError` after `cancel`."""
         if self._ended:
             raise ApiError(
                 409, "request_aborted", "the session was deleted while the request was read"
             )
-
-        async def body() -> T:
-            await asyncio.sleep(0)  # until `request` is assigned
-            return await run(request)
-
-        request: PendingRequest[T] = PendingRequest(
-            key, asyncio.get_running_loop().create_task(body()), [[] for _ in range(choices)]
-        )
+        request.task = asyncio.get_running_loop().create_task(request.run())
         request.task.add_done_callback(_retrieved)
         # also runs if the task is cancelled before it starts
         request.task.add_done_callback(lambda _: request.wake())
-        self._by_key.setdefault(key, []).append(request)
-        return request
+        self._by_key.setdefault(request.key, []).append(request)
 
-    def retried(self, key: bytes, retry: int) -> PendingRequest[T] | None:
+    def retried(self, key: bytes, retry: int) -> PendingRequest | None:
         """Return the request that a retry joins. `key` is the key of the retried request, and
         `retry` is the number of the retry.
 
@@ -158,14 +144,14 @@ class PendingRequests(Generic[T]):
             request.joined = max(request.joined, retry)
         return request
 
-    def join(self, request: PendingRequest[T]) -> None:
+    def join(self, request: PendingRequest) -> None:
         """Count one more connection that waits for `request`."""
         request.waiting += 1
         if request.expiry is not None:
             request.expiry.cancel()
             request.expiry = None
 
-    def leave(self, request: PendingRequest[T]) -> None:
+    def leave(self, request: PendingRequest) -> None:
         """Count one connection fewer, because it got its answer or was closed. If no connection is
         left, the grace time starts.
         """
@@ -200,7 +186,7 @@ class PendingRequests(Generic[T]):
             self._errors[key] = ends[1:]
         return bool(ends)
 
-    def forget(self, request: PendingRequest[T]) -> None:
+    def forget(self, request: PendingRequest) -> None:
         """Drop the answered `request` before its grace time ends, because a later request shows
         that its client has the answer. Do nothing if a client still waits for the answer.
         """
@@ -209,7 +195,7 @@ class PendingRequests(Generic[T]):
                 request.expiry.cancel()
             self._expire(request)
 
-    def _expire(self, request: PendingRequest[T]) -> None:
+    def _expire(self, request: PendingRequest) -> None:
         if request.waiting:
             return
         request.task.cancel()  # no effect on a finished task
@@ -219,7 +205,7 @@ class PendingRequests(Generic[T]):
         if not requests:
             self._by_key.pop(request.key, None)
 
-    def cancel(self) -> list[asyncio.Task[T]]:
+    def cancel(self) -> list[asyncio.Task[CompletionResult]]:
         """Cancel all requests and accept no more, because the session is dropped. Return the tasks
         of the cancelled requests.
         """
@@ -247,7 +233,7 @@ def retry_number(header: str | None) -> int:
     )
 
 
-def _retrieved(task: asyncio.Task[T]) -> None:
+def _retrieved(task: asyncio.Task[CompletionResult]) -> None:
     """Mark the exception of `task` as retrieved. Otherwise asyncio logs it if no client waits for
     the request.
     """

@@ -7,37 +7,34 @@ retry of this request, unless a later request continued the answer.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import ParsedTurn
-from toolroll.rollout.server.answers.result import StoredAnswer
+from toolroll.rollout.server.answers.result import Choice, CompletionResult
+from toolroll.rollout.server.conversation.completions import TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
 from toolroll.rollout.server.conversation.stored_response import KeptResponse
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.conversation.turn import TurnNode
 from toolroll.rollout.server.disk.journal import read_lines
-from toolroll.rollout.server.disk.session_log import (
-    IDS,
-    SessionLog,
-    completion_of,
-    top_of,
-    unpacked,
-)
-from toolroll.rollout.server.sessions.sessions import LiveSession
-from toolroll.rollout.session.node import Node
+from toolroll.rollout.server.disk.session_log import IDS, SessionLog, completion_of, unpacked
+from toolroll.rollout.server.sessions.live_session import LiveSession
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.delta import SampledText
+from toolroll.rollout.types import IdArray
 
 Key = tuple[str, int]
 Make = Callable[[str, int], tuple[LiveSession, SessionLog]]
-_NO_REPLY = ParsedReply("")
 
 
 @dataclass(slots=True)
@@ -87,8 +84,8 @@ class _Builder:
         self.log = log
         self._templates = templates
         self._turns: dict[int, TurnNode] = {}
-        self._requests: dict[int, bytes] = {}
-        """Maps a node's index to the key of the request that sampled it."""
+        self._answers: dict[int, tuple[bytes, CompletionResult]] = {}
+        """Maps a node's index to its answer and the key of its request."""
         self._texts: list[bytes] = []
 
     def add(self, data: dict[str, Any], size: int) -> None:
@@ -101,37 +98,27 @@ class _Builder:
         elif kind == "reward":
             self.live.reward, self.live.info = data["reward"], data["info"]
         elif kind == "chat":
-            self._answered(data, self._chat(data))
+            self._chat(data)
         elif kind == "text":
-            self._answered(data, self._text(data))
+            self._text(data)
         else:
             raise ValueError(f"unknown kind {kind!r}")
 
-    def _chat(self, data: dict[str, Any]) -> list[Node]:
-        live, prompt = self.live, self._prompt(data)
-        observed, nodes, kept = live.tree.observe(prompt), [], None
+    def _chat(self, data: dict[str, Any]) -> None:
+        live, prompt, kept = self.live, self._prompt(data), None
         if data["kept"] is not None:
             instructions, echo, answer = data["kept"]
             kept = KeptResponse(data["id"], instructions, self._text_of(echo), answer.encode())
-        for choice in data["choices"]:
-            node = self._sample(choice, data, observed)
-            text, stop, stops, last_id = choice["sampled"]
-            sampled = SampledText(text, stop, tuple(stops), last_id)
-            reading = ParsedTurn(sampled, "", _NO_REPLY, choice["message"])
-            self._turns[node.index] = live.tree.commit(prompt, node, reading)
-            if kept is not None:
-                live.responses.add(self._turns[node.index], kept)
-            live.trace.append((node, data["object"]))
-            if data["lineage"]:
-                live.session.label(node, data["lineage"])
-            nodes.append(node)
-        if prompt.preserved:
-            live.mismatches["preserved"] += 1
+        choices = [Choice(completion_of(choice), turn=_turn(choice)) for choice in data["choices"]]
+        result = self._result(data, prompt.input_ids, choices)
+        turns = live.add_chat(
+            prompt, result, kind=data["object"], lineage=data["lineage"], kept=kept
+        )
+        nodes = [turn.node for turn in turns]
+        self._turns |= {turn.node.index: turn for turn in turns}
         first = data["first"] + len(nodes)
         live.answers[prompt.digest] = max(live.answers[prompt.digest], first)
-        if prompt.turn is not None:  # the client continues this answer, so it has it
-            self._forget(prompt.turn.node)
-        return nodes
+        self._keep(data, result, nodes, prompt.turn.node if prompt.turn is not None else None)
 
     def _text_of(self, value: str | int) -> bytes:
         """Return the text that `value` stands for. `value` is the text itself, or its number if
@@ -144,79 +131,77 @@ class _Builder:
         return self._texts[-1]
 
     def _prompt(self, data: dict[str, Any]) -> Prompt:
-        turn = None if data["turn"] is None else self._turns[data["turn"]]
-        tools = self._text_of(data["tools"])
-        dropped = data["dropped"]
+        parent, delta, dropped = self._parent(data), unpacked(data["delta"], IDS), data["dropped"]
         return Prompt(
-            self._templates.get(data["switches"]),
-            tuple(data["added"]),
-            tools,
-            bytes.fromhex(data["digest"]),
-            unpacked(data["delta"], IDS),
-            self._parent(data),
-            unpacked(data["delta"], IDS),
-            turn,
-            data["fork_reason"],
-            data["continues"],
-            data["preserved"],
-            None if dropped is None else unpacked(dropped, IDS),
-            data["prefill"],
-            unpacked(data["prefill_ids"], IDS),
+            template=self._templates.get(data["switches"]),
+            added=tuple(data["added"]),
+            tools_key=self._text_of(data["tools"]),
+            digest=bytes.fromhex(data["digest"]),
+            input_ids=np.concatenate([self.live.session.path_ids(parent), delta]),
+            parent=parent,
+            delta=delta,
+            turn=None if data["turn"] is None else self._turns[data["turn"]],
+            fork_reason=data["fork_reason"],
+            continues=data["continues"],
+            preserved=data["preserved"],
+            dropped=None if dropped is None else unpacked(dropped, IDS),
+            prefill=data["prefill"],
+            prefill_ids=unpacked(data["prefill_ids"], IDS),
         )
 
-    def _text(self, data: dict[str, Any]) -> list[Node]:
-        live, delta = self.live, unpacked(data["delta"], IDS)
-        observed = live.session.observe(delta, after=self._parent(data), reason=data["fork_reason"])
-        nodes = []
-        for choice in data["choices"]:
-            node = self._sample(choice, data, observed)
-            live.texts.append(node)
-            live.trace.append((node, "text_completion"))
-            nodes.append(node)
-        parent = self._parent(data)
-        if parent is not None:
-            self._forget(parent)
-        return nodes
-
-    def _sample(self, choice: dict[str, Any], data: dict[str, Any], prompt: Node) -> Node:
-        completion, session = completion_of(choice), self.live.session
-        node = session.sample(completion, self._params(data), after=prompt)
-        self.live.record.add(session.path_ids(prompt), completion)
-        return node
-
-    def _answered(self, data: dict[str, Any], nodes: list[Node]) -> None:
-        """Raise `ValueError` unless `nodes` are the nodes of the line `data`. Keep the answer for a
-        retry.
-        """
-        if [node.index for node in nodes] != data["nodes"]:
-            raise ValueError(f"the restored nodes are {[node.index for node in nodes]}")
-        stored = StoredAnswer(
-            data["id"],
-            data["created"],
-            data["first"],
-            tuple(nodes),
-            self._params(data),
-            tuple(map(top_of, data["choices"])),
+    def _text(self, data: dict[str, Any]) -> None:
+        parent, delta = self._parent(data), unpacked(data["delta"], IDS)
+        prompt = TextPrompt(
+            np.concatenate([self.live.session.path_ids(parent), delta]), parent, delta
         )
-        key = bytes.fromhex(data["key"])
-        self.live.restored.setdefault(key, []).append(stored)
-        self._requests |= {node.index: key for node in nodes}
+        choices = [Choice(completion_of(choice)) for choice in data["choices"]]
+        result = self._result(data, prompt.input_ids, choices)
+        nodes = self.live.add_text(prompt, result, data["fork_reason"])
+        self._keep(data, result, nodes, parent)
 
-    def _forget(self, node: Node) -> None:
-        """Drop the stored answer that contains `node` as a choice."""
-        key = self._requests.get(node.index)
-        if key is not None:
-            stored = self.live.restored.get(key, [])
-            stored[:] = [answer for answer in stored if node not in answer.nodes]
-
-    def _parent(self, data: dict[str, Any]) -> Node | None:
-        parent = data["parent"]
-        if parent is None:
-            return None
-        return self.live.session.node(parent)
-
-    def _params(self, data: dict[str, Any]) -> Any:
+    def _result(
+        self, data: dict[str, Any], prompt_ids: IdArray, choices: list[Choice]
+    ) -> CompletionResult:
         if data["sampling_params"] is not None:
             self.log.params = data["sampling_params"]
         assert self.log.params is not None
-        return self.log.params
+        return CompletionResult(
+            id=data["id"],
+            created=data["created"],
+            model="",
+            prompt_ids=prompt_ids,
+            choices=choices,
+            sampling_params=self.log.params,
+            first=data["first"],
+        )
+
+    def _keep(
+        self,
+        data: dict[str, Any],
+        result: CompletionResult,
+        nodes: Sequence[Node],
+        continued: Node | None,
+    ) -> None:
+        """Keep the answer `result` for a retry. Drop the one that has the node `continued`, because
+        the client has it. Raise `ValueError` unless `nodes` are the nodes of the line `data`.
+        """
+        if continued is not None and continued.index in self._answers:
+            key, answer = self._answers.pop(continued.index)
+            with contextlib.suppress(ValueError):  # it was already dropped
+                self.live.restored[key].remove(answer)
+        indexes = [node.index for node in nodes]
+        if indexes != data["nodes"]:
+            raise ValueError(f"the restored nodes are {indexes}")
+        key = bytes.fromhex(data["key"])
+        self.live.restored.setdefault(key, []).append(result)
+        self._answers |= dict.fromkeys(indexes, (key, result))
+
+    def _parent(self, data: dict[str, Any]) -> Node | None:
+        return None if data["parent"] is None else self.live.session.node(data["parent"])
+
+
+def _turn(choice: dict[str, Any]) -> ParsedTurn:
+    text, stop, stops, last_id = choice["sampled"]
+    return ParsedTurn(
+        SampledText(text, stop, tuple(stops), last_id), "", ParsedReply(""), choice["message"]
+    )

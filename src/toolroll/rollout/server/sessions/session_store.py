@@ -32,11 +32,12 @@ from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.disk.journal import Journal, Keep, read_lines
-from toolroll.rollout.server.disk.restore import Restored, restore
-from toolroll.rollout.server.disk.session_episode import session_episode
 from toolroll.rollout.server.disk.session_log import SessionLog, session_of
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.sessions.sessions import LiveSession, Sessions, end
+from toolroll.rollout.server.sessions.live_session import LiveSession
+from toolroll.rollout.server.sessions.restore import Restored, restore
+from toolroll.rollout.server.sessions.sessions import Sessions
+from toolroll.rollout.types import Episode, InteractionResult, StopReason
 
 logger = logging.getLogger(__name__)
 
@@ -192,11 +193,11 @@ class SessionStore:
     async def _finish(self, live: LiveSession) -> dict[str, Any]:
         log = live.log
         assert isinstance(log, SessionLog)
-        await end(live)
+        await live.end()
         log.ended = True
         await log.saved()  # an answer that cannot be saved is not trained
         await self._settle(live)
-        episode = session_episode(live, ENV, live.sample, str(self.settings.get("model") or ""))
+        episode = _episode(live, ENV, live.sample, str(self.settings.get("model") or ""))
         if episode is not None and live.key not in self.finished:
             try:
                 async with self._appending:
@@ -268,18 +269,18 @@ class SessionStore:
             self._open.close()
 
 
-def store_settings(served: Model, name: str | None) -> dict[str, Any]:
+def store_settings(model: Model, name: str | None) -> dict[str, Any]:
     """Return the settings that determine the tokens of a session: the model's `name`, the hashes of
     its tokenizer and chat template, the template's arguments, the history policy and the parser's
     name.
     """
-    template = served.template
+    template = model.template
     return {
         "model": name,
-        **template_hashes(served),
+        **template_hashes(model),
         "template_kwargs": dict(template.renderer.kwargs),
         "history": template.history,
-        "parser": served.parser.name,
+        "parser": model.parser.name,
     }
 
 
@@ -292,3 +293,41 @@ def _finished(path: Path) -> dict[Key, int]:
             if data["env"] == ENV:
                 found[data["task_id"], data["sample"]] = int(data["metrics"].get("turns", 0))
     return found
+
+
+def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:
+    """Return the session `live` as an episode: all its sequences, and the conversation of its last
+    chat completion. Return None if the session has no answer.
+
+    The reward is None unless the client gave one. The stop reason is `done`.
+    """
+    if not live.trace:
+        return None
+    last = live.tree.last_turn()
+    own = {"id": live.id, "created": live.created, "forks": list(live.tree.forks)}
+    result = InteractionResult.of(
+        live.session.trajectories(),
+        messages=last.messages() if last is not None else [],
+        stop_reason=StopReason.DONE,
+        prompt="",
+        reward=live.reward,
+        info={"session": own, **live.info},
+        metrics=_metrics(live),
+        tools=orjson.loads(last.tools_key) or [] if last is not None else [],
+    )
+    return Episode(env, live.id, 0, sample, 0, result, model)
+
+
+def _metrics(live: LiveSession) -> dict[str, float]:
+    answers = [node.completion for node, _ in live.trace]
+    counted: dict[str, Any] = {
+        "turns": len(answers),
+        "prompt_tokens": sum(one.prompt_tokens for one in answers if one is not None),
+        "completion_tokens": sum(len(one.output_ids) for one in answers if one is not None),
+        "cached_tokens": sum(one.cached_tokens for one in answers if one is not None),
+        "trained_tokens": sum(part.trained_tokens for part in live.session.trajectories()),
+        "forks": len(live.tree.forks),
+        "seconds": sum(one.latency for one in answers if one is not None),
+        **{f"token_mismatches/{kind}": count for kind, count in live.mismatches.items()},
+    }
+    return {name: float(value) for name, value in counted.items()}

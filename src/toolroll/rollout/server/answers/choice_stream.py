@@ -13,12 +13,10 @@ from dataclasses import replace
 
 from toolroll.parsers.base import ReplyStream
 from toolroll.parsers.types import Delta
-from toolroll.rollout.model.call_ids import call_id, with_call_ids
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import parse_options
-from toolroll.rollout.server.answers.result import Choice, StreamContext
+from toolroll.rollout.model.turn import ParsedTurn, call_id, with_call_ids
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
+from toolroll.rollout.types import Completion
 
 Piece = tuple[str, list[Span]]
 """New text, and the spans of the tokens that start in it. A span is a start and a stop position in
@@ -106,12 +104,12 @@ class TextStream:
 
 class ChoiceStream:
     """The deltas of one choice. `seed` determines the ids of its calls (`call_id`), as in the
-    finished answer.
+    finished answer. `reply` is None for a text completion.
 
     A call is one delta, with its id. It is returned as soon as the parser is certain of it.
     """
 
-    def __init__(self, text: TextStream, reply: ReplyStream, seed: str) -> None:
+    def __init__(self, text: TextStream, reply: ReplyStream | None = None, seed: str = "") -> None:
         self._text = text
         self._reply = reply
         self._seed = seed
@@ -120,17 +118,24 @@ class ChoiceStream:
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Return the new deltas that later ids cannot change. `ids` are all ids sampled so far."""
         text, spans = self._text.feed(ids)
-        steps = self._reply.feed(text, offsets=spans) if text else []
-        return [self._with_id(step) for step in steps]
+        if not text:
+            return []
+        if self._reply is None:
+            return [Delta("content", text)]
+        return [self._with_id(step) for step in self._reply.feed(text, offsets=spans)]
 
-    def finish(self, answer: Choice) -> list[Delta]:
-        """Return the remaining deltas of the finished `answer`. Raise `ApiError` if `answer`
-        contradicts the deltas that were returned before.
+    def finish(self, completion: Completion, text: str, turn: ParsedTurn | None) -> list[Delta]:
+        """Return the remaining deltas of the finished `text`, which was parsed as `turn`. For a
+        text completion, return none, because its last chunk has the rest of the text.
+
+        Raise `ApiError` if the answer contradicts the deltas that were returned before.
         """
-        turn, ids = answer.reading, answer.completion.output_ids.tolist()
-        assert turn is not None
-        text, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], turn.text)
-        steps = self._reply.finish(text, offsets=spans)
+        ids = completion.output_ids.tolist()
+        if turn is None or self._reply is None:
+            self._text.finish(ids, text)
+            return []
+        rest, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], text)
+        steps = self._reply.finish(rest, offsets=spans)
         if with_call_ids(self._reply.reply, self._seed) != turn.parsed:
             raise stream_error("its message")
         return [self._with_id(step) for step in steps]
@@ -142,13 +147,6 @@ class ChoiceStream:
         self._calls += 1
         named = step.call if step.call.id else step.call.with_id(call_id(self._seed, index))
         return replace(step, call=named)
-
-
-def choice_stream(served: Model, context: StreamContext, seed: str) -> ChoiceStream:
-    """Return a new stream for one choice. `seed` determines the ids of its calls."""
-    options = parse_options(context.tools, in_reasoning=context.in_reasoning, streamed=True)
-    text = TextStream(served.template.encoder, context.stop_token_ids, context.stop_strings)
-    return ChoiceStream(text, served.parser.stream(**options), seed)
 
 
 def stream_error(what: str) -> ApiError:

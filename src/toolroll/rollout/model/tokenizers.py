@@ -1,0 +1,100 @@
+"""Load a tokenizer: by its name, or one of the two in this package.
+
+The embedded tokenizer is a small byte-level BPE tokenizer with its own chat template. The other one
+belongs to `desk-1m`, a Llama network with 1 million parameters, trained on the environment `desk`.
+`examples/learn_desk` trains this model from scratch. Its folder is in Hugging Face's format. The
+embedded engine serves it without torch; SGLang and transformers can load it too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.optional import import_transformers
+
+FOLDER = Path(__file__).with_name("tokenizer")
+
+CONTROL_TOKENS = (
+    "<|pad|>",
+    "<|turn|>",
+    "<|end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""The added tokens of the embedded tokenizer. `<|end|>` ends a turn. The first three are special
+tokens, which decoding can skip. The others always appear in decoded text, as in Qwen's tokenizer.
+"""
+
+DESK_MODEL = "desk-1m"
+"""The name of this model for `--model`."""
+
+
+def load_tokenizer(name: str | None) -> Any:
+    """Return the tokenizer `name`: a folder, a model name on a hub, `embedded` for the small
+    tokenizer in this package, or `desk-1m` for the tokenizer of the model that comes with the
+    package.
+
+    Raise `UsageError` if it cannot be loaded.
+    """
+    if not name:
+        raise UsageError(
+            "no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's "
+            "folder or name"
+        )
+    if name == "embedded":
+        return load_embedded_tokenizer()
+    if name == DESK_MODEL:
+        name = str(desk_model_path())
+    # This is a path, not a name on a hub: fail without asking a hub.
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).exists():
+        raise UsageError(
+            f"no tokenizer can be loaded from {name!r} (--model): there is no such folder"
+        )
+    # Catch a misspelled name here, because transformers retries an unreachable hub for 30 s.
+    close = difflib.get_close_matches(name, ["embedded", DESK_MODEL], cutoff=0.8)
+    if close and not Path(name).exists():
+        raise UsageError(
+            f"no tokenizer can be loaded from {name!r} (--model): did you mean {close[0]!r}?"
+        )
+    transformers: Any = import_transformers()
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
+            f"the tokenizer's folder)"
+        ) from error
+
+
+def desk_model_path() -> Path:
+    """Return the folder of the model, for `load_engine` and `AutoTokenizer.from_pretrained`.
+
+    The model was trained with the desk setting `policy="brief"` and the tool call format `hermes`.
+    """
+    return Path(__file__).with_name("desk_1m")
+
+
+def embedded_tokenizer_path() -> Path:
+    """Return the folder of the embedded tokenizer, for `AutoTokenizer.from_pretrained`."""
+    return FOLDER
+
+
+def load_embedded_tokenizer() -> Any:
+    """Return the embedded tokenizer with its chat template, as a `PreTrainedTokenizerFast`."""
+    transformers: Any = import_transformers()
+    settings = json.loads((FOLDER / "tokenizer_config.json").read_text(encoding="utf-8"))
+    del settings["tokenizer_class"]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(FOLDER / "tokenizer.json"), name_or_path="embedded", **settings
+    )
+    tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    return tokenizer
