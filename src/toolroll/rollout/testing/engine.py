@@ -131,7 +131,7 @@ class EmbeddedEngine(EngineCore):
             return await self._stream(request, parsed.requests[0])
         if parsed.single:
             return json_response(await self.answer(parsed.requests[0], request))
-        tasks = [asyncio.ensure_future(self.answer(one, request)) for one in parsed.requests]
+        tasks = [asyncio.ensure_future(self.answer(each, request)) for each in parsed.requests]
         try:
             return json_response(await asyncio.gather(*tasks))
         finally:
@@ -154,18 +154,18 @@ class EmbeddedEngine(EngineCore):
         try:
             await send(orjson.dumps(await self.answer(engine_request, request, send)))
         except RefusedError as error:
-            words = (
+            message = (
                 error.body["error"]["message"]
                 if isinstance(error.body, dict) and "error" in error.body
                 else str(error.body)
             )
-            told = {
-                "message": words,
+            failure = {
+                "message": message,
                 "type": "invalid_request_error",
                 "code": error.status,
                 "retryable": False,
             }
-            await send(orjson.dumps({"error": told}))
+            await send(orjson.dumps({"error": failure}))
         except ClientConnectionResetError:
             return response
         with suppress(ConnectionError):

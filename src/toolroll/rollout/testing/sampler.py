@@ -86,9 +86,9 @@ class Sampler:
         whole = self.decode(reply_ids[:limit]) if rules.strings else ""
         if not any(string in whole for string in rules.strings):
             rules.strings = []
-        for at in range(len(reply_ids[:limit])):
-            if finish := rules.finish_at(reply_ids, at):
-                ids = reply_ids[: at + 1]
+        for last in range(len(reply_ids[:limit])):
+            if finish := rules.finish_at(reply_ids, last):
+                ids = reply_ids[: last + 1]
                 return SampledReply(ids, reply_ids, finish, rules.text(ids, finish))
         ids = reply_ids[:limit]
         finish = {"type": "length", "length": len(ids)}
@@ -105,23 +105,23 @@ class StopRules:
     """The stop strings and stop tokens of one request. They determine where its answer ends."""
 
     def __init__(self, sampler: Sampler, params: Mapping[str, Any]) -> None:
-        given = params.get("stop") or ()
-        self.strings = [given] if isinstance(given, str) else list(given)
+        stop = params.get("stop") or ()
+        self.strings = [stop] if isinstance(stop, str) else list(stop)
         self._ids = sampler.stops | set(params.get("stop_token_ids") or ())
         self._sampler = sampler
         self._params = params
         # a token has at least one byte
         self._window = max((len(string.encode()) for string in self.strings), default=0) + 1
 
-    def finish_at(self, ids: Sequence[int], at: int) -> dict[str, Any] | None:
+    def finish_at(self, ids: Sequence[int], last: int) -> dict[str, Any] | None:
         """Return the finish_reason if the answer stops with `ids[at]`, else None."""
         if self.strings:
-            tail = self._sampler.decode(ids[max(0, at + 1 - self._window) : at + 1])
+            tail = self._sampler.decode(ids[max(0, last + 1 - self._window) : last + 1])
             matched = next((string for string in self.strings if string in tail), None)
             if matched is not None:
                 return {"type": "stop", "matched": matched}
-        if ids[at] in self._ids and not self._params.get("ignore_eos"):
-            return {"type": "stop", "matched": ids[at]}
+        if ids[last] in self._ids and not self._params.get("ignore_eos"):
+            return {"type": "stop", "matched": ids[last]}
         return None
 
     def text(self, ids: list[int], finish: Mapping[str, Any] | None) -> str:
@@ -134,9 +134,9 @@ class StopRules:
             return self._sampler.text(ids[:-1] if trimmed else ids, self._params)
         text = self._sampler.text(ids, self._params)
         # the match may be in control tokens that are not in the text
-        if matched is None or (at := text.find(matched)) < 0:
+        if matched is None or (start := text.find(matched)) < 0:
             return text
-        return text[:at] if trimmed else text[: at + len(matched)]
+        return text[:start] if trimmed else text[: start + len(matched)]
 
 
 _MAX_PIECE = 24  # maximum length in characters of vocabulary entries to use
@@ -183,20 +183,22 @@ class TokenSplitter:
         begins = dict(zip(starts, run, strict=True))
         reachable = self._reachable(text)
         out: list[int] = []
-        at = 0
-        while at < len(text):
-            canonical = begins.get(at)
+        start = 0
+        while start < len(text):
+            canonical = begins.get(start)
             if canonical is not None and rng.random() >= rate:
                 chosen = canonical
             else:
                 ends = [
-                    end for end in _ends(at, text) if reachable[end] and text[at:end] in self._ids
+                    end
+                    for end in _ends(start, text)
+                    if reachable[end] and text[start:end] in self._ids
                 ]
                 if not ends:
                     return run  # an id whose text is not a sequence of vocabulary entries
-                chosen = self._ids[text[at : rng.choice(ends)]]
+                chosen = self._ids[text[start : rng.choice(ends)]]
             out.append(chosen)
-            at += len(self._piece(chosen) or "")
+            start += len(self._piece(chosen) or "")
         return out
 
     def _reachable(self, text: str) -> list[bool]:
@@ -204,10 +206,12 @@ class TokenSplitter:
         the rest of the text from there. In a byte-level vocabulary, all values are True.
         """
         good = [False] * len(text) + [True]
-        for at in range(len(text) - 1, -1, -1):
-            good[at] = any(good[end] and text[at:end] in self._ids for end in _ends(at, text))
+        for start in range(len(text) - 1, -1, -1):
+            good[start] = any(
+                good[end] and text[start:end] in self._ids for end in _ends(start, text)
+            )
         return good
 
 
-def _ends(at: int, text: str) -> range:
-    return range(at + 1, min(at + _MAX_PIECE, len(text)) + 1)
+def _ends(start: int, text: str) -> range:
+    return range(start + 1, min(start + _MAX_PIECE, len(text)) + 1)

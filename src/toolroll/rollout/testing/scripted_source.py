@@ -92,8 +92,12 @@ class ScriptedSource(TokenSource):
         if rest and sequence == turn.entry.input_ids.tobytes():
             return Reply(output_ids=rest)
         turn.count_call()
-        said = self._script.policy(turn.seen)
-        reply = await turn.generation.race(said) if inspect.isawaitable(said) else said
+        reply_or_awaitable = self._script.policy(turn.seen)
+        reply = (
+            await turn.generation.race(reply_or_awaitable)
+            if inspect.isawaitable(reply_or_awaitable)
+            else reply_or_awaitable
+        )
         return reply if isinstance(reply, Reply) else Reply(reply)
 
     def _remember_rest(self, turn: Turn, ids: list[int], reply_ids: list[int]) -> None:
@@ -140,10 +144,10 @@ class ScriptedSource(TokenSource):
         the request or the reply is held.
         """
         stops = [turn.fault.abort_after, reply.hold_after if reply.hold is not None else None]
-        end = min([len(sampled.ids), *(at for at in stops if at is not None)])
-        for at in range(turn.stream_interval, end, turn.stream_interval):
-            await turn.generation.advance(at)
-            ids = sampled.ids[:at]
+        end = min([len(sampled.ids), *(length for length in stops if length is not None)])
+        for length in range(turn.stream_interval, end, turn.stream_interval):
+            await turn.generation.advance(length)
+            ids = sampled.ids[:length]
             text = self._sampler.text(ids, turn.request.params)
             text = text if sampled.text.startswith(text) else sampled.text
             await report(_answer(turn, ids, None, text))

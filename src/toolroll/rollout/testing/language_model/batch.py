@@ -75,7 +75,7 @@ class Batch:
         """Keep the keys and values of an ended sequence, and drop those that it continues."""
         self._ended = [each for each in self._ended if common_length(each[0], ids) < len(each[0])]
         self._ended.append((ids, cache))
-        while sum(kept.positions for _, kept in self._ended) > self._kept_tokens:
+        while sum(other.positions for _, other in self._ended) > self._kept_tokens:
             del self._ended[0]
 
     def _cache(self, sequence: Sequence) -> KVCache:

@@ -50,12 +50,12 @@ class Weights:
         tensors = _read(path)
 
         def take(name: str, *shape: int) -> Tensor:
-            found = tensors.pop(name, None)
-            if found is None:
+            tensor = tensors.pop(name, None)
+            if tensor is None:
                 raise ModelFolderError(f"{path} has no tensor {name}")
-            if found.shape != shape:
-                raise ModelFolderError(f"{path}: {name} has the shape {found.shape}, not {shape}")
-            return found
+            if tensor.shape != shape:
+                raise ModelFolderError(f"{path}: {name} has the shape {tensor.shape}, not {shape}")
+            return tensor
 
         weights = _assemble(take, config)
         left = [name for name in tensors if not name.endswith(_UNUSED) and name != "lm_head.weight"]
@@ -71,14 +71,14 @@ def _assemble(take: _Take, config: LlamaConfig) -> Weights:
     head = embedding if tied else take("lm_head.weight", vocabulary, hidden)
     return Weights(
         embedding,
-        tuple(_layer(take, config, at) for at in range(config.num_hidden_layers)),
+        tuple(_layer(take, config, number) for number in range(config.num_hidden_layers)),
         take("model.norm.weight", hidden),
         np.ascontiguousarray(head.T),
     )
 
 
-def _layer(take: _Take, config: LlamaConfig, at: int) -> Layer:
-    prefix, hidden, mlp = f"model.layers.{at}.", config.hidden_size, config.intermediate_size
+def _layer(take: _Take, config: LlamaConfig, number: int) -> Layer:
+    prefix, hidden, mlp = f"model.layers.{number}.", config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
 
@@ -215,8 +215,8 @@ def _rope(data: dict[str, Any]) -> dict[str, Any]:
     """Return `rope_parameters`, which transformers 5 writes instead of `rope_theta`. For older
     files, build it from the old fields.
     """
-    given = data.get("rope_parameters")
-    return dict(given) if given else {"rope_theta": data.get("rope_theta")}
+    parameters = data.get("rope_parameters")
+    return dict(parameters) if parameters else {"rope_theta": data.get("rope_theta")}
 
 
 def _refuse_unsupported(data: dict[str, Any], path: Path) -> None:
@@ -233,6 +233,6 @@ def _refuse_unsupported(data: dict[str, Any], path: Path) -> None:
         "rope_type": (kinds, ["default", "default"]),
         "partial_rotary_factor": (_rope(data).get("partial_rotary_factor") or 1.0, 1.0),
     }
-    for name, (given, supported) in neutral.items():
-        if given != supported:
-            raise ModelFolderError(f"{path}: {name} is not supported: {given!r}")
+    for name, (value, supported) in neutral.items():
+        if value != supported:
+            raise ModelFolderError(f"{path}: {name} is not supported: {value!r}")
