@@ -249,10 +249,8 @@ def read_params(value: Any) -> dict[str, Any]:
     params = dict(value or {})
     for name, param in params.items():
         if name not in KNOWN_PARAMS:
-            each = ", ".join(f"`{each}`" for each in KNOWN_PARAMS)
-            raise RefusedError(
-                400, {"error": f"unknown field `{name}`, expected one of {each}"}
-            )
+            names = ", ".join(f"`{param_name}`" for param_name in KNOWN_PARAMS)
+            raise RefusedError(400, {"error": f"unknown field `{name}`, expected one of {names}"})
         if name in _TYPES and param is not None and not _TYPES[name][0](param):
             raise invalid(f"sampling_params.{name} must be {_TYPES[name][1]}")
         if name in _RANGES and param is not None:
