@@ -10,8 +10,7 @@ import pytest
 from support.tiny_llama import wired_model, write_tiny_llama
 
 from toolroll.rollout.testing.language_model import LanguageModel
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.model import Part
+from toolroll.rollout.testing.language_model.model import KVCache, Part
 from toolroll.rollout.testing.language_model.sampling import log_softmax
 
 SHAPE: dict[str, Any] = {

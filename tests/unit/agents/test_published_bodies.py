@@ -24,7 +24,6 @@ from toolroll.agents.trainable_agents import (
     call_to_action_sglang,
 )
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StopReason
@@ -193,45 +192,7 @@ async def test_an_agent_exactly_as_published() -> None:
     assert len(result.loss_mask) == result.response_length > 0
     assert [name for name in result.metrics if name.startswith("token_mismatches")] == []
     assert result.metrics["trained_tokens"] > 0
-
-
-class Raising(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
-        raise KeyError("mine")
-
-
-class Leaving(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
-        raise SystemExit(3)
-
-
-class Nothing(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
-        res.judged_by = "nobody"
-
-
-class NotANumber(TrainableToolCallingAgent):
-    def _build_final_result(self, res: Any, *args: Any, **named: Any) -> Any:
-        res.reward = float("nan")
-        return res
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason", "words"),
-    [
-        (Raising, StopReason.INTERNAL_ERROR, "mine"),
-        (Leaving, StopReason.INTERNAL_ERROR, "SystemExit"),
-        (Nothing, StopReason.ENVIRONMENT_ERROR, "_build_final_result returned NoneType"),
-        (NotANumber, StopReason.ENVIRONMENT_ERROR, "_build_final_result gave the reward nan"),
-    ],
-)
-async def test_a_final_result_that_fails(
-    kind: type[TrainableToolCallingAgent], reason: StopReason, words: str
-) -> None:
-    result, _ = await played(kind)
-    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
-    assert words in result.info["error"]["message"]
-    assert [turn.reward for one in result.trajectories for turn in one.turns] == [0.0, 0.0]
+    assert len(shop.threads) == 3 and threading.main_thread() not in shop.threads
 
 
 class NamesLlama(PublishedAgent):
@@ -244,9 +205,11 @@ class NamesNone(NamesLlama):
     openai_adapter = None
 
 
-@pytest.mark.parametrize("parse", [PublishedAgent._parse_tool, None])
-@pytest.mark.parametrize("kind", [PublishedAgent, NamesLlama, NamesNone])
-async def test_an_adapter_of_none_is_the_model_s(kind: type[PublishedAgent], parse: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "parse"),
+    [(PublishedAgent, True), (NamesLlama, True), (NamesLlama, False), (NamesNone, False)],
+)
+async def test_an_adapter_of_none_is_the_model_s(kind: type[PublishedAgent], parse: bool) -> None:
     inherits = {} if parse else {"_parse_tool": TrainableToolCallingAgent._parse_tool}
     more: dict[str, Any] = {} if kind is NamesNone else {"openai_adapter": None}
     result, shop = await played(cast(Any, type("Kind", (kind,), inherits)), **more)
@@ -254,136 +217,180 @@ async def test_an_adapter_of_none_is_the_model_s(kind: type[PublishedAgent], par
     assert [action.name for action in shop.actions] == ["look", "buy"]
 
 
-async def test_blocking_calls_of_plain_hooks_are_off_the_event_loop() -> None:
-    _, shop = await played(PublishedAgent, openai_adapter=create_openai_adapter(TOOLS))
-    assert len(shop.threads) == 3
+# --- the forms of a hook that executes a step ---------------------------------------------------
+
+
+async def read_without_await(env: Any, action: Any) -> Any:
+    step = env.step(action)
+    step.reward += 0.5
+    if action.name == "look":
+        assert action.kwargs == {}
+        step.observation = step.observation + " " + env.wiki
+    return step
+
+
+def plain(env: Any, action: Any) -> Any:
+    step = env.step(action)
+    step.reward += 0.5
+    return step
+
+
+def plain_that_raises_the_reward_to_nan(env: Any, action: Any) -> Any:
+    step = env.step(action)
+    step.reward = float("nan")
+    return step
+
+
+async def another_object(env: Any, action: Any) -> Any:
+    step = await env.step(action)
+    return SimpleNamespace(observation="Mine.", reward=step.reward + 0.5, done=step.done, info=None)
+
+
+async def awaited_and_returned(env: Any, action: Any) -> Any:
+    call = env.step(action)
+    await call
+    return call
+
+
+async def awaited_and_read(env: Any, action: Any) -> Any:
+    call = env.step(action)
+    await call
+    call.reward += 0.5
+    return call
+
+
+def awaited_by_a_plain_hook(env: Any, action: Any) -> Any:
+    call = env.step(action)
+
+    async def result() -> Any:
+        return await call
+
+    return result()
+
+
+def executed_twice(env: Any, action: Any) -> Any:
+    env.step(action)
+    return env.step(action)
+
+
+@pytest.mark.parametrize(
+    ("execute", "rewards", "executed"),
+    [
+        (plain, (0.5, 1.5), ["look", "buy"]),
+        (another_object, (0.5, 1.5), ["look", "buy"]),
+        (awaited_and_returned, (0.0, 1.0), ["look", "buy"]),
+        (awaited_and_read, (0.5, 1.5), ["look", "buy"]),
+        (awaited_by_a_plain_hook, (0.0, 1.0), ["look", "buy"]),
+        (executed_twice, (0.0,), ["look", "look", "buy"]),  # the third call is after the end
+    ],
+)
+async def test_a_step_is_executed_as_often_as_it_is_called(
+    execute: Any, rewards: tuple[float, ...], executed: list[str]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, shop = await played(TrainableToolCallingAgent, _execute_tool=execute)
+    assert result.step_rewards == rewards
+    assert [action.name for action in shop.actions] == executed
     assert threading.main_thread() not in shop.threads
-
-
-class Shaping(TrainableToolCallingAgent):
-    """Reads and changes the response, without `await`."""
-
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        response = env.step(action)
-        response.reward += 0.5
-        if action.name == "look":
-            assert action.kwargs == {}
-            response.observation = response.observation + " " + env.wiki
-        return response
 
 
 async def test_a_response_that_is_changed_in_an_async_hook() -> None:
     with pytest.warns(RuntimeWarning, match=r"write `await env.step\(action\)`"):
-        result, _ = await played(Shaping)
+        result, _ = await played(TrainableToolCallingAgent, _execute_tool=read_without_await)
     assert result.reward == 1.5
     assert result.step_rewards == (0.5, 1.5)
-    assert [one["content"] for one in result.messages if one["role"] == "tool"] == [
-        "look! Sell.",
-        "buy!",
-    ]
+    contents = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert contents == ["look! Sell.", "buy!"]
 
 
-class Plain(TrainableToolCallingAgent):
-    def _execute_tool(self, env: Any, action: Any) -> Any:
-        response = env.step(action)
-        response.reward += 0.5
-        return response
+# --- hooks that fail ----------------------------------------------------------------------------
 
 
-class Awaiting(TrainableToolCallingAgent):
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        step = await env.step(action)
-        return SimpleNamespace(
-            observation="Mine.", reward=step.reward + 0.5, done=step.done, info=None
-        )
+def changed(**fields: Any) -> Any:
+    """A hook that returns the result of the environment with other `fields`."""
+
+    async def execute(env: Any, action: Any) -> Any:
+        return replace(await env.step(action), **fields)
+
+    return execute
 
 
-@pytest.mark.parametrize("kind", [Plain, Awaiting])
-async def test_other_ways_to_change_a_response(kind: type[TrainableToolCallingAgent]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result, shop = await played(kind)
-    assert result.step_rewards == (0.5, 1.5)
-    assert threading.main_thread() not in shop.threads
+def returned(value: Any) -> Any:
+    return lambda *_: value
 
 
-async def test_a_plain_hook_s_call_is_executed_even_if_it_is_not_read() -> None:
-    """As with an environment that is called directly; a published hook may ignore a result."""
+def raised(error: BaseException) -> Any:
+    def hook(*_: Any) -> Any:
+        raise error
 
-    class Twice(TrainableToolCallingAgent):
-        def _execute_tool(self, env: Any, action: Any) -> Any:
-            env.step(action)
-            return env.step(action)
-
-    _, shop = await played(Twice)
-    assert [action.name for action in shop.actions[:2]] == ["look", "look"]
+    return hook
 
 
-async def test_a_result_that_is_none() -> None:
-    class Wrong(TrainableToolCallingAgent):
-        async def _execute_tool(self, env: Any, action: Any) -> Any:
-            return {"reward": 1.0}
-
-    result, _ = await played(Wrong)
-    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert (
-        "_execute_tool returned dict: return the result of env.step(action)"
-        in (result.info["error"]["message"])
-    )
+def object_with(**fields: Any) -> Any:
+    step = {"observation": "Mine.", "reward": 0.0, "done": False, "info": None}
+    return returned(SimpleNamespace(**(step | fields)))
 
 
-def returns(change: Any) -> type[TrainableToolCallingAgent]:
-    """An agent whose `_execute_tool` returns `change` of the environment's result."""
-
-    class Changed(TrainableToolCallingAgent):
-        async def _execute_tool(self, env: Any, action: Any) -> Any:
-            return change(await env.step(action))
-
-    return Changed
+def with_reward_nan(result: Any, *_: Any) -> Any:
+    result.reward = float("nan")
+    return result
 
 
-class ChangedResponse(TrainableToolCallingAgent):
-    def _execute_tool(self, env: Any, action: Any) -> Any:
-        response = env.step(action)
-        response.reward = float("nan")
-        return response
+INTERNAL, ENVIRONMENT = StopReason.INTERNAL_ERROR, StopReason.ENVIRONMENT_ERROR
+FAILURES: list[tuple[str, Any, StopReason, str]] = [
+    ("_build_final_result", raised(KeyError("mine")), INTERNAL, "mine"),
+    ("_build_final_result", raised(SystemExit(3)), INTERNAL, "SystemExit"),
+    ("_build_final_result", returned(None), ENVIRONMENT, "_build_final_result returned NoneType"),
+    ("_build_final_result", with_reward_nan, ENVIRONMENT, "_build_final_result gave the reward"),
+    ("_execute_tool", returned({}), ENVIRONMENT, "returned dict: return the result of env.step"),
+    ("_execute_tool", changed(done="false"), ENVIRONMENT, "done must be True or False"),
+    ("_execute_tool", changed(reward=float("nan")), ENVIRONMENT, "gave the reward nan"),
+    ("_execute_tool", changed(messages="text"), ENVIRONMENT, "messages must be a list"),
+    ("_execute_tool", changed(info=None), ENVIRONMENT, "info must be a mapping"),
+    ("_execute_tool", plain_that_raises_the_reward_to_nan, ENVIRONMENT, "gave the reward nan"),
+    ("_execute_tool", object_with(done="no"), ENVIRONMENT, "done must be True"),
+    ("_execute_tool", object_with(reward="1.0"), ENVIRONMENT, "gave the reward '1"),
+    ("_initialize_environment", returned(None), ENVIRONMENT, "_initialize_environment"),
+    ("_initialize_environment", returned(("text", None)), ENVIRONMENT, "_initialize_environment"),
+    ("_build_initial_messages", returned("text"), ENVIRONMENT, "_build_initial_messages"),
+    ("_build_initial_messages", returned([1]), ENVIRONMENT, "_build_initial_messages"),
+    ("_prepare_prompt_tokens", returned(None), ENVIRONMENT, "_prepare_prompt_tokens"),
+    ("_prepare_prompt_tokens", returned(("text", ["a"])), ENVIRONMENT, "_prepare_prompt_tokens"),
+    ("_prepare_prompt_tokens", returned(("text", [1.7])), ENVIRONMENT, "_prepare_prompt_tokens"),
+    ("_get_token_delta", returned(None), ENVIRONMENT, "_get_token_delta"),
+    ("_parse_tool", returned(None), ENVIRONMENT, "_parse_tool"),
+    ("_parse_tool", returned({"parsed_result": {"calls": "x"}}), ENVIRONMENT, "_parse_tool"),
+    ("_reformulate_tool_call", returned(None), ENVIRONMENT, "_reformulate_tool_call"),
+]
 
 
-OBJECT = {"observation": "Mine.", "reward": 0.0, "done": False, "info": None}
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (returns(lambda step: replace(step, done="false")), "done must be True or False"),
-        (returns(lambda step: replace(step, reward=float("nan"))), "gave the reward nan"),
-        (returns(lambda step: replace(step, messages="text")), "messages must be a list"),
-        (returns(lambda step: replace(step, info=None)), "info must be a mapping"),
-        (ChangedResponse, "gave the reward nan"),
-        (returns(lambda _: SimpleNamespace(**{**OBJECT, "done": "no"})), "done must be True"),
-        (returns(lambda _: SimpleNamespace(**{**OBJECT, "reward": "1.0"})), "gave the reward '1"),
-    ],
-)
-async def test_a_result_with_a_wrong_value(
-    kind: type[TrainableToolCallingAgent], words: str
+@pytest.mark.parametrize(("hook", "body", "reason", "words"), FAILURES)
+async def test_a_hook_that_fails_aborts_its_episode_and_is_named(
+    hook: str, body: Any, reason: StopReason, words: str
 ) -> None:
-    """`done="false"` was true, and earned 0; a reward that is not a number got through."""
-    result, _ = await played(kind)
-    assert (result.stop_reason, result.reward) == (StopReason.ENVIRONMENT_ERROR, None)
+    result, _ = await played(TrainableToolCallingAgent, **{hook: body})
+    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
     message = result.info["error"]["message"]
-    assert message.startswith("_execute_tool") and words in message
+    assert words in message
+    assert reason is INTERNAL or hook in message
+    rewards = [turn.reward for trajectory in result.trajectories for turn in trajectory.turns]
+    assert set(rewards) <= {0.0}
 
 
-@pytest.mark.parametrize("kind", [Plain, Shaping])
+@pytest.mark.parametrize("execute", [plain, read_without_await])
 @pytest.mark.filterwarnings("ignore:an async hook reads")
-async def test_an_environment_that_fails_in_a_hook(kind: type[TrainableToolCallingAgent]) -> None:
+async def test_an_environment_that_fails_in_a_hook(execute: Any) -> None:
     class Broken(Shop):
         def step(self, action: Any) -> Any:
             raise ValueError("out of order")
 
-    result, _ = await played(kind, env=Broken())
+    result, _ = await played(TrainableToolCallingAgent, env=Broken(), _execute_tool=execute)
     assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert "out of order" in result.info["error"]["message"]
+
+
+# --- other hooks --------------------------------------------------------------------------------
 
 
 async def test_the_adapter_that_is_set_parses() -> None:
@@ -399,18 +406,6 @@ async def test_the_adapter_that_is_set_parses() -> None:
     assert result.reward == 1.0
 
 
-async def test_hooks_set_on_an_instance() -> None:
-    seen: list[str] = []
-
-    async def execute(env: Any, action: Any) -> Any:
-        seen.append(action.name)
-        return env.step(action)
-
-    result, _ = await played(TrainableToolCallingAgent, _execute_tool=execute)
-    assert result.reward == 1.0
-    assert seen == ["look", "buy"]
-
-
 async def test_an_attribute_that_info_lacks() -> None:
     class Reads(TrainableToolCallingAgent):
         def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
@@ -424,38 +419,6 @@ async def test_an_attribute_that_info_lacks() -> None:
     result, _ = await played(Reads)
     assert [one["content"] for one in result.messages[:2]] == [WIKI, "Task 3.!"]
     assert result.info["task"]["user_id"] == "u"
-
-
-async def test_an_environment_of_ours_under_published_hooks() -> None:
-    """The tools of its reset are kept, though the published hooks hand on a text only."""
-    from toolroll.rollout.runs.registry import load_environment
-    from toolroll.rollout.types import EnvironmentOptions
-
-    desk = load_environment("desk")
-    async with serving(load_embedded_tokenizer(), lambda request: Reply("Bye.")) as (_, served):
-        agent = PublishedAgent(model=served, sampling_params={"max_new_tokens": 20})
-        agent.openai_adapter = create_openai_adapter(())
-        result = await agent.asolve(
-            desk.make(EnvironmentOptions()), task=desk.tasks("test")[0], max_num_steps=1
-        )
-    assert result.info.get("error") is None
-    assert len(result.tools) > 3
-    assert result.messages[1]["role"] == "user"
-
-
-async def test_prepare_prompt_tokens_called_directly_gives_what_is_served() -> None:
-    async with serving(load_embedded_tokenizer(), look_then_buy) as (engine, served):
-        agent = agent_of(TrainableToolCallingAgent, served)
-        result = await agent.asolve(Shop(), task_index=3, session_id="s")
-        text, ids = agent._prepare_prompt_tokens(None, result.messages[:2])
-        first = next(entry for entry in engine.log if entry.routing_key == "s")
-        assert ids == first.input_ids.tolist()
-        assert "Call at most one function" in text
-
-
-def test_an_abort_is_an_abort_unless_resuming_is_asked_for() -> None:
-    assert RolloutArgs().max_resumes == 0
-    assert RolloutArgs(max_resumes=2).max_resumes == 2
 
 
 def test_an_action_is_tau_benchs_own_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,42 +451,6 @@ async def test_a_bare_mixin_makes_one_call_a_turn() -> None:
     assert result.reward == 1.0
 
 
-class AwaitedAndReturned(TrainableToolCallingAgent):
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        call = env.step(action)
-        await call
-        return call
-
-
-class AwaitedAndRead(TrainableToolCallingAgent):
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        call = env.step(action)
-        await call
-        call.reward += 0.5
-        return call
-
-
-class AwaitedByAPlainHook(TrainableToolCallingAgent):
-    def _execute_tool(self, env: Any, action: Any) -> Any:
-        call = env.step(action)
-
-        async def result() -> Any:
-            return await call
-
-        return result()
-
-
-@pytest.mark.parametrize("kind", [AwaitedAndReturned, AwaitedAndRead, AwaitedByAPlainHook])
-async def test_a_call_is_executed_once_however_often_it_is_read(
-    kind: type[TrainableToolCallingAgent],
-) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        result, shop = await played(kind)
-    assert [action.name for action in shop.actions] == ["look", "buy"]
-    assert result.reward == (1.5 if kind is AwaitedAndRead else 1.0)
-
-
 class BlockingRequest(TrainableToolCallingAgent):
     """On the event loop, this request would wait for the engine of this process forever."""
 
@@ -545,16 +472,6 @@ class ReturnsAwaitable(TrainableToolCallingAgent):
 async def test_a_plain_request_hook(kind: type[TrainableToolCallingAgent]) -> None:
     result, _ = await played(kind)
     assert (result.reward, result.info.get("error")) == (1.0, None)
-
-
-async def test_what_a_hook_sets_is_set_on_the_environment() -> None:
-    class Marks(TrainableToolCallingAgent):
-        async def _execute_tool(self, env: Any, action: Any) -> Any:
-            env.price = getattr(env, "price", 0) + 1
-            return await env.step(action)
-
-    _, shop = await played(Marks)
-    assert shop.price == 2
 
 
 async def test_a_hook_reads_what_it_has_set() -> None:
@@ -583,30 +500,6 @@ async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
     async with serving(load_embedded_tokenizer(), look_then_buy) as (_, served):
         await agent_of(Reads, served).asolve(Shop(), {"verify": "off"}, task_index=0)
     assert seen == [{"verify": "off"}]
-
-
-@pytest.mark.parametrize(
-    ("hook", "returned"),
-    [
-        ("_initialize_environment", None),
-        ("_initialize_environment", ("text", None)),
-        ("_build_initial_messages", "text"),
-        ("_build_initial_messages", [1]),
-        ("_prepare_prompt_tokens", None),
-        ("_prepare_prompt_tokens", ("text", ["a"])),
-        ("_prepare_prompt_tokens", ("text", [1.7])),
-        ("_get_token_delta", None),
-        ("_parse_tool", None),
-        ("_parse_tool", {"parsed_result": {"calls": "text"}}),
-        ("_reformulate_tool_call", None),
-    ],
-)
-async def test_a_wrong_value_names_its_hook(hook: str, returned: Any) -> None:
-    """Before, an internal error such as "'NoneType' object is not subscriptable"."""
-    result, _ = await played(TrainableToolCallingAgent, **{hook: lambda *_: returned})
-    assert (result.status, result.reward) == (Status.ABORTED, None)
-    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert hook in result.info["error"]["message"]
 
 
 async def test_an_agent_closes_only_a_model_that_it_opened() -> None:

@@ -1,4 +1,4 @@
-"""Aborts, pauses, latency and weight versions of the embedded engine, at exactly chosen tokens
+"""Aborts, latency and weight versions of the embedded engine, at exactly chosen tokens
 and without a clock.
 """
 
@@ -129,60 +129,6 @@ async def test_the_rest_of_an_aborted_answer_follows_its_resumption(tokenizer: A
     assert [entry.call for entry in engine.log] == [0, None]
 
 
-# --- pauses ---------------------------------------------------------------------------------------
-
-
-async def test_a_pause_aborts_and_lets_nothing_start_until_it_is_over(tokenizer: Any) -> None:
-    held, later = Held(IDS, after=4), says("Later.")
-    policy = lambda request: (held if request.index == 0 else later)(request)
-    async with wired(tokenizer, policy) as (engine, wire):
-        running = asyncio.create_task(wire.generate([300]))
-        await engine.until(lambda engine: engine.held == 1)
-        assert (await wire.post("/pause_generation", {})).status == 200
-        assert (await running).output_ids == IDS[:4]
-        waiting = asyncio.create_task(wire.generate([301]))
-        await engine.until(lambda engine: len(engine.log) == 2)
-        assert engine.log[1].finished is None
-        assert (await wire.post("/continue_generation", {})).status == 200
-        assert (await waiting).body["text"] == "Later."
-
-
-@pytest.mark.parametrize(
-    ("mode", "retractions", "flushed"), [("in_place", 0, 400), ("retract", 1, 200)]
-)
-async def test_a_pause_that_keeps_what_runs(
-    tokenizer: Any, mode: str, retractions: int, flushed: int
-) -> None:
-    policy = Held(IDS, after=4)
-    async with wired(tokenizer, policy) as (engine, wire):
-        running = asyncio.create_task(wire.generate([300]))
-        await engine.until(lambda engine: engine.held == 1)
-        await wire.post("/pause_generation", {"mode": mode})
-        assert (await wire.post("/flush_cache", {})).status == flushed
-        policy.release()
-        await wire.get("/health")  # time for a run that is not paused to end
-        assert engine.held == 0 and engine.log[0].finished is None
-        await wire.post("/continue_generation", {})
-        answer = await running
-    assert answer.output_ids == IDS
-    assert answer.meta["num_retractions"] == retractions
-
-
-async def test_an_abort_in_a_pause_is_lost_and_so_are_all_later_ones(tokenizer: Any) -> None:
-    policy = Held(IDS, after=4)
-    async with wired(tokenizer, policy) as (engine, wire):
-        running = asyncio.create_task(wire.generate([300], fields={"rid": "x"}))
-        await engine.until(lambda engine: engine.held == 1)
-        await wire.post("/pause_generation", {"mode": "in_place"})
-        await wire.post("/abort_request", {"rid": "x"})
-        await wire.post("/continue_generation", {})
-        await wire.post("/abort_request", {"rid": "x"})
-        policy.release()
-        answer = await running
-    assert answer.output_ids == IDS
-    assert answer.meta["finish_reason"]["type"] == "length"
-
-
 # --- time -----------------------------------------------------------------------------------------
 
 
@@ -232,14 +178,11 @@ async def test_weights_that_change_in_mid_answer_show_in_its_spans(tokenizer: An
     async with wired(tokenizer, policy, weight_version="step9") as (engine, wire):
         task = asyncio.create_task(wire.generate([300]))
         await engine.until(lambda engine: engine.held == 1)
-        told = await wire.post(
-            "/update_weight_version", {"new_version": "step20", "abort_all_requests": False}
-        )
+        engine.set_weight_version("step20")
         policy.release()
         answer = await task
         later = await wire.generate([301])
         info = await wire.get("/model_info")
-    assert told.status == 200
     spans = [
         {"version": "step9", "start": 0, "end": 7},
         {"version": "step20", "start": 7, "end": 40},
@@ -248,26 +191,3 @@ async def test_weights_that_change_in_mid_answer_show_in_its_spans(tokenizer: An
     assert answer.meta["weight_version"] == "step20" == info.body["weight_version"]
     assert later.meta["weight_versions"] == [{"version": "step20", "start": 0, "end": 40}]
     assert answer.logprobs == reference_logprobs([300], IDS)
-
-
-async def test_a_weight_update_aborts_unless_told_otherwise(tokenizer: Any) -> None:
-    async with wired(tokenizer, Held(IDS, after=7)) as (engine, wire):
-        task = asyncio.create_task(wire.generate([300]))
-        await engine.until(lambda engine: engine.held == 1)
-        await wire.post("/update_weight_version", {"new_version": "step2"})
-        answer = await task
-    assert answer.meta["finish_reason"] == ABORTED
-    assert answer.meta["weight_versions"] == [{"version": "default", "start": 0, "end": 7}]
-    assert answer.meta["weight_version"] == "step2"
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [("/update_weight_version", {}), ("/pause_generation", {"mode": "coffee"})]
-)
-async def test_a_wrong_control_body_is_a_400(
-    tokenizer: Any, path: str, body: dict[str, Any]
-) -> None:
-    async with wired(tokenizer) as (engine, wire):
-        assert (await wire.post(path, body)).status == 400
-        assert (await wire.generate([300])).status == 200
-        assert engine.weight_version == "default"

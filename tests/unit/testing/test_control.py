@@ -1,4 +1,4 @@
-"""The embedded engine beside `/generate`: health, facts, the cache, chat completions."""
+"""The embedded engine beside `/generate`: health, facts, chat completions."""
 
 from __future__ import annotations
 
@@ -47,16 +47,6 @@ async def test_health_can_be_taken_away(tokenizer: Any) -> None:
             503,
             503,
         ]
-
-
-async def test_a_flush_forgets_the_prefixes(tokenizer: Any) -> None:
-    async with wired(tokenizer) as (_, wire):
-        cached = []
-        for flush in (False, False, True):
-            if flush:
-                assert (await wire.post("/flush_cache", {})).status == 200
-            cached.append((await wire.generate([300] * 9, max_new_tokens=1)).meta["cached_tokens"])
-    assert cached == [0, 8, 0]
 
 
 async def test_what_is_not_there_is_a_404(tokenizer: Any) -> None:

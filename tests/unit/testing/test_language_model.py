@@ -1,4 +1,4 @@
-"""The language model without its engine: folders, the forward pass, sampling, kept prefixes."""
+"""The language model without its engine: folders, the forward pass, sampling."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import pytest
 from support.tiny_llama import CONFIG, tiny_tensors, write_model
 
 from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
-from toolroll.rollout.testing.language_model.config import LlamaConfig
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.model import Part
-from toolroll.rollout.testing.language_model.prefix_store import PrefixStore, StoredPrefix
+from toolroll.rollout.testing.language_model.model import KVCache, Part
 from toolroll.rollout.testing.language_model.sampling import (
     Sampling,
     log_softmax,
@@ -289,47 +286,3 @@ def test_the_top_logprobs_are_sorted() -> None:
     assert found[0][0] == pytest.approx(np.log(0.5))
     assert top_logprobs(LOGITS[0], 0) == []
     assert len(top_logprobs(LOGITS[0], 9)) == 5
-
-
-# --- kept prefixes --------------------------------------------------------------------------------
-
-
-CONFIG_OF_ONE = LlamaConfig(1, 1, 1, 1, 1, 1, 2, 1e-5, 1e4, True, 9, ())
-
-
-def prefix(*ids: int, group: str = "") -> StoredPrefix:
-    return StoredPrefix(group, np.array(ids, np.int32), KVCache(CONFIG_OF_ONE, len(ids)))
-
-
-def test_the_longest_common_prefix_is_found() -> None:
-    store = PrefixStore(100)
-    first, second = prefix(1, 2, 3, 4), prefix(1, 2, 9)
-    store.add(first)
-    store.add(second)
-    assert store.best("", np.array([1, 2, 3, 5], np.int32)) == (first, 3)
-    assert store.best("", np.array([1, 2, 9], np.int32)) == (second, 3)
-    assert store.best("", np.array([7], np.int32)) == (None, 0)
-    assert store.best("other", np.array([1], np.int32)) == (None, 0)
-
-
-def test_a_longer_sequence_replaces_what_it_continues() -> None:
-    store = PrefixStore(5)
-    store.add(prefix(1, 2))
-    store.add(prefix(1, 2, 3))
-    store.add(prefix(1, 2, group="other"))
-    assert store.best("", np.array([1, 2, 3], np.int32))[1] == 3  # 3 + 2 tokens: nothing is dropped
-
-
-def test_what_was_not_used_for_longest_is_dropped() -> None:
-    store = PrefixStore(6)
-    first, second, third = prefix(1, 1, 1), prefix(2, 2, 2), prefix(3, 3, 3)
-    store.add(first)
-    store.add(second)
-    assert store.take(first, 2) is None  # only a part is used
-    store.add(third)
-    found = [store.best("", one.ids)[1] for one in (first, second, third)]
-    assert found == [3, 0, 3]
-    assert store.take(first, 3) is first.cache
-    assert store.best("", first.ids) == (None, 0)
-    store.clear()
-    assert store.best("", third.ids) == (None, 0)

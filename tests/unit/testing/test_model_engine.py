@@ -18,8 +18,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Fault, fault_at, load_engine
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.language_model.batch import Batch
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.model import Part
+from toolroll.rollout.testing.language_model.model import KVCache, Part
 from toolroll.rollout.testing.language_model.sampling import Sampling, log_softmax
 from toolroll.rollout.testing.language_model.scheduler import Scheduler
 from toolroll.rollout.testing.language_model.sequence import Sequence
@@ -70,10 +69,9 @@ async def test_requests_at_once_have_the_answers_of_requests_alone(llama: Path) 
     async with wired_model(llama) as (_, wire):
         ask = lambda ids: wire.generate(ids, max_new_tokens=12, **GREEDY)
         together = await asyncio.gather(*map(ask, PROMPTS))
-    async with wired_model(llama, max_running=1) as (_, wire):
-        for ids, found in zip(PROMPTS, together, strict=True):
-            await wire.post("/flush_cache", {})
-            same(found, await wire.generate(ids, max_new_tokens=12, **GREEDY))
+    for ids, answer in zip(PROMPTS, together, strict=True):
+        async with wired_model(llama) as (_, wire):
+            same(answer, await wire.generate(ids, max_new_tokens=12, **GREEDY))
     assert len({tuple(each.output_ids) for each in together}) > 1
 
 
@@ -264,47 +262,39 @@ async def test_parameters_that_are_not_implemented_are_refused_by_name(llama: Pa
 
 
 async def test_a_turn_that_continues_one_computes_only_what_is_new(llama: Path) -> None:
-    async def play(*, flush: bool) -> list[Answer]:
-        turns, ids = [], prompt(60)
-        async with wired_model(llama) as (_, wire):
-            for turn in range(4):
-                turns.append(await wire.generate(ids, max_new_tokens=10, **GREEDY))
-                ids = [*ids, *turns[-1].output_ids, *prompt(5, seed=turn)]
-                if flush:
-                    assert (await wire.post("/flush_cache", {})).status == 200
-        return turns
-
-    kept, flushed = await play(flush=False), await play(flush=True)
-    for found, expected in zip(kept, flushed, strict=True):
-        same(found, expected)
-    assert [turn.meta["cached_tokens"] for turn in flushed] == [0, 0, 0, 0]
+    ids, cached = prompt(60), []
+    async with wired_model(llama) as (_, wire):
+        for turn in range(4):
+            answer = await wire.generate(ids, max_new_tokens=10, **GREEDY)
+            async with wired_model(llama) as (_, other):
+                same(answer, await other.generate(ids, max_new_tokens=10, **GREEDY))
+            cached.append(answer.meta["cached_tokens"])
+            ids = [*ids, *answer.output_ids, *prompt(5, seed=turn)]
     # all but the last sampled token, and the five new ones
-    assert [turn.meta["cached_tokens"] for turn in kept] == [0, 69, 84, 99]
+    assert cached == [0, 69, 84, 99]
 
 
-async def test_a_prefix_of_another_extra_key_is_not_used(llama: Path) -> None:
-    async with wired_model(llama) as (_, wire):
-        first = await wire.generate(prompt(50), max_new_tokens=2, **GREEDY)
-        other = await wire.generate(
-            prompt(50), fields={"extra_key": "b"}, max_new_tokens=2, **GREEDY
+async def test_the_least_recently_used_prefix_is_dropped(llama: Path) -> None:
+    batch = Batch(
+        LanguageModel.from_folder(llama), kept_tokens=2 * 148
+    )  # each has room for 20 + 128
+    reused = []
+    for seed in (1, 2, 1, 3, 1, 2):
+        sequence = Sequence(
+            np.array(prompt(20, seed), np.int32),
+            Sampling("", greedy=True),
+            limit=128,
+            sampled=lambda: True,
         )
-        again = await wire.generate(prompt(50), max_new_tokens=2, **GREEDY)
-    assert [each.meta["cached_tokens"] for each in (first, other, again)] == [0, 0, 49]
-    same(again, first)
+        batch.sequences.append(sequence)
+        for _, token in batch.step():
+            sequence.append(token)
+        batch.step()  # removes it
+        reused.append(sequence.reused)
+    assert reused == [0, 0, 19, 0, 19, 0]
 
 
-async def test_a_running_prefix_of_another_extra_key_is_not_used(llama: Path) -> None:
-    ids = prompt(50)
-    cached: list[int] = []
-    async with wired_model(llama) as (_, wire):
-        async for _ in events(wire, ids, sampling_params=LONG, extra_key="a"):
-            for key in "ba" if not cached else "":
-                answer = await wire.generate(ids, fields={"extra_key": key}, max_new_tokens=1)
-                cached.append(answer.meta["cached_tokens"])
-    assert cached == [0, 49]
-
-
-# --- aborts and pauses ----------------------------------------------------------------------------
+# --- aborts ---------------------------------------------------------------------------------------
 
 
 async def test_an_abort_keeps_what_was_sampled(llama: Path) -> None:
@@ -334,35 +324,10 @@ async def test_a_client_that_goes_away_stops_its_request(llama: Path) -> None:
         assert (await wire.generate([300], max_new_tokens=2)).status == 200
 
 
-@pytest.mark.parametrize(
-    ("mode", "retractions", "flushed"), [("in_place", 0, 400), ("retract", 1, 200)]
-)
-async def test_a_paused_answer_continues_as_if_it_was_not(
-    llama: Path, mode: str, retractions: int, flushed: int
+async def test_a_token_that_is_sampled_after_the_end_is_dropped(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params: dict[str, Any] = {**LONG, "max_new_tokens": 200}
-    async with wired_model(llama) as (_, wire):
-        whole = await wire.generate(prompt(20), **params)
-        parts, waiting = [], []
-        async for part in events(wire, prompt(20), sampling_params=params):
-            parts.append(part)
-            if len(parts) == 2:
-                await wire.post("/pause_generation", {"mode": mode})
-                waiting = [asyncio.create_task(wire.generate(prompt(9), max_new_tokens=2))]
-                assert (await wire.post("/flush_cache", {})).status == flushed
-                assert not waiting[0].done()
-                await wire.post("/continue_generation", {})
-        assert [(await each).status for each in waiting] == [200]
-    final = Answer(200, parts[-1])
-    same(final, whole)
-    assert final.meta["num_retractions"] == retractions
-
-
-@pytest.mark.parametrize("paused", [True, False])
-async def test_a_token_that_is_sampled_too_late_is_dropped(
-    llama: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
-) -> None:
-    """The pause, or the end of the request, comes during the second step."""
+    """The request ends during the second step."""
     scheduler = Scheduler(LanguageModel.from_folder(llama), 0)
     sequence = Sequence(
         np.array(prompt(20), np.int32),
@@ -371,26 +336,16 @@ async def test_a_token_that_is_sampled_too_late_is_dropped(
         sampled=lambda: len(sequence.tokens) == 4,
     )
     step = Batch.step
-    kept: list[Any] = []
 
-    def late(batch: Batch) -> Any:
-        found = step(batch)
-        if sequence.tokens and not kept:
-            kept.append(found)
-            if paused:
-                scheduler.pause(retract=False)
-            else:
-                sequence.ended = True
-        return found
+    def end_late(batch: Batch) -> Any:
+        sampled = step(batch)
+        sequence.ended = bool(sequence.tokens)
+        return sampled
 
-    monkeypatch.setattr(Batch, "step", late)
+    monkeypatch.setattr(Batch, "step", end_late)
     scheduler.add(sequence)
     await scheduler.aclose()
     assert len(sequence.tokens) == 1
-    scheduler.resume()
-    await scheduler.aclose()
-    assert len(sequence.tokens) == (4 if paused else 1)
-    assert not paused or sequence.tokens[1].id == kept[0][0][1].id
 
 
 async def test_no_more_run_than_may(llama: Path) -> None:

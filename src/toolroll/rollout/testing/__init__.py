@@ -6,20 +6,25 @@ from toolroll.rollout.model.tokenizers import (
     embedded_tokenizer_path,
     load_embedded_tokenizer,
 )
-from toolroll.rollout.testing.engine import EmbeddedEngine
+from toolroll.rollout.testing.engine import EmbeddedEngine, serve_in_thread
 from toolroll.rollout.testing.faults import (
     Fault,
     FaultPlan,
     drop_logprob,
     fault_at,
 )
-from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
 from toolroll.rollout.testing.model_engine import load_engine
-from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
+from toolroll.rollout.testing.policy import (
+    LoggedRequest,
+    Policy,
+    PolicyRequest,
+    Reply,
+    echo,
+    script,
+)
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
-from toolroll.rollout.testing.thread import serve_in_thread
-from toolroll.rollout.testing.token_splits import TokenSplitter
+from toolroll.rollout.testing.sampler import TokenSplitter
 
 __all__ = [
     "EmbeddedEngine",

@@ -1,6 +1,4 @@
-"""The embedded engine's control endpoints: aborts, pauses, weights, cache, health and
-`/tokenize`.
-"""
+"""The embedded engine's control endpoints: aborts, weights, health and `/tokenize`."""
 
 from __future__ import annotations
 
@@ -25,22 +23,6 @@ class _Control:
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
         return web.Response()
 
-    async def update_weight_version(self, request: web.Request) -> web.StreamResponse:
-        body = await read_json(request)
-        version = body.get("new_version")
-        if not isinstance(version, str):
-            raise invalid("new_version must be a string")
-        if body.get("abort_all_requests", True):
-            self._engine.abort(every=True)
-        self._engine.set_weight_version(version)
-        return json_response(
-            {
-                "success": True,
-                "message": f"Weight version updated to {version}",
-                "new_version": version,
-            }
-        )
-
     async def update_weights_from_disk(self, request: web.Request) -> web.StreamResponse:
         """Load weights. Unlike SGLang, this does not wait for the running requests. They continue
         with the new weights.
@@ -56,28 +38,12 @@ class _Control:
         try:
             await self._engine.update_weights(folder, version)
         except ModelFolderError as error:
-            told = {"success": False, "message": str(error), "num_paused_requests": 0}
-            return json_response(told, status=400)
+            failure = {"success": False, "message": str(error), "num_paused_requests": 0}
+            return json_response(failure, status=400)
         message = "Succeeded to update model weights."
         if version is not None:
             message += f" Weight version updated to {version}."
         return json_response({"success": True, "message": message, "num_paused_requests": 0})
-
-    async def pause(self, request: web.Request) -> web.StreamResponse:
-        mode = (await read_json(request)).get("mode", "abort")
-        if mode not in ("abort", "in_place", "retract"):
-            raise invalid(f"mode must be abort, in_place or retract, not {mode!r}")
-        self._engine.pause(mode)
-        return json_response({"status": "ok", "message": "Generation paused successfully."})
-
-    async def resume(self, request: web.Request) -> web.StreamResponse:
-        self._engine.resume()
-        return json_response({"status": "ok", "message": "Generation continued successfully."})
-
-    async def flush_cache(self, request: web.Request) -> web.StreamResponse:
-        if self._engine.flush_cache():
-            return web.Response(text="Cache flushed.")
-        return web.Response(status=400, text="Flush cache failed.")
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self._engine.healthy else 503)
@@ -97,7 +63,7 @@ class _Control:
             raise invalid(f"Invalid prompt type: {type(prompt)}. Expected str or List[str].")
         backend = self._engine.sampler.backend
         ids = [backend.encode(text, add_special_tokens=special).ids for text in texts]
-        counts = [len(found) for found in ids]
+        counts = [len(text_ids) for text_ids in ids]
         length = self._engine.context_length
         if isinstance(prompt, str):
             return json_response({"tokens": ids[0], "count": counts[0], "max_model_len": length})
@@ -122,7 +88,6 @@ class _Control:
                 "model_path": engine.model_path,
                 "version": VERSION,
                 "context_length": engine.context_length,
-                "max_total_num_tokens": engine.limits.pool,
                 "max_req_input_len": engine.limits.prompt,
                 "weight_version": engine.weight_version,
                 "incremental_streaming_output": engine.incremental_streaming_output,
@@ -155,8 +120,4 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         web.post("/v1/tokenize", control.tokenize),
         web.post("/abort_request", control.abort_request),
         web.post("/update_weights_from_disk", control.update_weights_from_disk),
-        web.post("/update_weight_version", control.update_weight_version),
-        web.post("/pause_generation", control.pause),
-        web.post("/continue_generation", control.resume),
-        web.route("*", "/flush_cache", control.flush_cache),
     ]

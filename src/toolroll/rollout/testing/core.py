@@ -23,13 +23,12 @@ from tokenizers import Tokenizer
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
 from toolroll.rollout.testing.generation import Generation, GenerationAborted
 from toolroll.rollout.testing.language_model import LanguageModel
-from toolroll.rollout.testing.log import LoggedRequest
 from toolroll.rollout.testing.model_source import ModelSource
-from toolroll.rollout.testing.policy import Policy, PolicyRequest, echo
+from toolroll.rollout.testing.policy import LoggedRequest, Policy, PolicyRequest, echo
 from toolroll.rollout.testing.response import answer_body, queue_abort_body, without_beginning
 from toolroll.rollout.testing.sampler import Sampler
 from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource
-from toolroll.rollout.testing.token_source import ABORTED, Answer, PauseMode, TokenSource, Turn
+from toolroll.rollout.testing.token_source import ABORTED, Answer, TokenSource, Turn
 from toolroll.rollout.testing.wire import EngineRequest, Limits, RefusedError, queue_full, refused
 
 Send = Callable[[bytes], Awaitable[None]]
@@ -51,7 +50,6 @@ class EngineCore:
         stop_token_ids: Sequence[int] | None = None,
         vocab_size: int | None = None,
         weight_version: str = "default",
-        max_total_tokens: int | None = None,
         max_running: int | None = None,
         max_queued: int | None = None,
         keep_log: bool = True,
@@ -62,7 +60,7 @@ class EngineCore:
     ) -> None:
         self.tokenizer = tokenizer
         self.faults = faults
-        self.limits = Limits(context_length, max_total_tokens)
+        self.limits = Limits(context_length)
         self.sampler = Sampler(tokenizer, stop_token_ids, split)
         self.vocab_size = vocab_size or self.sampler.vocab_size
         self.weight_version = weight_version
@@ -81,7 +79,6 @@ class EngineCore:
         self._calls: defaultdict[str, int] = defaultdict(int)
         self._running: dict[str, Generation] = {}
         self._queue: deque[Generation] = deque()
-        self._paused: PauseMode | None = None
         self._waiters: list[asyncio.Future[None]] = []
         if isinstance(policy, LanguageModel):
             if latency or token_latency or split != "canonical":
@@ -130,37 +127,7 @@ class EngineCore:
         """
         for name, generation in self._running.items():
             if every or (rid and name.startswith(rid)):
-                generation.request_abort(paused=self._paused is not None)
-
-    def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling until `resume`. The mode "abort" aborts all requests. The modes "in_place"
-        and "retract" keep them, and "retract" also drops their keys and values.
-        """
-        self._paused = mode
-        self._source.pause(mode)
-        for generation in self._running.values():
-            if mode == "abort":
                 generation.abort()
-            else:
-                generation.pause()
-                generation.retractions += mode == "retract" and generation.started
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        self._paused = None
-        self._source.resume()
-        for generation in self._running.values():
-            generation.resume()
-        self._dispatch()
-
-    def flush_cache(self) -> bool:
-        """Drop the cached prefixes and return True. If requests are running, keep the prefixes and
-        return False, unless the engine is paused with the mode "retract".
-        """
-        if self._active and self._paused != "retract":
-            return False
-        self._source.flush()
-        return True
 
     async def update_weights(self, folder: str, version: str | None = None) -> None:
         """Load the weights in `folder`, and use them from the next token on, as
@@ -277,7 +244,7 @@ class EngineCore:
         await generation.wait_until(lambda: generation.started)
 
     def _dispatch(self) -> None:
-        while self._queue and self._paused is None and self._active < self._max_running:
+        while self._queue and self._active < self._max_running:
             generation = self._queue.popleft()
             if generation.aborted:
                 continue

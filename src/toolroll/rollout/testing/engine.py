@@ -13,8 +13,9 @@ answer, so that tests can compare their own record of tokens with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import orjson
@@ -62,8 +63,8 @@ class EmbeddedEngine(EngineCore):
         faults: A function that returns the fault to inject into a request, or None (see
             `fault_at`).
         vocab_size: Default: the tokenizer's.
-        max_total_tokens, max_running, max_queued: The same as SGLang's --max-total-tokens,
-            --max-running-requests and --max-queued-requests. None means no limit.
+        max_running, max_queued: The same as SGLang's --max-running-requests and
+            --max-queued-requests. None means no limit.
         incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
             and text, as with SGLang's --incremental-streaming-output.
         keep_log: If False, `log` stays empty, for long benchmarks.
@@ -130,7 +131,7 @@ class EmbeddedEngine(EngineCore):
             return await self._stream(request, parsed.requests[0])
         if parsed.single:
             return json_response(await self.answer(parsed.requests[0], request))
-        tasks = [asyncio.ensure_future(self.answer(one, request)) for one in parsed.requests]
+        tasks = [asyncio.ensure_future(self.answer(each, request)) for each in parsed.requests]
         try:
             return json_response(await asyncio.gather(*tasks))
         finally:
@@ -153,18 +154,18 @@ class EmbeddedEngine(EngineCore):
         try:
             await send(orjson.dumps(await self.answer(engine_request, request, send)))
         except RefusedError as error:
-            words = (
+            message = (
                 error.body["error"]["message"]
                 if isinstance(error.body, dict) and "error" in error.body
                 else str(error.body)
             )
-            told = {
-                "message": words,
+            failure = {
+                "message": message,
                 "type": "invalid_request_error",
                 "code": error.status,
                 "retryable": False,
             }
-            await send(orjson.dumps({"error": told}))
+            await send(orjson.dumps({"error": failure}))
         except ClientConnectionResetError:
             return response
         with suppress(ConnectionError):
@@ -183,3 +184,25 @@ async def _errors(
         return error.response()
     except FaultedError as error:
         return web.Response() if error.response is None else error.response
+
+
+@contextmanager
+def serve_in_thread(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
+    """Serve `engine` while the context is open, on an event loop in a separate thread.
+
+    Any thread may read `engine.url` and `engine.log`. Do not call the engine's methods from other
+    threads. Use HTTP instead (`/abort_request`). The policy is called in the engine's thread.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="embedded-engine", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
+        try:
+            yield engine
+        finally:
+            asyncio.run_coroutine_threadsafe(engine.__aexit__(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,9 +1,8 @@
 """`Generation`: the progress of one answer. This is the number of sampled tokens, their weight
-versions, and the state (paused, held or aborted).
+versions, and the state (held or aborted).
 
-Invariants: an answer without latency is complete at once, without a timer or a task. A paused
-answer makes no progress. After `abort` nothing changes, and `sampled()` returns the final number of
-tokens.
+Invariants: an answer without latency is complete at once, without a timer or a task. After `abort`
+nothing changes, and `sampled()` returns the final number of tokens.
 """
 
 from __future__ import annotations
@@ -25,16 +24,12 @@ class Generation:
     def __init__(self) -> None:
         self.started = False
         self.aborted = False
-        self.retractions = 0
-        self._abort_sent = False
         self._stopped = asyncio.Event()
         self._wake = asyncio.Event()
         self._versions: list[tuple[str, int]] = []
         self._latency = self._per_token = 0.0
         self._length = self._reached = 0
-        self._elapsed = 0.0
-        self._since: float | None = None
-        self._paused = False
+        self._since = 0.0
         self._held_at: int | None = None
 
     # --- time -------------------------------------------------------------------------------------
@@ -44,8 +39,7 @@ class Generation:
         seconds. If `per_token` is 0, sample all tokens within `latency`, at even intervals.
         """
         self._length, self._latency, self._per_token = length, latency, per_token
-        self._elapsed = 0.0
-        self._since = None if self._paused else _now()
+        self._since = _now()
 
     async def advance(self, tokens: int) -> None:
         """Wait until `tokens` tokens are sampled. Raise `GenerationAborted` if the request is
@@ -54,8 +48,8 @@ class Generation:
         target = self._due(tokens)
         while not self.aborted:
             self._wake.clear()
-            left = None if self._paused else target - self._spent()
-            if left is not None and left <= 0:
+            left = target - (_now() - self._since)
+            if left <= 0:
                 self._reached = max(self._reached, tokens)
                 return
             try:
@@ -88,7 +82,9 @@ class Generation:
 
     def sampled(self) -> int:
         """Return the number of tokens sampled so far."""
-        spent = self._spent()
+        if self.aborted:
+            return self._reached
+        spent = _now() - self._since
         if self._per_token > 0:
             by_time = int((spent - self._latency) / self._per_token)
         else:
@@ -114,9 +110,6 @@ class Generation:
             return self._latency + tokens * self._per_token
         return self._latency * tokens / self._length if self._length else self._latency
 
-    def _spent(self) -> float:
-        return self._elapsed + (_now() - self._since if self._since is not None else 0.0)
-
     # --- events -----------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -138,38 +131,10 @@ class Generation:
     def abort(self) -> None:
         """Stop sampling at once, for good."""
         if not self.aborted:
-            self._freeze()
+            self._reached = self.sampled()
             self.aborted = True
             self._stopped.set()
             self._wake.set()
-
-    def request_abort(self, *, paused: bool) -> None:
-        """Abort as `/abort_request` does in SGLang. Only the first call has an effect. If the
-        engine is `paused` at the first call, that call has no effect either.
-        """
-        if self._abort_sent:
-            return
-        self._abort_sent = True
-        if not paused:
-            self.abort()
-
-    def pause(self) -> None:
-        """Make no progress until `resume`."""
-        self._freeze()
-        self._paused = True
-        self._wake.set()
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        if self._paused:
-            self._paused = False
-            self._since = _now()
-            self._wake.set()
-
-    def _freeze(self) -> None:
-        self._reached = self.sampled()
-        self._elapsed = self._spent()
-        self._since = None
 
     # --- weights ----------------------------------------------------------------------------------
 
@@ -181,7 +146,7 @@ class Generation:
         """Return SGLang's `weight_versions` for the first `length` tokens: one dict with
         `version`, `start` and `end` for each run of tokens with the same version.
         """
-        ends = [at for _, at in self._versions[1:]] + [length]
+        ends = [start for _, start in self._versions[1:]] + [length]
         spans: list[dict[str, Any]] = []
         for (version, start), end in zip(self._versions, ends, strict=True):
             start, end = min(start, length), min(end, length)

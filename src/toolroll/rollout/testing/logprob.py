@@ -45,16 +45,16 @@ def top_logprobs(
     its `reference_logprob`.
     """
     state = _state(prefix_ids)
-    found = []
+    tops = []
     for token_id in ids:
         ranked = []
         for other in range(int(token_id), max(-1, int(token_id) - most - 1), -1):
             with_other = state.copy()
             with_other.update(_bytes(other))
             ranked.append((_value(with_other), other))
-        found.append(sorted(ranked, reverse=True)[:most])
+        tops.append(sorted(ranked, reverse=True)[:most])
         state.update(_bytes(token_id))
-    return found
+    return tops
 
 
 def top_input_logprobs(
@@ -63,12 +63,12 @@ def top_input_logprobs(
     """Return the top logprobs at each prompt position after `start`: `most` pairs (logprob, id),
     the most likely first. The candidates are the prompt's own id and the next higher ids.
     """
-    found = []
-    for at in range(start + 1, len(prompt)):
-        ids = range(int(prompt[at]), int(prompt[at]) + most)
-        ranked = [(reference_logprob(prompt[:at], index), index) for index in ids]
-        found.append(sorted(ranked, key=lambda pair: -pair[0]))
-    return found
+    tops = []
+    for position in range(start + 1, len(prompt)):
+        ids = range(int(prompt[position]), int(prompt[position]) + most)
+        ranked = [(reference_logprob(prompt[:position], index), index) for index in ids]
+        tops.append(sorted(ranked, key=lambda pair: -pair[0]))
+    return tops
 
 
 def _state(prefix_ids: Sequence[int] | npt.NDArray[Any]) -> blake2b:

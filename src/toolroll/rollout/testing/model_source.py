@@ -16,7 +16,6 @@ from toolroll.rollout.testing.sampler import Sampler, StopRules
 from toolroll.rollout.testing.token_source import (
     ABORTED,
     Answer,
-    PauseMode,
     Report,
     TokenSource,
     Turn,
@@ -41,18 +40,6 @@ class ModelSource(TokenSource):
         """Refuse sampling parameters that are not implemented."""
         check_sampling(request.params)
 
-    def pause(self, mode: PauseMode) -> None:
-        """Stop sampling until `resume`."""
-        self._scheduler.pause(retract=mode == "retract")
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        self._scheduler.resume()
-
-    def flush(self) -> None:
-        """Drop the cached prefixes."""
-        self._scheduler.flush()
-
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Load the weights in `folder`. Sampling continues while they load."""
         model = await asyncio.to_thread(self._model.updated, folder)
@@ -76,7 +63,6 @@ class ModelSource(TokenSource):
             sampled=answer.sampled,
             top=request.top_logprobs_num if request.return_logprob else 0,
             first_input=turn.first_input,
-            group=request.extra_key,
         )
         self._scheduler.add(sequence)
         try:

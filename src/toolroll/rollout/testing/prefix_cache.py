@@ -29,36 +29,36 @@ class PrefixCache:
 
     def match(self, ids: _Ids) -> int:
         """Return the length of the longest prefix that `ids` shares with an inserted sequence."""
-        node, at = self._root, 0
-        while at < len(ids):
-            child = node.children.get(int(ids[at]))
+        node, position = self._root, 0
+        while position < len(ids):
+            child = node.children.get(int(ids[position]))
             if child is None:
                 break
-            common = common_length(child.ids, ids[at:])
-            at += common
+            common = common_length(child.ids, ids[position:])
+            position += common
             if common < len(child.ids):
                 break
             node = child
-        return at
+        return position
 
     def insert(self, ids: _Ids) -> None:
         """Add one sequence."""
-        node, at = self._root, 0
-        while at < len(ids):
-            first = int(ids[at])
+        node, position = self._root, 0
+        while position < len(ids):
+            first = int(ids[position])
             child = node.children.get(first)
             if child is None:
                 # a view would keep the whole sequence alive
-                node.children[first] = _Node(ids[at:].copy())
+                node.children[first] = _Node(ids[position:].copy())
                 return
-            common = common_length(child.ids, ids[at:])
+            common = common_length(child.ids, ids[position:])
             if common < len(child.ids):
                 head = _Node(child.ids[:common])
                 child.ids = child.ids[common:]
                 head.children[int(child.ids[0])] = child
                 node.children[first] = head
                 child = head
-            at += common
+            position += common
             node = child
 
 

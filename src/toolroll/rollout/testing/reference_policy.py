@@ -64,20 +64,24 @@ def reference_policy(lines: Mapping[str, Sequence[str]]) -> Policy:
 
 
 def _spoil(texts: Sequence[str], actions: Sequence[Action], rng: random.Random) -> list[str]:
-    calls = [at for at, action in enumerate(actions) if action.tool_calls]
+    calls = [turn for turn, action in enumerate(actions) if action.tool_calls]
     if not calls:
         return [_FAREWELL]
-    at = rng.choice(calls)
+    turn = rng.choice(calls)
     kind = rng.choice(("argument", "malformed", "early_stop"))
     if kind == "early_stop":
-        return [*texts[:at], _FAREWELL]
+        return [*texts[:turn], _FAREWELL]
     if kind == "malformed":
-        return [*texts[:at], texts[at].replace("}</tool_call>", "</tool_call>", 1), *texts[at:]]
-    call = actions[at].tool_calls[0]
+        return [
+            *texts[:turn],
+            texts[turn].replace("}</tool_call>", "</tool_call>", 1),
+            *texts[turn:],
+        ]
+    call = actions[turn].tool_calls[0]
     wrong = Action(
-        actions[at].content, (type(call)(call.name, _wrong(call.arguments or {}, rng), call.raw),)
+        actions[turn].content, (type(call)(call.name, _wrong(call.arguments or {}, rng), call.raw),)
     )
-    return [*texts[:at], write_action(wrong), *texts[at + 1 :]]
+    return [*texts[:turn], write_action(wrong), *texts[turn + 1 :]]
 
 
 def _wrong(arguments: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from toolroll.rollout.testing.generation import Generation
-from toolroll.rollout.testing.log import LoggedRequest
+from toolroll.rollout.testing.policy import LoggedRequest
 from toolroll.rollout.testing.token_source import Answer
 from toolroll.rollout.testing.wire import EngineRequest
 
@@ -36,7 +36,7 @@ def answer_body(
         "finish_reason": finish,
         "prompt_tokens": len(entry.input_ids),
         "weight_version": version,
-        "num_retractions": generation.retractions,
+        "num_retractions": 0,
     }
     if request.return_logprob:
         meta |= _logprobs(request, entry, answer)

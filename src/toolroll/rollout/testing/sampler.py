@@ -11,12 +11,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate, groupby
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from toolroll.rollout.testing.policy import Reply
-from toolroll.rollout.testing.token_splits import TokenSplitter
 
 _REMEMBERED_TEXTS = 8192
 
@@ -86,9 +86,9 @@ class Sampler:
         whole = self.decode(reply_ids[:limit]) if rules.strings else ""
         if not any(string in whole for string in rules.strings):
             rules.strings = []
-        for at in range(len(reply_ids[:limit])):
-            if finish := rules.finish_at(reply_ids, at):
-                ids = reply_ids[: at + 1]
+        for last in range(len(reply_ids[:limit])):
+            if finish := rules.finish_at(reply_ids, last):
+                ids = reply_ids[: last + 1]
                 return SampledReply(ids, reply_ids, finish, rules.text(ids, finish))
         ids = reply_ids[:limit]
         finish = {"type": "length", "length": len(ids)}
@@ -105,23 +105,23 @@ class StopRules:
     """The stop strings and stop tokens of one request. They determine where its answer ends."""
 
     def __init__(self, sampler: Sampler, params: Mapping[str, Any]) -> None:
-        given = params.get("stop") or ()
-        self.strings = [given] if isinstance(given, str) else list(given)
+        stop = params.get("stop") or ()
+        self.strings = [stop] if isinstance(stop, str) else list(stop)
         self._ids = sampler.stops | set(params.get("stop_token_ids") or ())
         self._sampler = sampler
         self._params = params
         # a token has at least one byte
         self._window = max((len(string.encode()) for string in self.strings), default=0) + 1
 
-    def finish_at(self, ids: Sequence[int], at: int) -> dict[str, Any] | None:
+    def finish_at(self, ids: Sequence[int], last: int) -> dict[str, Any] | None:
         """Return the finish_reason if the answer stops with `ids[at]`, else None."""
         if self.strings:
-            tail = self._sampler.decode(ids[max(0, at + 1 - self._window) : at + 1])
+            tail = self._sampler.decode(ids[max(0, last + 1 - self._window) : last + 1])
             matched = next((string for string in self.strings if string in tail), None)
             if matched is not None:
                 return {"type": "stop", "matched": matched}
-        if ids[at] in self._ids and not self._params.get("ignore_eos"):
-            return {"type": "stop", "matched": ids[at]}
+        if ids[last] in self._ids and not self._params.get("ignore_eos"):
+            return {"type": "stop", "matched": ids[last]}
         return None
 
     def text(self, ids: list[int], finish: Mapping[str, Any] | None) -> str:
@@ -134,6 +134,84 @@ class StopRules:
             return self._sampler.text(ids[:-1] if trimmed else ids, self._params)
         text = self._sampler.text(ids, self._params)
         # the match may be in control tokens that are not in the text
-        if matched is None or (at := text.find(matched)) < 0:
+        if matched is None or (start := text.find(matched)) < 0:
             return text
-        return text[:at] if trimmed else text[: at + len(matched)]
+        return text[:start] if trimmed else text[: start + len(matched)]
+
+
+_MAX_PIECE = 24  # maximum length in characters of vocabulary entries to use
+
+
+class TokenSplitter:
+    """Splits texts for one tokenizer. `tokenizer`: a fast tokenizer of `transformers`, or a
+    `tokenizers.Tokenizer`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend: Tokenizer = (
+            tokenizer if isinstance(tokenizer, Tokenizer) else tokenizer.backend_tokenizer
+        )
+        self._decode = backend.decode
+        self._piece = backend.id_to_token
+        self._added = set(backend.get_added_tokens_decoder())
+        vocabulary = backend.get_vocab(with_added_tokens=False)
+        self._ids = {
+            piece: index for piece, index in vocabulary.items() if index not in self._added
+        }
+
+    def split(self, ids: Sequence[int], rng: random.Random, *, rate: float = 0.3) -> list[int]:
+        """Return other ids for the text of `ids`. At the start of each id, with the probability
+        `rate`, this id is replaced with a random vocabulary entry that matches the text there.
+
+        The decoder may look at neighboring tokens. If the result therefore does not decode to the
+        same text, return `ids`.
+        """
+        out: list[int] = []
+        for added, group in groupby(ids, lambda index: index in self._added):
+            run = list(group)
+            out += run if added else self._walk(run, rng, rate)
+        same = self._decode(out, skip_special_tokens=False) == self._decode(
+            list(ids), skip_special_tokens=False
+        )
+        return out if same else list(ids)
+
+    def _walk(self, run: list[int], rng: random.Random, rate: float) -> list[int]:
+        """Return other ids for the text of `run`, which contains no added tokens."""
+        pieces = [self._piece(index) or "" for index in run]
+        text = "".join(pieces)
+        starts = accumulate(map(len, pieces[:-1]), initial=0)
+        begins = dict(zip(starts, run, strict=True))
+        reachable = self._reachable(text)
+        out: list[int] = []
+        start = 0
+        while start < len(text):
+            canonical = begins.get(start)
+            if canonical is not None and rng.random() >= rate:
+                chosen = canonical
+            else:
+                ends = [
+                    end
+                    for end in _ends(start, text)
+                    if reachable[end] and text[start:end] in self._ids
+                ]
+                if not ends:
+                    return run  # an id whose text is not a sequence of vocabulary entries
+                chosen = self._ids[text[start : rng.choice(ends)]]
+            out.append(chosen)
+            start += len(self._piece(chosen) or "")
+        return out
+
+    def _reachable(self, text: str) -> list[bool]:
+        """Return a list with one value per position of `text`: True if vocabulary entries can form
+        the rest of the text from there. In a byte-level vocabulary, all values are True.
+        """
+        good = [False] * len(text) + [True]
+        for start in range(len(text) - 1, -1, -1):
+            good[start] = any(
+                good[end] and text[start:end] in self._ids for end in _ends(start, text)
+            )
+        return good
+
+
+def _ends(start: int, text: str) -> range:
+    return range(start + 1, min(start + _MAX_PIECE, len(text)) + 1)

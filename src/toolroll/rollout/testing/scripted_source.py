@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import inspect
 import random
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,12 +59,8 @@ class ScriptedSource(TokenSource):
         self._script = script
         self._sampler = sampler
         self._host = host
-        self._caches: defaultdict[str, PrefixCache] = defaultdict(PrefixCache)
+        self._cache = PrefixCache()
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
-
-    def flush(self) -> None:
-        """Drop the cached prefixes."""
-        self._caches.clear()
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Raise `ModelFolderError`, because a script has no weights."""
@@ -74,8 +69,7 @@ class ScriptedSource(TokenSource):
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""
         entry, generation = turn.entry, turn.generation
-        cache = self._caches[turn.request.extra_key]
-        entry.cached_tokens = _cached(cache, turn)
+        entry.cached_tokens = _cached(self._cache, turn)
         sampled = SampledReply([], [], {}, "")
         try:
             reply = await self._reply(turn)
@@ -89,7 +83,8 @@ class ScriptedSource(TokenSource):
             answer = _answer(turn, ids, ABORTED, self._sampler.text(ids, turn.request.params))
             self._remember_rest(turn, ids, sampled.reply_ids)
         # the last token has no KV yet
-        cache.insert(np.concatenate([entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)]))
+        computed = [entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)]
+        self._cache.insert(np.concatenate(computed))
         return answer
 
     async def _reply(self, turn: Turn) -> Reply:
@@ -97,8 +92,12 @@ class ScriptedSource(TokenSource):
         if rest and sequence == turn.entry.input_ids.tobytes():
             return Reply(output_ids=rest)
         turn.count_call()
-        said = self._script.policy(turn.seen)
-        reply = await turn.generation.race(said) if inspect.isawaitable(said) else said
+        reply_or_awaitable = self._script.policy(turn.seen)
+        reply = (
+            await turn.generation.race(reply_or_awaitable)
+            if inspect.isawaitable(reply_or_awaitable)
+            else reply_or_awaitable
+        )
         return reply if isinstance(reply, Reply) else Reply(reply)
 
     def _remember_rest(self, turn: Turn, ids: list[int], reply_ids: list[int]) -> None:
@@ -145,10 +144,10 @@ class ScriptedSource(TokenSource):
         the request or the reply is held.
         """
         stops = [turn.fault.abort_after, reply.hold_after if reply.hold is not None else None]
-        end = min([len(sampled.ids), *(at for at in stops if at is not None)])
-        for at in range(turn.stream_interval, end, turn.stream_interval):
-            await turn.generation.advance(at)
-            ids = sampled.ids[:at]
+        end = min([len(sampled.ids), *(length for length in stops if length is not None)])
+        for length in range(turn.stream_interval, end, turn.stream_interval):
+            await turn.generation.advance(length)
+            ids = sampled.ids[:length]
             text = self._sampler.text(ids, turn.request.params)
             text = text if sampled.text.startswith(text) else sampled.text
             await report(_answer(turn, ids, None, text))

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from toolroll.rollout.testing.faults import Fault
 from toolroll.rollout.testing.generation import Generation
-from toolroll.rollout.testing.log import LoggedRequest
-from toolroll.rollout.testing.policy import PolicyRequest
+from toolroll.rollout.testing.policy import LoggedRequest, PolicyRequest
 from toolroll.rollout.testing.wire import EngineRequest
 
-PauseMode = Literal["abort", "in_place", "retract"]
 TopLogprobs = Sequence[tuple[float, int]]
 """Pairs of logprob and id, the most likely first."""
 
@@ -94,15 +92,6 @@ class TokenSource:
         call it with each part of a streamed answer.
         """
         raise NotImplementedError
-
-    def pause(self, mode: PauseMode) -> None:
-        """Stop sampling until `resume`."""
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-
-    def flush(self) -> None:
-        """Drop the cached prefixes."""
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
         """Load new weights. Call `updated` before the first token is sampled with them.

@@ -90,7 +90,6 @@ class EngineRequest:
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
-    extra_key: str = ""
     return_routed_experts: bool = False
 
     @property
@@ -101,17 +100,14 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits in tokens. `context_length`: the limit of the prompt and the answer together.
-    `pool`: the size of the KV cache (--max-total-tokens), or None for no limit.
-    """
+    """The limits in tokens. `context_length`: the limit of the prompt and the answer together."""
 
     context_length: int
-    pool: int | None = None
 
     @property
     def request(self) -> int:
         """The scheduler's maximum length of a request."""
-        return min(self.context_length, self.context_length if self.pool is None else self.pool) - 1
+        return self.context_length - 1
 
     @property
     def prompt(self) -> int:
@@ -218,12 +214,11 @@ def read_generate(
         return_logprob=bool(body.get("return_logprob")),
         logprob_start_len=_read_integer(body, "logprob_start_len", -1),
         top_logprobs_num=_read_integer(body, "top_logprobs_num", 0),
-        extra_key=str(body.get("extra_key") or ""),
         return_routed_experts=bool(body.get("return_routed_experts")),
     )
     requests = tuple(
-        replace(base, rid=rids[at] if n == 1 else uuid.uuid4().hex, unchecked=prompt)
-        for at, prompt in enumerate(prompts)
+        replace(base, rid=rids[number] if n == 1 else uuid.uuid4().hex, unchecked=prompt)
+        for number, prompt in enumerate(prompts)
         for _ in range(n)
     )
     single = not batch and n == 1
@@ -252,18 +247,18 @@ def read_params(value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise invalid("sampling_params must be an object")
     params = dict(value or {})
-    for name, given in params.items():
+    for name, param in params.items():
         if name not in KNOWN_PARAMS:
-            known = ", ".join(f"`{known}`" for known in KNOWN_PARAMS)
-            raise RefusedError(400, {"error": f"unknown field `{name}`, expected one of {known}"})
-        if name in _TYPES and given is not None and not _TYPES[name][0](given):
+            names = ", ".join(f"`{param_name}`" for param_name in KNOWN_PARAMS)
+            raise RefusedError(400, {"error": f"unknown field `{name}`, expected one of {names}"})
+        if name in _TYPES and param is not None and not _TYPES[name][0](param):
             raise invalid(f"sampling_params.{name} must be {_TYPES[name][1]}")
-        if name in _RANGES and given is not None:
-            fits, words = _RANGES[name]
-            if isinstance(given, bool) or not isinstance(given, int | float):
+        if name in _RANGES and param is not None:
+            fits, requirement = _RANGES[name]
+            if isinstance(param, bool) or not isinstance(param, int | float):
                 raise invalid(f"sampling_params.{name} must be a number")
-            if not fits(given):
-                raise refused(f"{name} {words}, got {given}.")
+            if not fits(param):
+                raise refused(f"{name} {requirement}, got {param}.")
     return params
 
 
@@ -273,9 +268,9 @@ def _read_prompts(
     ids = body.get("input_ids")
     if ids is None:
         text = body.get("text")
-        given = text if isinstance(text, list) else [text]
-        texts = [each for each in given if isinstance(each, str)]
-        if not texts or len(texts) != len(given):
+        prompt_texts = text if isinstance(text, list) else [text]
+        texts = [each for each in prompt_texts if isinstance(each, str)]
+        if not texts or len(texts) != len(prompt_texts):
             raise invalid("input_ids must be given, or text as a string or a list of strings")
         encoded = [np.array(tokenizer.encode(each).ids, dtype=np.int64) for each in texts]
         if not all(map(len, encoded)):
@@ -292,14 +287,14 @@ def _read_prompts(
 
 def _read_ids(prompt: list[Any]) -> npt.NDArray[np.int64]:
     try:
-        found = np.array(prompt)
+        ids = np.array(prompt)
     except ValueError as error:
         raise invalid(f"input_ids must hold integers only: {error}") from error
-    if found.dtype.kind != "i" or found.ndim != 1:
+    if ids.dtype.kind != "i" or ids.ndim != 1:
         raise invalid(
-            f"input_ids must hold integers only, not {found.dtype} in {found.ndim} dimensions"
+            f"input_ids must hold integers only, not {ids.dtype} in {ids.ndim} dimensions"
         )
-    return found.astype(np.int64)
+    return ids.astype(np.int64)
 
 
 def _read_rids(rid: Any, count: int, *, fresh: bool) -> list[str]:
@@ -310,7 +305,7 @@ def _read_rids(rid: Any, count: int, *, fresh: bool) -> list[str]:
         if isinstance(rid, list)
         else [rid]
         if count == 1
-        else [f"{rid}_{at}" for at in range(count)]
+        else [f"{rid}_{number}" for number in range(count)]
     )
     if len(rids) != count or not all(isinstance(each, str) for each in rids):
         raise invalid("rid must be a string, or a list of as many strings as prompts")

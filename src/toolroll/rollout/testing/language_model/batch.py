@@ -10,9 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.model import LanguageModel, Part
-from toolroll.rollout.testing.language_model.prefix_store import PrefixStore, StoredPrefix
+from toolroll.rollout.testing.language_model.model import KVCache, LanguageModel, Part
 from toolroll.rollout.testing.language_model.sampling import (
     log_softmax,
     sample,
@@ -35,17 +33,20 @@ _FIRST_ROOM = 128
 
 Sampled = list[tuple[Sequence, Token]]
 _Ids = npt.NDArray[np.int32]
+_Prefix = tuple[_Ids, KVCache]
 
 
 class Batch:
     """The running sequences. It is not thread-safe. To add a sequence, append it to `sequences`.
-    `kept_tokens`: the maximum number of tokens of ended sequences whose keys and values are kept.
+    `kept_tokens`: the maximum number of tokens of ended sequences whose keys and values are kept,
+    for requests that continue them. The least recently used ones are dropped first.
     """
 
     def __init__(self, model: LanguageModel, kept_tokens: int) -> None:
         self.model = model
-        self._store = PrefixStore(kept_tokens)
         self.sequences: list[Sequence] = []
+        self._kept_tokens = kept_tokens
+        self._ended: list[_Prefix] = []  # the last used is the last
 
     def step(self) -> Sampled:
         """Remove ended sequences. Then compute prompts if there are any, or else the next token of
@@ -56,22 +57,26 @@ class Batch:
             return self._prefill(prompts)
         return self._decode() if self.sequences else []
 
-    def retract(self) -> None:
-        """Drop the keys and values of the running sequences. Later steps compute them again."""
+    def replace_model(self, model: LanguageModel) -> None:
+        """Use the weights of `model`. Later steps compute all keys and values again."""
+        self.model = model
+        self._remove_ended()
+        self._ended.clear()
         for sequence in self.sequences:
             sequence.computed = 0
-
-    def clear_store(self) -> None:
-        """Drop the keys and values of ended sequences."""
-        self._remove_ended()
-        self._store.clear()
 
     def _remove_ended(self) -> None:
         for sequence in self.sequences:
             if sequence.ended and sequence.computed and sequence.cache is not None:
-                prefix = sequence.ids[: sequence.computed].copy()
-                self._store.add(StoredPrefix(sequence.group, prefix, sequence.cache))
+                self._keep(sequence.computed_ids.copy(), sequence.cache)
         self.sequences = [each for each in self.sequences if not each.ended]
+
+    def _keep(self, ids: _Ids, cache: KVCache) -> None:
+        """Keep the keys and values of an ended sequence, and drop those that it continues."""
+        self._ended = [each for each in self._ended if common_length(each[0], ids) < len(each[0])]
+        self._ended.append((ids, cache))
+        while sum(other.positions for _, other in self._ended) > self._kept_tokens:
+            del self._ended[0]
 
     def _cache(self, sequence: Sequence) -> KVCache:
         """Return the sequence's cache, with room for all its tokens."""
@@ -108,7 +113,7 @@ class Batch:
 
     def _prefill(self, prompts: list[Sequence]) -> Sampled:
         chosen = self._chosen(prompts)
-        if not chosen:  # all were found in the store
+        if not chosen:  # all were computed before
             return []
         parts = [Part(self._cache(each), each.computed, ids) for each, ids in chosen]
         hidden = self.model.prefill(parts)
@@ -143,44 +148,30 @@ class Batch:
         instead: it should wait until this prefix is computed.
         """
         wanted = sequence.ids[: sequence.reusable]
-        stored, kept = self._store.best(sequence.group, wanted)
-        running, common = self._best_running(sequence.group, wanted)
-        shared = [
-            common_length(each.ids, wanted) for each in chosen if each.group == sequence.group
-        ]
-        if max(shared, default=0) > max(kept, common) + _WORTH_WAITING:
+        running = [(each.computed_ids, each.cache) for each in self.sequences if each.cache]
+        longest = 0
+        source: _Prefix | None = None
+        for prefix in (*running, *self._ended):
+            if (common := common_length(prefix[0], wanted)) > longest:
+                longest, source = common, prefix
+        shared = max((common_length(each.ids, wanted) for each in chosen), default=0)
+        if shared > longest + _WORTH_WAITING:
             return False
-        if stored is not None and kept > common:
-            taken = self._store.take(stored, kept)
-            if taken is None:
-                self._cache(sequence).copy_from(stored.cache, kept)
-            else:
-                sequence.cache = taken
-        elif running is not None and running.cache is not None:
-            self._cache(sequence).copy_from(running.cache, common)
-        sequence.computed = max(kept, common)
+        if source is not None:
+            self._cache(sequence).copy_from(source[1], longest)
+            self._ended.sort(key=lambda prefix: prefix is source)  # it is the last used
+        sequence.computed = longest
         if sequence.reused is None:
-            sequence.reused = sequence.computed
+            sequence.reused = longest
         return True
-
-    def _best_running(self, group: str, wanted: _Ids) -> tuple[Sequence | None, int]:
-        """Return the sequence whose computed tokens share the longest prefix with `wanted`, and the
-        length of this prefix.
-        """
-        best, most = None, 0
-        for other in self.sequences:
-            if other.group == group and other.computed > most:
-                common = common_length(other.ids[: other.computed], wanted)
-                best, most = (other, common) if common > most else (best, most)
-        return best, most
 
     def _score_input(self, sequence: Sequence, part: Part, hidden: Tensor) -> None:
         """Add the logprobs of prompt tokens. They are computed from the hidden states of `part`."""
         last = min(part.end, sequence.prompt_length - 1)
-        for at in range(max(part.start, sequence.next_input), last, _INPUT_ROWS):
-            until = min(at + _INPUT_ROWS, last)
-            rows = log_softmax(self.model.logits(hidden[at - part.start : until - part.start]))
-            following = sequence.ids[at + 1 : until + 1]
+        for start in range(max(part.start, sequence.next_input), last, _INPUT_ROWS):
+            end = min(start + _INPUT_ROWS, last)
+            rows = log_softmax(self.model.logits(hidden[start - part.start : end - part.start]))
+            following = sequence.ids[start + 1 : end + 1]
             for row, index in zip(rows, following.tolist(), strict=True):
                 top = top_logprobs(row, sequence.top)
                 sequence.input_logprobs.append((float(row[index]), top))

@@ -13,9 +13,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing.language_model.config import LlamaConfig, ModelFolderError
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
-from toolroll.rollout.testing.language_model.weights import Tensor, Weights
+from toolroll.rollout.testing.language_model.weights import (
+    LlamaConfig,
+    ModelFolderError,
+    Tensor,
+    Weights,
+)
 
 _QUERY_BLOCK = 128
 """The number of prompt queries whose scores are computed at once. A smaller number wastes less work
@@ -87,14 +90,16 @@ class LanguageModel:
         """
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            found, at = np.empty_like(queries), 0
+            attended, start = np.empty_like(queries), 0
             for part in parts:
-                tokens = slice(at, at := at + len(part.ids))
+                tokens = slice(start, start := start + len(part.ids))
                 own_keys, own_values = part.cache.keys[layer], part.cache.values[layer]
                 own_keys[..., part.start : part.end] = keys[tokens].transpose(1, 2, 0)
                 own_values[:, part.start : part.end] = values[tokens].swapaxes(0, 1)
-                found[tokens] = self._attend_prompt(queries[tokens], own_keys, own_values, part.end)
-            return found
+                attended[tokens] = self._attend_prompt(
+                    queries[tokens], own_keys, own_values, part.end
+                )
+            return attended
 
         ids = np.concatenate([part.ids for part in parts])
         positions = np.concatenate([np.arange(part.start, part.end) for part in parts])
@@ -110,15 +115,23 @@ class LanguageModel:
             # one vector-matrix product per query is faster than one product of two matrices
             grouped = self._grouped(queries)[..., None, :]
             scores = np.full((*grouped.shape[:-1], max(positions) + 1), -np.inf, np.float32)
-            for row, (cache, at) in enumerate(zip(caches, positions, strict=True)):
-                own = cache.keys[layer]
-                own[..., at] = keys[row]
-                np.matmul(grouped[row], own[:, None, :, : at + 1], out=scores[row, ..., : at + 1])
+            for row, (cache, position) in enumerate(zip(caches, positions, strict=True)):
+                layer_cache = cache.keys[layer]
+                layer_cache[..., position] = keys[row]
+                np.matmul(
+                    grouped[row],
+                    layer_cache[:, None, :, : position + 1],
+                    out=scores[row, ..., : position + 1],
+                )
             totals = _exponentiate(scores)
-            for row, (cache, at) in enumerate(zip(caches, positions, strict=True)):
-                own = cache.values[layer]
-                own[:, at] = values[row]
-                np.matmul(scores[row, ..., : at + 1], own[:, None, : at + 1], out=grouped[row])
+            for row, (cache, position) in enumerate(zip(caches, positions, strict=True)):
+                layer_cache = cache.values[layer]
+                layer_cache[:, position] = values[row]
+                np.matmul(
+                    scores[row, ..., : position + 1],
+                    layer_cache[:, None, : position + 1],
+                    out=grouped[row],
+                )
             grouped /= totals
             return grouped.reshape(queries.shape)
 
@@ -134,12 +147,14 @@ class LanguageModel:
         cosine, sine = np.cos(angles), np.sin(angles)
         rotated = self._heads + self._kv_heads
         x = self._weights.embedding[ids]
-        for at, layer in enumerate(self._weights.layers):
+        for number, layer in enumerate(self._weights.layers):
             qkv = (self._normed(x, layer.attention_norm) @ layer.qkv).reshape(
                 len(ids), -1, self._width
             )
             turned = _rotate(qkv[:, :rotated], cosine, sine)
-            mixed = attend(at, turned[:, : self._heads], turned[:, self._heads :], qkv[:, rotated:])
+            mixed = attend(
+                number, turned[:, : self._heads], turned[:, self._heads :], qkv[:, rotated:]
+            )
             x += mixed.reshape(len(ids), -1) @ layer.output
             gate_up = self._normed(x, layer.mlp_norm) @ layer.gate_up
             half = gate_up.shape[1] // 2
@@ -165,18 +180,18 @@ class LanguageModel:
         come from one layer of the sequence's cache.
         """
         grouped = self._grouped(queries)
-        found = np.empty_like(grouped)
-        for at in range(0, len(queries), _QUERY_BLOCK):
-            block = grouped[at : at + _QUERY_BLOCK].transpose(1, 2, 0, 3)
+        attended = np.empty_like(grouped)
+        for start in range(0, len(queries), _QUERY_BLOCK):
+            block = grouped[start : start + _QUERY_BLOCK].transpose(1, 2, 0, 3)
             size = block.shape[2]
-            seen = end - len(queries) + at + size
+            seen = end - len(queries) + start + size
             scores = block @ keys[:, None, :, :seen]
             later = np.triu(np.ones((size, size), bool), 1)
             scores[..., seen - size :][..., later] = -np.inf
             totals = _exponentiate(scores)
             mixed = scores @ values[:, None, :seen] / totals
-            found[at : at + size] = mixed.transpose(2, 0, 1, 3)
-        return found.reshape(queries.shape)
+            attended[start : start + size] = mixed.transpose(2, 0, 1, 3)
+        return attended.reshape(queries.shape)
 
 
 def _exponentiate(scores: Tensor) -> Tensor:
@@ -204,3 +219,39 @@ def _silu(x: Tensor) -> Tensor:
     with np.errstate(over="ignore"):  # exp is inf for a large negative x, and x / inf is 0
         np.divide(x, 1 + np.exp(-x), out=activated)
     return activated
+
+
+class KVCache:
+    """The keys and values of one sequence, in two arrays. `keys` is (layers, heads, head_dim,
+    positions), and `values` is (layers, heads, positions, head_dim). With these orders, attention
+    from one token reads memory from start to end.
+    """
+
+    def __init__(self, config: LlamaConfig, positions: int) -> None:
+        outer = (config.num_hidden_layers, config.num_key_value_heads)
+        self.keys: Tensor = np.empty((*outer, config.head_dim, positions), np.float32)
+        self.values: Tensor = np.empty((*outer, positions, config.head_dim), np.float32)
+
+    @property
+    def positions(self) -> int:
+        """The number of positions for which there is room."""
+        positions: int = self.values.shape[2]
+        return positions
+
+    def reserve(self, positions: int) -> None:
+        """Make room for `positions` tokens. The room grows by half each time, so that copies are
+        rare.
+        """
+        layers, heads, room, width = self.values.shape
+        if positions > room:
+            old_keys, old_values, grown = self.keys, self.values, max(positions, room * 3 // 2)
+            self.keys = np.empty((layers, heads, width, grown), np.float32)
+            self.values = np.empty((layers, heads, grown, width), np.float32)
+            self.keys[..., :room] = old_keys
+            self.values[..., :room, :] = old_values
+
+    def copy_from(self, other: KVCache, length: int) -> None:
+        """Copy the first `length` positions of another sequence."""
+        self.reserve(length)
+        self.keys[..., :length] = other.keys[..., :length]
+        self.values[..., :length, :] = other.values[..., :length, :]

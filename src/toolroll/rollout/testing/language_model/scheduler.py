@@ -1,8 +1,7 @@
 """`Scheduler`: runs the steps of a batch in a thread, while the event loop stays free.
 
 Invariants: the batch is never used by two threads at once. The event loop changes it only between
-two steps. A token that was sampled during a pause, or after its sequence ended, is dropped. The
-keys and values of the earlier tokens stay in the cache.
+two steps. A token that was sampled after its sequence ended is dropped.
 """
 
 from __future__ import annotations
@@ -26,69 +25,39 @@ class Scheduler:
         self._joining: list[Sequence] = []
         self._lock = asyncio.Lock()  # held during a step
         self._task: asyncio.Task[None] | None = None
-        self._paused = self._flush = self._retract = False
 
     def add(self, sequence: Sequence) -> None:
         """Start to sample a sequence. Sampling goes on until the sequence has ended."""
         self._joining.append(sequence)
-        self._wake()
-
-    def pause(self, *, retract: bool) -> None:
-        """Stop sampling until `resume`. `retract`: also drop the keys and values of the running
-        sequences.
-        """
-        self._paused = True
-        self._retract |= retract
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        self._paused = False
-        self._wake()
-
-    def flush(self) -> None:
-        """Drop the keys and values of ended sequences."""
-        self._flush = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
 
     async def replace(self, model: LanguageModel, replaced: Callable[[], None]) -> None:
         """Use the weights of `model` from the next token on. Call `replaced` before that token is
         sampled. All keys and values are computed again.
         """
         async with self._lock:
-            self._batch.model = model
-            self._batch.retract()
-            self._batch.clear_store()
+            self._batch.replace_model(model)
             replaced()
 
     async def aclose(self) -> None:
-        """Wait until all sequences have ended, or until a pause."""
+        """Wait until all sequences have ended."""
         if self._task is not None:
             await self._task
 
-    def _wake(self) -> None:
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-
     async def _run(self) -> None:
-        while not self._paused and (self._joining or self._batch.sequences):
+        while self._joining or self._batch.sequences:
             async with self._lock:
-                self._prepare()
+                self._batch.sequences += self._joining
+                self._joining.clear()
                 try:
                     self._accept(await asyncio.to_thread(self._batch.step))
                 except Exception as error:  # noqa: BLE001 - the model's border: requests report it
                     self._fail(error)
 
-    def _prepare(self) -> None:
-        self._batch.sequences += self._joining
-        self._joining.clear()
-        if self._retract:
-            self._batch.retract()
-        if self._flush:
-            self._batch.clear_store()
-        self._retract = self._flush = False
-
     def _accept(self, sampled: Sampled) -> None:
         for sequence, token in sampled:
-            if self._paused or sequence.ended:
+            if sequence.ended:
                 sequence.computed = sequence.length - 1  # its logits are needed again
             else:
                 sequence.append(token)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing.language_model.kv_cache import KVCache
+from toolroll.rollout.testing.language_model.model import KVCache
 from toolroll.rollout.testing.language_model.sampling import Sampling, TopLogprobs
 
 
@@ -31,7 +31,6 @@ class Sequence:
         top: The number of top logprobs at each position.
         first_input: The first prompt position whose logprob is wanted, or None if no logprobs are
             wanted.
-        group: Only sequences in the same group share computed prefixes.
 
     Attributes:
         computed: The number of tokens whose keys and values are in `cache`.
@@ -50,11 +49,9 @@ class Sequence:
         sampled: Callable[[], bool],
         top: int = 0,
         first_input: int | None = None,
-        group: str = "",
     ) -> None:
         self.sampling = sampling
         self.top = top
-        self.group = group
         self.prompt_length = self.length = len(prompt)
         self.computed = 0
         self.cache: KVCache | None = None
@@ -73,6 +70,11 @@ class Sequence:
     def ids(self) -> npt.NDArray[np.int32]:
         """The prompt and the sampled tokens, as a view."""
         return self._ids[: self.length]
+
+    @property
+    def computed_ids(self) -> npt.NDArray[np.int32]:
+        """The tokens whose keys and values are computed, as a view."""
+        return self._ids[: self.computed]
 
     @property
     def missing(self) -> int:
