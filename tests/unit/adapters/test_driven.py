@@ -45,9 +45,9 @@ async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> No
     def speak(request: PolicyRequest) -> Reply:
         return Reply(SAID[min(request.call, len(SAID) - 1)])
 
-    async with serving(tokenizer, speak) as (engine, served):
+    async with serving(tokenizer, speak) as (engine, model):
         other_env, task = desk()
-        expected = await agent(served).asolve(other_env, task=task, max_num_steps=4, seed=0)
+        expected = await agent(model).asolve(other_env, task=task, max_num_steps=4, seed=0)
         assert [entry.input_ids.tolist() for entry in engine.log] == prompts
     assert (found.reward, found.stop_reason) == (expected.reward, expected.stop_reason)
     [mine], [theirs] = found.trajectories, expected.trajectories

@@ -125,11 +125,11 @@ class BlockingUser(SyncUser):
 async def test_a14_a_blocking_user_stops_nobody_else(tokenizer: Any) -> None:
     raw, user = MINI.stock_env("retail", "test", 0), BlockingUser()
     raw.user = user
-    async with serving(tokenizer, lambda request: "Goodbye.") as (_, served):
-        slow = asyncio.create_task(agent(served).asolve(raw, task_index=0, session_id="slow"))
+    async with serving(tokenizer, lambda request: "Goodbye.") as (_, model):
+        slow = asyncio.create_task(agent(model).asolve(raw, task_index=0, session_id="slow"))
         while not user.waiting.is_set():
             await asyncio.sleep(0.005)
-        quick = await agent(served).asolve(ListedWorld(), task=Task("t", 0), session_id="quick")
+        quick = await agent(model).asolve(ListedWorld(), task=Task("t", 0), session_id="quick")
         assert quick.status is Status.COMPLETED and not slow.done()
         user.release.set()
         assert (await slow).status is Status.COMPLETED
@@ -226,8 +226,8 @@ async def test_a18_a_full_context_ends_the_episode_and_nothing_over_long_is_sent
 
 async def test_a18_a_request_that_fails_leaves_the_group_alone(tokenizer: Any) -> None:
     faults = lambda request: Fault(status=400) if request.routing_key == "1" else None
-    async with serving(tokenizer, lambda request: "Goodbye.", faults=faults) as (_, served):
-        play = lambda name: agent(served).asolve(ListedWorld(), task=Task("t", 0), session_id=name)
+    async with serving(tokenizer, lambda request: "Goodbye.", faults=faults) as (_, model):
+        play = lambda name: agent(model).asolve(ListedWorld(), task=Task("t", 0), session_id=name)
         group = await asyncio.gather(*(play(str(at)) for at in range(4)))
     assert [result.status.name for result in group] == [
         "COMPLETED",
@@ -366,10 +366,10 @@ async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokeni
         return ""
 
     say = lambda request: "Hello." if request.call % 2 else call(at="x")
-    async with serving(tokenizer, say) as (engine, served):
-        source = "{{- tick() -}}" + served.template.renderer.source
-        served.template = ChatTemplate(tokenizer, chat_template=source, kwargs={"tick": tick})
-        result = await agent(served, verify="off").asolve(
+    async with serving(tokenizer, say) as (engine, model):
+        source = "{{- tick() -}}" + model.template.renderer.source
+        model.template = ChatTemplate(tokenizer, chat_template=source, kwargs={"tick": tick})
+        result = await agent(model, verify="off").asolve(
             world, None, max_num_steps=40, task=Task("t", 0), session_id="s"
         )
     judge(result, engine, "s")

@@ -67,9 +67,9 @@ async def test_an_episode_with_a_long_contradiction_is_a_short_line(
     faults = fault_at({0: Fault(garble=spoil)})
     config = {"attempts": 1}
     episodes: list[Episode] = []
-    async with serving(tokenizer, look, faults=faults, config=config) as (_, served):
+    async with serving(tokenizer, look, faults=faults, config=config) as (_, model):
         factory = PondFactory(1)
-        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(
+        await Runner(factory, lambda: agent(model), RunSettings({"max_new_tokens": 64})).run(
             factory.tasks("test"), episodes.append
         )
     [episode] = episodes
@@ -85,9 +85,9 @@ async def test_an_environment_that_fails_with_megabytes(
         raise ValueError(LONG)
 
     episodes: list[Episode] = []
-    async with serving(tokenizer, look) as (_, served):
+    async with serving(tokenizer, look) as (_, model):
         factory = PondFactory(1, on_step=fail)
-        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(
+        await Runner(factory, lambda: agent(model), RunSettings({"max_new_tokens": 64})).run(
             factory.tasks("test"), episodes.append
         )
     assert episodes[0].result.status is Status.ABORTED
