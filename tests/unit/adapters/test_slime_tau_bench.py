@@ -146,7 +146,8 @@ CASES: dict[str, Any] = {
     ),
 }
 """For each defect: the tokenizer, the texts of the user and of the tool, the replies, the check,
-the number of sequences, and the options of the episodes (of ours, and more of the published one)."""
+the number of sequences, the options of both episodes, and those of the published one only.
+"""
 
 
 @pytest.mark.parametrize("case", CASES)
