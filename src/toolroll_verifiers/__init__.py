@@ -22,17 +22,27 @@ them, and an environment whose agent runs in this process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings, why_aborted
+from toolroll.rollout.adapters.episodes import why_aborted
 from toolroll.rollout.adapters.verifiers import is_registered
-from toolroll.rollout.adapters.verifiers.environment import TasksetPlayer, record
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Status, StopReason
+from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
+from toolroll.rollout.runs.runner import episode_seed
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import (
+    EnvironmentFactory,
+    EnvironmentOptions,
+    InteractionResult,
+    Status,
+    StopReason,
+    Task,
+)
 
 __all__ = ["ToolrollEnv", "ToolrollHarness", "ToolrollTaskset"]
 
@@ -90,10 +100,26 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
         environment or the split does not exist.
         """
         config = self.config
-        own = {"env": config.env, "env_settings": config.env_settings, "seed": config.seed}
-        player = TasksetPlayer(EpisodeSettings(split=config.split, **own))
-        for row in player.rows():
-            yield ToolrollTask(ToolrollData(split=player.split, **own, **row), config.task)
+        if not config.env:
+            raise UsageError(
+                "no environment is named: set the taskset's env, such as desk or "
+                "path/to/file.py:NAME"
+            )
+        factory = load_environment(config.env, config.env_settings)
+        split = config.split or factory.splits[0]
+        for task in factory.tasks(split):
+            # A label: the environment writes the first messages when an episode starts.
+            prompt = task.data.get("prompt")
+            data = ToolrollData(
+                prompt=prompt if isinstance(prompt, str) and prompt else task.id,
+                name=task.id,
+                env=config.env,
+                split=split,
+                index=task.index,
+                env_settings=config.env_settings,
+                seed=config.seed,
+            )
+            yield ToolrollTask(data, config.task)
 
 
 class ToolrollHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
@@ -107,7 +133,8 @@ class ToolrollHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
     user_settings: dict[str, Any] = Field(default_factory=dict)
 
 
-_NAMES = ("max_turns", "on_invalid_call", "parallel_calls", "step_timeout", "user", "user_settings")
+_AGENT_SETTINGS = {"on_invalid_call", "parallel_calls", "step_timeout"}
+_THREADS = 64
 
 
 class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
@@ -119,7 +146,8 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
 
     def __init__(self, config: ToolrollHarnessConfig) -> None:
         super().__init__(config)
-        self._players: dict[str, TasksetPlayer] = {}
+        self._threads = Threads(_THREADS)
+        self._loaded: dict[str, tuple[EnvironmentFactory, Sequence[Task]]] = {}
 
     async def launch(
         self,
@@ -139,28 +167,54 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
                 "verifiers' own client encodes conversations again, so its tokens are not exact: "
                 "pass the config to toolroll.rollout.adapters.verifiers.register"
             )
-        result, seed = await self._player(data).play(
-            data.index, base_url=endpoint, api_key=secret, model=ctx.model, session=trace.id
-        )
-        trace.info["toolroll"] = record(result, seed)
+        server = {"endpoint": endpoint, "api_key": secret, "model": ctx.model}
+        # Each sample of a task has a different seed.
+        seed = episode_seed(data.seed, f"{data.name}/{trace.id}", 0)
+        result = await self._play(data, server, seed, trace.id)
+        trace.info["toolroll"] = {
+            "reward": result.reward,
+            "step_rewards": list(result.step_rewards),
+            "stop_reason": result.stop_reason.value,
+            "seed": seed,
+            "metrics": dict(result.metrics),
+        }
         if result.status is Status.ABORTED:
             raise vf.HarnessError(f"the episode was aborted: {why_aborted(result)}")
         if result.stop_reason in _LIMITS:
             trace.stop(_LIMITS[result.stop_reason])
         return vf.ProgramResult(0, "", "")
 
-    def _player(self, data: ToolrollData) -> TasksetPlayer:
-        settings = EpisodeSettings(
-            env=data.env,
-            split=data.split,
-            env_settings=data.env_settings,
-            seed=data.seed,
-            **{name: getattr(self.config, name) for name in _NAMES},
-        )
-        key = settings.model_dump_json()
-        if key not in self._players:
-            self._players[key] = TasksetPlayer(settings)
-        return self._players[key]
+    async def _play(
+        self, data: ToolrollData, server: Mapping[str, str], seed: int, session: str
+    ) -> InteractionResult:
+        """Play the task in `data` with the model behind `server`. Each turn is a chat completion
+        request, and verifiers builds the trace from these requests.
+        """
+        config = self.config
+        key = data.model_dump_json(include={"env", "split", "env_settings"})
+        if key not in self._loaded:
+            factory = load_environment(data.env, data.env_settings)
+            self._loaded[key] = factory, factory.tasks(data.split)
+        factory, tasks = self._loaded[key]
+        async with AsyncExitStack() as stack:
+            settings = {**server, **config.model_dump(include=_AGENT_SETTINGS)}
+            agent = agent_maker("baseline")(self._threads, settings)
+            await stack.enter_async_context(aclosing(agent))
+            options = EnvironmentOptions()
+            if config.user is not None:
+                users = user_maker(config.user)(**config.user_settings)
+                options = EnvironmentOptions(user=(await stack.enter_async_context(users)).make)
+            result: InteractionResult = await agent.asolve(
+                factory.make(options),
+                None,
+                {},
+                data.index,
+                config.max_turns,
+                task=tasks[data.index],
+                seed=seed,
+                session_id=session,
+            )
+            return result
 
 
 class ToolrollEnvConfig(vf.EnvConfig):  # type: ignore[misc]
@@ -175,5 +229,4 @@ class ToolrollEnv(vf.Env[ToolrollEnvConfig]):  # type: ignore[misc]
     """The environment that comes with the toolroll taskset."""
 
     async def run(self, task: Any, agents: Any) -> None:
-        """Play the task once."""
         await agents.agent.run(task)

@@ -78,6 +78,16 @@ def shell(
     return "Let me look. " + x, THINKING + y + z, answer
 
 
+def sections(**fields: str) -> str:
+    """Return a reply in dspy's format."""
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{text}" for name, text in fields.items())
+
+
+def react(tool: str, arguments: str) -> str:
+    """Return a reply that calls `tool`, in the format of dspy's `ReAct`."""
+    return sections(next_thought="What now?", next_tool_name=tool, next_tool_args=arguments)
+
+
 DROPPED = "its text 'Let me look.' became ''"
 CHANGED = "the client changed what was served"
 
@@ -209,6 +219,7 @@ CLIENTS = (
         ),
         {
             "chat": Expected("BadRequestError"),
+            "messages": Expected("BadRequestError", turns=(1, 2), forks=(CHANGED,)),
         },
     ),
     Client(
@@ -265,5 +276,52 @@ CLIENTS = (
         shell("run_commands", "commands", several=True),
         drops=("messages",),
         streams=(True,),
+    ),
+    Client(
+        "CrewAI 1.15.30",
+        "crewai_agent.py",
+        ("crewai[anthropic]==1.15.30",),
+        dict.fromkeys(
+            ("chat", "responses", "messages"),
+            Expected("LLMContextLengthExceededError", 2, turns=(1, 2), forks=(DROPPED,)),
+        ),
+        streams=(False,),
+    ),
+    Client(
+        "CrewAI 1.15.30",
+        "crewai_agent.py",
+        ("crewai[anthropic]==1.15.30",),
+        # streamed, CrewAI ignores the calls of Responses
+        dict.fromkeys(
+            ("chat", "messages"),
+            Expected("BadRequestError", 2, turns=(1, 2), forks=(DROPPED,)),
+        ),
+        streams=(True,),
+    ),
+    Client(
+        "inspect-ai 0.3.285",
+        "inspect_agent.py",
+        ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0"),
+        everywhere("stop reason model_length", "chat", "responses", "messages"),
+    ),
+    Client(
+        "dspy 3.4.1, `ReAct`",
+        "dspy_agent.py",
+        ("dspy==3.4.1",),
+        dict.fromkeys(
+            ("chat", "responses"),
+            Expected(
+                "ContextWindowExceededError",
+                2,
+                turns=(1, 1, 1, 1, 1),
+                forks=("another conversation",) * 4,
+            ),
+        ),
+        (
+            *(react("look", f'{{"at": "{name}"}}') for name in "xyz"),
+            react("finish", "{}"),
+            sections(reasoning="What now?", answer="All seen."),
+        ),
+        streams=(False,),
     ),
 )

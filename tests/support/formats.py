@@ -1,7 +1,8 @@
 """Write tool calls in the format of each model family that `toolroll.parsers` reads, according to
 its specification.
 
-A writer returns the text of the reply after the visible `text`, without the stop token. `tests/support/examples.py` names
+A writer returns the text of the reply after the visible `text`, without the stop token.
+`tests/support/examples.py` names
 the sources.
 """
 

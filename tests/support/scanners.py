@@ -13,8 +13,8 @@ from typing import Any
 
 from support.parsing import in_pieces, lost, tool
 
-from toolroll.parsers.reading.json_text import MAX_DEPTH, Scanned, scan_json
-from toolroll.parsers.reading.python_text import Unreadable, python_value, read_call
+from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable, scan_json
+from toolroll.parsers.reading.python_text import python_value, read_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.source import Source
 from toolroll.parsers.reading.values import typed
@@ -101,11 +101,15 @@ def run(steps: Generator[None, None, Any], source: Source, pieces: list[str]) ->
         return done.value
 
 
-def scanned(*pieces: str) -> Scanned:
-    """What the JSON scanner says of the value at the text's beginning."""
+def scanned(*pieces: str) -> tuple[int, str, bool]:
+    """What the JSON scanner says of the value at the text's beginning: its end and "", or where
+    the scanner stopped and why, and whether the text ended there.
+    """
     source = Source()
-    found: Scanned = run(scan_json(source, 0), source, list(pieces))
-    return found
+    try:
+        return run(scan_json(source, 0), source, list(pieces)), "", False
+    except Unreadable as error:
+        return error.pos, str(error), error.incomplete
 
 
 def called(*pieces: str) -> Any:
@@ -116,24 +120,24 @@ def called(*pieces: str) -> Any:
     try:
         return run(read_call(source, 0), source, list(pieces))
     except Unreadable as error:
-        return error.at, str(error), error.incomplete
+        return error.pos, str(error), error.incomplete
 
 
 def check_json(text: str) -> None:
     """The JSON scanner ends a value where Python's decoder does and refuses what it refuses, in
     pieces too.
     """
-    found = scanned(text)
+    found = end, problem, _ = scanned(text)
     body = text.lstrip(" \t\n\r")
     try:
         _, stop = _DECODER.raw_decode(body)
     except (ValueError, RecursionError):
         stop = -1
-    if found.problem is None and stop != found.stop - (len(text) - len(body)):
+    if not problem and stop != end - (len(text) - len(body)):
         # Python's decoder refuses integers with too many digits; the scanner leaves that to the
         # decoder.
         assert stop == -1 and len(text) > 4300, (text, found, stop)
-    if found.problem is not None and stop >= 0:
+    if problem and stop >= 0:
         constant = any(word in text for word in ("NaN", "Infinity"))
         assert constant or text.count("[") + text.count("{") > MAX_DEPTH, (text, found, stop)
     for at in cuts(text):

@@ -108,7 +108,7 @@ SERVER_ROOMS = (
     ("answers",),
     ("dialects", "disk"),
     ("sessions",),
-    ("metrics", "endpoint", "streaming", "queries"),
+    ("metrics", "replies", "endpoint", "streaming", "queries"),
     ("http", "in_process"),
 )
 """The rooms and modules of `rollout/server`, in the same way. Modules of one line that are no

@@ -285,10 +285,10 @@ class ChatClient:
             except NETWORK_ERRORS as error:
                 return replace(from_exception(error), message=reason(error))
         if status == 200:
-            found = _read(text)
-            if not isinstance(found, Failure):
-                return found
-            return replace(found, body=self._redacted(text)[:_EXCERPT].decode("utf-8", "replace"))
+            answer = _read(text)
+            if not isinstance(answer, Failure):
+                return answer
+            return replace(answer, body=self._redacted(text)[:_EXCERPT].decode("utf-8", "replace"))
         failure = from_response(status, self._redacted(text), retry_after=retry_after)
         retry = failure.retry or (status >= 500 and status not in _NOT_RETRIED)
         return replace(failure, retry=retry)
@@ -301,15 +301,15 @@ class ChatClient:
 
     def _error(self, failure: Failure, attempts: int) -> EngineError:
         status, wait = failure.status, failure.retry_after or 0.0
-        words = failure.message
+        text = failure.message
         if status not in (None, 200):
-            words = f"HTTP {status}: {words}".removesuffix(f": HTTP {status}")
+            text = f"HTTP {status}: {text}".removesuffix(f": HTTP {status}")
         if wait > self._config.max_backoff:
             limit = f"max_backoff ({self._config.max_backoff:g} s)"
-            words = f"Retry-After is {wait:g} s, longer than {limit}: {words}"
+            text = f"Retry-After is {wait:g} s, longer than {limit}: {text}"
         times = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         return (ContextOverflowError if _is_overflow(failure) else EngineError)(
-            f"{self.url} failed after {times}: {words}",
+            f"{self.url} failed after {times}: {text}",
             status=status,
             body=failure.body,
             attempts=attempts,
@@ -344,9 +344,9 @@ def _read(body: bytes) -> ChatCompletion | Failure:
         finish = choice.get("finish_reason")
         if finish not in FINISHED and finish != "length":
             error = choice.get("error")
-            words = f": {message_of(orjson.dumps(error).decode())}" if error else ""
+            text = f": {message_of(orjson.dumps(error).decode())}" if error else ""
             return Failure(
-                f"the answer is unfinished (finish_reason {finish!r}){words}", 200, retry=True
+                f"the answer is unfinished (finish_reason {finish!r}){text}", 200, retry=True
             )
         message = dict(choice["message"])
         reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -359,8 +359,8 @@ def _read(body: bytes) -> ChatCompletion | Failure:
             "cached_tokens": int(details.get("cached_tokens") or 0),
         }
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        words = f"the response is not a chat completion: {type(error).__name__}: {error}"
-        return Failure(words, 200, retry=True)
+        text = f"the response is not a chat completion: {type(error).__name__}: {error}"
+        return Failure(text, 200, retry=True)
     refusal = message.get("refusal")
     return ChatCompletion(
         reply, finish, counts, refusal=refusal if isinstance(refusal, str) else ""

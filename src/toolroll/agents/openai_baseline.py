@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig, history_message
-from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.formats.plain import PlainParser
 from toolroll.parsers.reading.schema import Offered, check_call
@@ -104,15 +104,10 @@ def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> Basel
     `settings`: endpoint, model, api_key, api_key_env, engine_timeout, step_timeout,
     max_observation_bytes, extra_params, and the fields of `CallPolicy`.
     """
-    own = dict(settings)
-    server = {"base_url": own.pop("endpoint")} | _taken(
-        own, "model", "api_key", "api_key_env", "engine_timeout"
+    policy = dict(settings)
+    server = {"base_url": policy.pop("endpoint")} | taken(
+        policy, "model", "api_key", "api_key_env", "engine_timeout"
     )
     client = ChatClient(ChatClientConfig.checked("the endpoint", server))
-    given = _taken(own, "step_timeout", "max_observation_bytes", "extra_params")
-    return BaselineAgent(threads, client, policy=CallPolicy(**own), **given)
-
-
-def _taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Remove the keys `names` from `settings`. Return the removed items."""
-    return {name: settings.pop(name) for name in names if name in settings}
+    options = taken(policy, "step_timeout", "max_observation_bytes", "extra_params")
+    return BaselineAgent(threads, client, policy=CallPolicy(**policy), **options)

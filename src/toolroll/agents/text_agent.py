@@ -143,7 +143,6 @@ class DoNothingAgent(TextAgent):
         sampling_params: Mapping[str, Any],
         session_id: str,
     ) -> AssistantTurn:
-        """Return a farewell."""
         return AssistantTurn(ParsedReply(FAREWELL), {"role": "assistant", "content": FAREWELL})
 
 

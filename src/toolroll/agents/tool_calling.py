@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
+from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy, taken
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.environment_results import MOST_BYTES
 from toolroll.rollout.types import Tool
 
 DEFAULT_ROLLOUT_ARGS: Mapping[str, Any] = {
@@ -116,12 +115,9 @@ def make_agent(model: Model, settings: Mapping[str, Any]) -> TrainableToolCallin
     `settings`: the fields of `CallPolicy`, `on_length`, `step_timeout`, `verify` and
     `max_observation_bytes`.
     """
-    own = dict(settings)
-    on_length = own.pop("on_length", "stop")
-    verify = own.pop("verify", "sample")
-    step_timeout = own.pop("step_timeout", None)
-    args = {"verify": verify, "max_observation_bytes": own.pop("max_observation_bytes", MOST_BYTES)}
-    agent = TrainableToolCallingAgent(rollout_args=args, policy=CallPolicy(**own), model=model)
-    agent.on_length = on_length
-    agent.step_timeout = step_timeout
+    policy = dict(settings)
+    args = taken(policy, "verify", "max_observation_bytes")
+    attributes = taken(policy, "on_length", "step_timeout")
+    agent = TrainableToolCallingAgent(rollout_args=args, policy=CallPolicy(**policy), model=model)
+    vars(agent).update(attributes)
     return agent

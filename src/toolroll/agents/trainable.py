@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from inspect import getattr_static
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -79,6 +81,11 @@ def one_call_a_turn(text: str) -> str:
     place of the sentence that invites several calls.
     """
     return text.replace(_INVITATION, TOOL_INSTRUCTION)
+
+
+def _args_of(model: Model, raw_args: Any) -> RolloutArgs:
+    """Return `raw_args` as `RolloutArgs`. If they are None, return the model's own, if any."""
+    return model.args if raw_args is None and model.args is not None else read_args(raw_args)
 
 
 class TrainableAgentMixin:
@@ -156,9 +163,8 @@ class TrainableAgentMixin:
         """
         task, seed, name = episode_arguments(self, task_index, task, seed, session_id)
         params = sampling_params if sampling_params is not None else self.sampling_params or {}
-        given = rollout_args if rollout_args is not None else self.rollout_args
-        model = self._open(given)
-        args = model.args if given is None and model.args is not None else read_args(given)
+        raw_args = rollout_args if rollout_args is not None else self.rollout_args
+        model = self._open(raw_args)
         environment = as_environment(env, wiki=self.wiki, tools_info=self.tools_info)
         policy = self.policy.under(environment)
         runner = EnvironmentRunner(
@@ -167,14 +173,12 @@ class TrainableAgentMixin:
             seed,
             model.run_in_thread,
             self.step_timeout,
-            max_observation_bytes=args.max_observation_bytes,
+            max_observation_bytes=_args_of(model, raw_args).max_observation_bytes,
         )
-        execute = execute_with(self._execute_tool) if self._has("_execute_tool") else None
-        rules = Rules(
-            policy, params, max_num_steps, self.on_length, execute or EnvironmentRunner.step
-        )
-        state = SimpleNamespace(tokenizer=model.template.tokenizer, args=given)
-        begin = lambda tracker: self._begin(model, runner, tracker, name, args, policy, state)
+        rules = Rules(policy, params, max_num_steps, self.on_length)
+        if self._has("_execute_tool"):
+            rules = replace(rules, execute=execute_with(self._execute_tool))
+        begin = lambda tracker: self._begin(model, runner, tracker, name, policy, raw_args)
         self._playing += 1
         try:
             played = await play(runner, begin, rules, session_id=name)
@@ -229,13 +233,14 @@ class TrainableAgentMixin:
         runner: EnvironmentRunner,
         tracker: EpisodeTracker,
         session_id: str,
-        args: RolloutArgs,
         policy: CallPolicy,
-        state: SimpleNamespace,
+        raw_args: Any,
     ) -> Conversation:
         """Call the hooks that reset the environment, and open the conversation.
-        `_prepare_prompt_tokens` gets `state`, and `_get_token_delta` gets `state.tokenizer`.
+        `_prepare_prompt_tokens` gets the tokenizer and `raw_args`.
         """
+        tokenizer = model.template.tokenizer
+        state = SimpleNamespace(tokenizer=tokenizer, args=raw_args)
         obs, info = await self._first(runner)
         tracker.info.update(info)
         tools = runner.first.tools if runner.first is not None else ()
@@ -248,37 +253,34 @@ class TrainableAgentMixin:
             tools or self.tools_info,
             session_id=session_id,
             template=self._template(model.template, policy),
-            verify=args.verify,
+            verify=_args_of(model, raw_args).verify,
             generate=wrap_call_llm(model, self._call_llm) if self._has("_call_llm") else None,
             parse=wrap_parse_tool(self._parse_tool) if any(parsers) else None,
             prompt_hook=self._token_hook("_prepare_prompt_tokens", state, position=1),
-            delta_hook=self._token_hook("_get_token_delta", state.tokenizer, position=0),
+            delta_hook=self._token_hook("_get_token_delta", tokenizer, position=0),
         )
 
-    def _token_hook(self, name: str, given: Any, *, position: int) -> DeltaHook | None:
+    def _token_hook(self, name: str, first: Any, *, position: int) -> DeltaHook | None:
         """Return the token hook `name`, wrapped for a `Conversation`, or None if it is not
-        overridden. The hook gets `given` and the messages (see `proposing`).
+        overridden. The hook gets `first` and the messages (see `proposing`).
         """
         if not self._has(name):
             return None
-        return proposing(
-            name, lambda messages: getattr(self, name)(given, messages), position=position
-        )
+        return proposing(name, partial(getattr(self, name), first), position=position)
 
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
         """Reset the environment. Return the user's first text, and the info for the episode's
         result.
         """
         if not self._has("_initialize_environment"):
-            found: Any = await self._initialize_environment(runner, runner.task.index)
+            returned: Any = await self._initialize_environment(runner, runner.task.index)
         else:
             env, hook = HookEnvironment(runner), self._initialize_environment
-            found = await call_hook("_initialize_environment", hook, env, runner.task.index)
+            returned = await call_hook("_initialize_environment", hook, env, runner.task.index)
         with reading("_initialize_environment"):
-            first, info = found
-            return (ObservationText.of(first) if isinstance(first, Observation) else first), {
-                **info
-            }
+            first, info = returned
+            text = ObservationText.of(first) if isinstance(first, Observation) else first
+            return text, {**info}
 
     def _has(self, hook: str) -> bool:
         """Return True if a subclass or this instance overrides the attribute `hook`."""
@@ -293,11 +295,9 @@ class TrainableAgentMixin:
         `one_call_a_turn` rewrites the start, and all agents share the template.
         """
         if not self._has("_reformulate_tool_call"):
-            return (
-                template.reformulated(one_call_a_turn)
-                if policy.parallel_calls not in (None, "all")
-                else None
-            )
+            if policy.parallel_calls in (None, "all"):
+                return None
+            return template.reformulated(one_call_a_turn)
         if self._own_template is None or self._own_template[0] is not template:
             self._own_template = template, template.with_head(self._head)
         return self._own_template[1]
@@ -311,12 +311,12 @@ class TrainableAgentMixin:
         return self._bare_template
 
     def _head(self, text: str) -> str:
-        found = hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
-        if not isinstance(found, str):
+        head = hook_value("_reformulate_tool_call", self._reformulate_tool_call(text))
+        if not isinstance(head, str):
             raise EnvironmentFailure(
-                f"_reformulate_tool_call returned {type(found).__name__}: return the text"
+                f"_reformulate_tool_call returned {type(head).__name__}: return the text"
             )
-        return found
+        return head
 
     def _finish(self, played: Played[Conversation]) -> InteractionResult:
         result = build_result(played, self.tools_info)
@@ -398,8 +398,8 @@ class TrainableAgentMixin:
         to the engine unless an override returns different ones. `state` has the
         attributes `tokenizer` and `args` (the rollout arguments of the episode).
         """
-        own = self._direct_template(getattr(state, "tokenizer", None))
-        template = self._template(own, self.policy) or own
+        direct = self._direct_template(getattr(state, "tokenizer", None))
+        template = self._template(direct, self.policy) or direct
         proposed = proposed_ids()
         ids = template.prompt(messages, self.tools_info) if proposed is None else proposed
         return template.encoder.decode(ids), ids

@@ -22,11 +22,11 @@ from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import name_in
 from toolroll.parsers.reading.lookalike import Beside
 from toolroll.parsers.reading.schema import Offered
-from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import THINK, Calls, Tags
-from toolroll.parsers.types import CallStatus, Delta, ParsedReply, ToolCall
+from toolroll.parsers.types import CallStatus, Delta, ParsedReply, Span, ToolCall
 
-Tool = Mapping[str, Any]
+OfferedTool = Mapping[str, Any]
 
 
 class ToolCallParser(ABC):
@@ -64,7 +64,7 @@ class ToolCallParser(ABC):
         *,
         ids: Sequence[int] | None = None,
         offsets: Sequence[Span] | None = None,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[OfferedTool] | None = None,
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ParsedReply:
@@ -86,7 +86,7 @@ class ToolCallParser(ABC):
     def stream(
         self,
         *,
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[OfferedTool] | None = None,
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ReplyStream:
@@ -143,7 +143,6 @@ class MarkedParser(ToolCallParser):
     wrappers: ClassVar[tuple[str, ...]] = ()
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         markers = (*self.openers, *self.wrappers)
         while True:
             begin, marker = yield from source.until(pos, markers, out.content)
@@ -158,7 +157,7 @@ class MarkedParser(ToolCallParser):
 
     @abstractmethod
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `ToolCallParser.read_marked`."""
+        """Add the calls after the opener. Return the position after them."""
 
 
 class ReplyStream:
@@ -228,31 +227,40 @@ class ReplyStream:
         self._out.verbatim(self._source.text)
 
 
+class Broken(Exception):
+    """A call cannot be read. `name` is the tool's name, or "" if it is unknown. `incomplete`: True
+    if the text ended inside the arguments.
+    """
+
+    def __init__(self, problem: str, name: str = "", *, incomplete: bool = False) -> None:
+        super().__init__(problem)
+        self.name = name
+        self.incomplete = incomplete
+
+
 def broken_call(
     source: Source,
     begin: int,
     start: int,
-    problem: str,
+    broken: Broken,
     *,
     closes: tuple[str, ...],
     openers: tuple[str, ...],
-    name: str = "",
 ) -> Steps[tuple[ToolCall, int]]:
     """Return an unreadable call that starts at `begin`, and the position after the call.
 
-    `problem` becomes the call's error. The `raw` text starts at `start`. The call ends after one of
+    `broken` becomes the call's error. The `raw` text starts at `start`. The call ends after one of
     `closes`, before one of `openers`, or at the end of the text, whichever comes first. If it
     does not end after one of `closes`, its status is UNCLOSED.
     """
     pos, marker = yield from source.until(start, (*closes, *openers))
     raw = source.text[start:pos]
-    tool_name = name or name_in(raw)
+    name = broken.name or name_in(raw)
     if marker in closes:
         stop = pos + len(marker)
-        return ToolCall(
-            tool_name, None, raw, CallStatus.INVALID_JSON, problem, span=(begin, stop)
-        ), stop
-    return never_closed(tool_name, raw, (begin, pos), closes[0]), pos
+        status, span = CallStatus.INVALID_JSON, (begin, stop)
+        return ToolCall(name, None, raw, status, str(broken), span=span), stop
+    return never_closed(name, raw, (begin, pos), closes[0]), pos
 
 
 def never_closed(name: str, raw: str, span: Span, close: str) -> ToolCall:

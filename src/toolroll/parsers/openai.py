@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolroll.parsers.base import Tool, ToolCallParser
+from toolroll.parsers.base import OfferedTool, ToolCallParser
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import ParsedReply, ToolCall
@@ -19,7 +19,7 @@ class OpenAICompatibleToolCallAdapter:
     """
 
     def __init__(
-        self, tools_info: Sequence[Tool], parser_type: str | ToolCallParser = "qwen25"
+        self, tools_info: Sequence[OfferedTool], parser_type: str | ToolCallParser = "qwen25"
     ) -> None:
         self.tools_info = list(tools_info)
         parser = get_parser(parser_type) if isinstance(parser_type, str) else parser_type
@@ -60,13 +60,15 @@ def openai_result(reply: ParsedReply) -> dict[str, Any]:
 
 
 def create_openai_adapter(
-    tools_info: Sequence[Tool], parser_type: str = "qwen25"
+    tools_info: Sequence[OfferedTool], parser_type: str = "qwen25"
 ) -> OpenAICompatibleToolCallAdapter:
     """Return an adapter for `tools_info`."""
     return OpenAICompatibleToolCallAdapter(tools_info, parser_type)
 
 
-def parse_tools(response: str, tools: Sequence[Tool], parser: str = "qwen25") -> dict[str, Any]:
+def parse_tools(
+    response: str, tools: Sequence[OfferedTool], parser: str = "qwen25"
+) -> dict[str, Any]:
     """Parse `response` and return `{normal_text, calls}`. Each call's parameters are JSON text."""
     result: dict[str, Any] = create_openai_adapter(tools, parser).parse_response_to_openai_format(
         response

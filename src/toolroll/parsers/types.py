@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal
 
+Span = tuple[int, int]
+"""[start, stop), in characters unless stated otherwise."""
+
 
 class CallStatus(StrEnum):
     """The outcome of parsing one tool call."""

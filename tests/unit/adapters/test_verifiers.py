@@ -156,7 +156,7 @@ async def test_an_episode_that_the_engine_aborted_is_a_harness_error(
     """It has no error, and the message of none was read."""
     own: Any = {name: type(name, (), {}) for name in ("TaskData", "TasksetConfig", "EnvConfig")}
     own |= {"HarnessConfig": BaseModel, "AgentConfig": SimpleNamespace}
-    own["SubprocessConfig"] = SimpleNamespace
+    own |= {"SubprocessConfig": SimpleNamespace, "TrainClientConfig": TrainClientConfig}
     own |= dict.fromkeys(("Task", "Taskset", "Harness", "Env"), Subscripted)
     own |= {"reward": lambda given: given, "metric": lambda given: given}
     own["HarnessError"] = type("HarnessError", (Exception,), {})
@@ -173,12 +173,15 @@ async def test_an_episode_that_the_engine_aborted_is_a_harness_error(
         (), messages=[], stop_reason=StopReason.ENGINE_ABORT, prompt="", reward=None, info={}
     )
 
-    class Player:
-        async def play(self, *given: Any, **more: Any) -> Any:
-            return result, 0
+    async def play(*_: Any) -> InteractionResult:
+        return result
 
     harness = package.ToolrollHarness.__new__(package.ToolrollHarness)
-    harness._player = lambda data: Player()
-    trace, data = SimpleNamespace(id="t", info={}), SimpleNamespace(index=0)
+    harness._play = play
+    trace, data = SimpleNamespace(id="t", info={}), SimpleNamespace(name="n", index=0, seed=0)
+    context = SimpleNamespace(model="m", client=None)
     with pytest.raises(own["HarnessError"], match="the episode was aborted: engine_abort"):
-        await harness.launch(SimpleNamespace(model="m"), trace, None, "", "", {}, data)
+        await harness.launch(context, trace, None, "", "", {}, data)
+    context.client = TrainClientConfig("http://other/v1")
+    with pytest.raises(own["HarnessError"], match="its tokens are not exact"):
+        await harness.launch(context, trace, None, "", "", {}, data)

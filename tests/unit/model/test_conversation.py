@@ -132,21 +132,21 @@ async def test_messages_of_several_extends_are_one_delta(tokenizer: Any) -> None
         tokenizer, lambda r: call(at="x") + call(at="y") if r.call == 0 else "Fine."
     ) as (dialogue, engine, served):
         reply = await dialogue.reply(PARAMS)
-        for made in reply.parsed.tool_calls:
+        for parsed_call in reply.parsed.tool_calls:
             dialogue.extend(
                 [
                     {
                         "role": "tool",
-                        "tool_call_id": made.id,
-                        "name": made.name,
-                        "content": f"seen {made.span}",
+                        "tool_call_id": parsed_call.id,
+                        "name": parsed_call.name,
+                        "content": f"seen {parsed_call.span}",
                     }
                 ]
             )
         await dialogue.reply(PARAMS)
     text = served.template.renderer.render(dialogue.messages[:-1], [TOOL], generate=True)
     assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
-    assert len({made.id for made in reply.parsed.tool_calls}) == 2
+    assert len({parsed_call.id for parsed_call in reply.parsed.tool_calls}) == 2
 
 
 async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -> None:
@@ -170,12 +170,12 @@ async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
         ids = []
         for _ in range(3):
             reply = await dialogue.reply(PARAMS)
-            ids += [made.id for made in reply.parsed.tool_calls]
+            ids += [parsed_call.id for parsed_call in reply.parsed.tool_calls]
             dialogue.extend(
                 [{"role": "tool", "tool_call_id": ids[-1], "name": "look", "content": "seen"}]
             )
     assert len(set(ids)) == 3
-    assert all(len(made) == 9 and made.isalnum() for made in ids), (
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids), (
         "nine of [A-Za-z0-9]: Mistral's template takes no other"
     )
 

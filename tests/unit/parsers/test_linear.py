@@ -67,13 +67,13 @@ def assert_linear(
     twice the work.
     """
     read(parser, lead + unit + tail)  # what is done once for all texts, like compiling patterns
-    found = []
+    work_by_size = []
     for size in SIZES:
         before = work.total
         read(parser, CountedText(lead + unit * (size // min(len(unit), 5)) + tail, work))
-        found.append(work.total - before)
-    for size, less, more in zip(SIZES, found, found[1:], strict=False):
-        assert size < less < more <= 2.05 * less, (lead, unit, found)
+        work_by_size.append(work.total - before)
+    for size, less, more in zip(SIZES, work_by_size, work_by_size[1:], strict=False):
+        assert size < less < more <= 2.05 * less, (lead, unit, work_by_size)
 
 
 @KINDS
@@ -174,12 +174,12 @@ def test_a_quadratic_parser_is_seen(
     class Quadratic(ToolCallParser):
         reasoning = None
 
-        def read_calls(self, source: Source, out: Collector, at: int) -> Steps[None]:
+        def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
             """Look at the whole text again for every sixteen characters."""
             while True:
-                while at + PIECE <= len(source.text):
-                    at += PIECE
-                    look(source.text, at)
+                while pos + PIECE <= len(source.text):
+                    pos += PIECE
+                    look(source.text, pos)
                 if source.closed:
                     return
                 yield

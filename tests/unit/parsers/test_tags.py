@@ -144,9 +144,9 @@ def test_text_between_the_calls_of_a_block_is_content() -> None:
     ],
 )
 def test_a_bare_value_is_read_by_its_schema(text: str, schema: Any, value: Any) -> None:
-    found = typed(text, None if schema is None else Schema.of(schema, valid=True))
-    assert found == value
-    assert type(found) is type(value)
+    typed_value = typed(text, None if schema is None else Schema.of(schema, valid=True))
+    assert typed_value == value
+    assert type(typed_value) is type(value)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from support.endpoints import Bench, endpoint
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.rollout.server.answers import result
 from toolroll.rollout.server.conversation.conversation_tree import ConversationTree
-from toolroll.rollout.server.dialects import openai_chat, openai_text
+from toolroll.rollout.server.dialects import openai_chat
 from toolroll.rollout.server.http import app
 from toolroll.rollout.server.requests import received
 from toolroll.rollout.server.sessions.pending import request_key
@@ -241,7 +241,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     watched(app.Traced, "body", app.Traced.body.fget)  # type: ignore[attr-defined]
     for owner, name in (
         (openai_chat, "chat_logprobs"),
-        (openai_text, "text_logprobs"),
+        (openai_chat, "text_logprobs"),
     ):
         watched(owner, name, getattr(owner, name))
     return seen

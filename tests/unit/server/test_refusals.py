@@ -44,7 +44,8 @@ async def test_the_path_after_the_session_gives_the_form(tokenizer: Any) -> None
             for path, form in FORMS.items():
                 for whole in (path, f"/sessions/{session}{path}"):
                     dialect = bench.endpoint.dialect_of(whole)
-                    assert dialect is getattr(bench.endpoint, form), whole
+                    expected = getattr(bench.endpoint, form)
+                    assert type(dialect).refusal is type(expected).refusal, whole
 
 
 @pytest.mark.parametrize("session", ["messages", "x%2Fv1%2Fmessages", "models"])
@@ -102,7 +103,7 @@ async def test_an_overflow_is_the_same_error_everywhere(
             assert (sizes[0] > 100, sizes[1], bench.engine.log) == (True, 57, [])
         else:
             assert sizes == REPORTED[reported] and len(bench.engine.log) == 1
-            assert reported[-20:] in error["message"]
+            assert reported in error["message"]
 
 
 MALFORMED: dict[str, list[dict[str, Any]]] = {

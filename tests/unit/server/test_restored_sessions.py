@@ -26,7 +26,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes, to_line
 from toolroll.rollout.server import Endpoint
 from toolroll.rollout.server.conversation.conversation_tree import NEW_ROOT
-from toolroll.rollout.server.endpoint import NEW_TEXT
+from toolroll.rollout.server.replies import NEW_TEXT
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.session_store import (
     JOURNAL_NAME,

@@ -17,6 +17,7 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.server.replies import Reply as EndpointReply
 from toolroll.rollout.testing import PolicyRequest, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -150,22 +151,22 @@ async def test_every_route_of_a_session_says_that_the_server_stops(
 
 
 async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
-    tokenizer: Any, tmp_path: Path
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer exists when the server stops, but is committed only after the store closed."""
     async with closing(tokenizer, lambda request: "Hello.", tmp_path) as server:
         core = server.bench.endpoint
-        commit, reached = core.commit, asyncio.Event()
+        deliver, reached = EndpointReply.deliver, asyncio.Event()
 
-        async def late(pending: Any) -> Any:
+        async def late(reply: EndpointReply) -> None:
             reached.set()
             await server.go_on.wait()
             await core.store.journal.flush()  # type: ignore[union-attr]
             while not core.store.journal._closed:  # type: ignore[union-attr]
                 await asyncio.sleep(0)
-            return await commit(pending)
+            await deliver(reply)
 
-        core.commit = late  # type: ignore[method-assign]
+        monkeypatch.setattr(EndpointReply, "deliver", late)
         asking = asyncio.create_task(server.ask("s", [USER]))
         await reached.wait()
         server.stop.set()

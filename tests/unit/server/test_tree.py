@@ -363,6 +363,48 @@ async def test_an_argument_that_equals_its_default_is_no_change(
             assert forks[0] == f"{EDITED}: message 1 (assistant) of the served history {changed}"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_replies_that_differ_by_a_default_the_one_with_equal_arguments_continues(
+    tokenizer: Any, first: int
+) -> None:
+    """The client makes its own call ids, or swaps those of the replies."""
+    replies = [call("look", n=5), call("look"), "Done."]
+    saying = lambda request: replies[request.call]
+    async with endpoint(tokenizer, saying) as bench:
+        body = {"messages": [USER], "tools": [offering("look", default=5)]}
+        _, answer = await bench.post("/sessions/s/v1/chat/completions", {**body, "n": 2})
+        messages = [choice["message"] for choice in answer["choices"]]
+        chosen, other = messages[first], messages[1 - first]
+        arguments = json.loads(chosen["tool_calls"][0]["function"]["arguments"])
+        chosen["tool_calls"][0]["id"] = other["tool_calls"][0]["id"]
+        again = {**body, "messages": [USER, chosen, *_results(chosen)]}
+        assert (await bench.post("/sessions/s/v1/chat/completions", again))[0] == 200
+        tree = bench.endpoint.sessions.find("s").tree
+        last = tree.last_turn()
+        assert last is not None and last.parent is not None
+        continued = last.parent.reply["tool_calls"][0]["function"]["arguments"]
+        assert json.loads(continued) == arguments
+
+
+@pytest.mark.parametrize(
+    ("argument", "same"), [({}, False), ({"next": {"next": {}}}, False), ({"next": {}}, True)]
+)
+async def test_a_default_that_contains_itself_is_compared_once(
+    tokenizer: Any, argument: Any, same: bool
+) -> None:
+    node = {"properties": {"next": {"$ref": "#/$defs/Node", "default": {"next": {}}}}}
+    parameters = {"$ref": "#/$defs/Node", "$defs": {"Node": node}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": parameters}}
+    async with endpoint(tokenizer, lambda request: [call("look"), "Done."][request.call]) as bench:
+        body = {"messages": [USER], "tools": [tool]}
+        _, answer = await bench.post("/sessions/s/v1/chat/completions", body)
+        reply = answer["choices"][0]["message"]
+        reply["tool_calls"][0]["function"]["arguments"] = json.dumps({"next": argument})
+        again = {**body, "messages": [USER, reply, *_results(reply)]}
+        assert (await bench.post("/sessions/s/v1/chat/completions", again))[0] == 200
+        assert (len(await bench.trajectories()) == 1) is same
+
+
 def offering(name: str, **count: Any) -> Any:
     """The tool `name` with an argument `n` that has the schema `count`."""
     parameters = {"type": "object", "properties": {"n": count}}

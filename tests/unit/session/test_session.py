@@ -176,8 +176,8 @@ def test_what_does_not_belong_together_is_refused() -> None:
 def test_the_ids_that_are_handed_out_never_change() -> None:
     path = played(("observe", [1, 2]))
     handed = path.input_ids
-    for at in range(3, 2000):
-        path.observe([at])
+    for token in range(3, 2000):
+        path.observe([token])
     with pytest.raises(ValueError, match="read-only"):
         handed[0] = 99
     path.fork([1, 7], "another way")
@@ -290,14 +290,17 @@ class Model:
 
     def fork(self, ids: list[int]) -> None:
         self.paths.append(self.path)
-        kept, at = [], 0
+        shared, position = [], 0
         for step in self.path:
-            if at + len(step[2]) > len(ids) or ids[at : at + len(step[2])] != step[2]:
+            if (
+                position + len(step[2]) > len(ids)
+                or ids[position : position + len(step[2])] != step[2]
+            ):
                 break
-            kept.append(step)
-            at += len(step[2])
-        self.path = kept
-        self.append(False, ids[at:])
+            shared.append(step)
+            position += len(step[2])
+        self.path = shared
+        self.append(False, ids[position:])
 
     def ids(self) -> list[int]:
         return [index for _, _, ids in self.path for index in ids]
@@ -424,9 +427,9 @@ def test_arithmetic_with_a_loss_mask_does_not_wrap(made: Callable[[], Trajectory
     mask = made().loss_mask
     ones = mask.tolist()
     assert sum(mask) == sum(ones) > 256 and mask.dtype == np.int32
-    assert (mask * 300).tolist() == [300 * one for one in ones]
-    assert (1 - mask).tolist() == [1 - one for one in ones]
-    assert (-mask).tolist() == [-one for one in ones]
+    assert (mask * 300).tolist() == [300 * value for value in ones]
+    assert (1 - mask).tolist() == [1 - value for value in ones]
+    assert (-mask).tolist() == [-value for value in ones]
 
 
 # --- a path beside a tree -------------------------------------------------------------------------
@@ -447,7 +450,7 @@ def test_the_current_path_stays_what_it_is_where_the_tree_grows_elsewhere() -> N
     assert path.input_ids.tolist() == [1, 2, 3, 4, 5] and handed.tolist() == [1, 2, 3]
     assert orjson.loads(b"[" + path.input_ids_json + b"]") == [1, 2, 3, 4, 5]
     assert path.session.path_ids(aside).tolist() == [1, 2, 3, 70, 71]
-    assert [found.input_ids.tolist() for found in path.session.trajectories()] == [
+    assert [trajectory.input_ids.tolist() for trajectory in path.session.trajectories()] == [
         [1, 2, 3, 70, 71, 8],
         [1, 2, 3, 4, 5],
     ]
@@ -460,11 +463,13 @@ def test_a_node_tells_what_was_said_there() -> None:
         [2, 3], rid="r", latency=0.5, attempts=2, cached_tokens=1, prompt_tokens=1, matched=3
     )
     node = path.sample(answer, {"temperature": 0.5})
-    found = node.completion
-    assert found is not None and found.logprobs is not None and answer.logprobs is not None
-    assert found.output_ids.tolist() == node.ids.tolist() == [2, 3]
-    assert found.logprobs.tolist() == answer.logprobs.tolist()
-    kept = (
+    completion = node.completion
+    assert (
+        completion is not None and completion.logprobs is not None and answer.logprobs is not None
+    )
+    assert completion.output_ids.tolist() == node.ids.tolist() == [2, 3]
+    assert completion.logprobs.tolist() == answer.logprobs.tolist()
+    fields = (
         "finish_reason",
         "matched",
         "weight_versions",
@@ -474,7 +479,9 @@ def test_a_node_tells_what_was_said_there() -> None:
         "attempts",
         "rid",
     )
-    assert [getattr(found, name) for name in kept] == [getattr(answer, name) for name in kept]
+    assert [getattr(completion, name) for name in fields] == [
+        getattr(answer, name) for name in fields
+    ]
     assert (node.children, node.excluded, node.fork_reason) == (0, None, None)
     parent = node.parent
     assert parent is not None and parent.parent is None and parent.children == 1
@@ -603,13 +610,13 @@ class SharedSession(RuleBasedStateMachine):
     @rule(target=nodes, at=st.integers(0, 1), to=st.one_of(st.none(), nodes), rest=SMALL_OR_NONE)
     def fork(self, at: int, to: Node | None, rest: list[int]) -> Node:
         prompt = [*ids_of(self.known[to]), *rest]
-        kept: tuple[Step, ...] = ()
+        shared: tuple[Step, ...] = ()
         for step in self.routes[at]:
-            if prompt[: len(ids_of((*kept, step)))] != ids_of((*kept, step)):
+            if prompt[: len(ids_of((*shared, step)))] != ids_of((*shared, step)):
                 break
-            kept = (*kept, step)
+            shared = (*shared, step)
         node = self.paths[at].fork(prompt, "rewritten")
-        self.routes[at] = self.observed(kept, node, prompt[len(ids_of(kept)) :])
+        self.routes[at] = self.observed(shared, node, prompt[len(ids_of(shared)) :])
         return node
 
     @rule(target=nodes, after=st.one_of(st.none(), nodes), ids=SMALL_OR_NONE)
@@ -635,7 +642,7 @@ class SharedSession(RuleBasedStateMachine):
 
     @invariant()
     def every_sampled_token_is_trained_once(self) -> None:
-        given = list(self.session.trajectories())
+        trajectories = list(self.session.trajectories())
         routes = [route for route in self.known.values() if route]
         answers = {step[0]: step[2] for *_, step in routes if step[1] == "sample" and step[2]}
         by_ids = [route for route in routes if route[-1][0] in answers]
@@ -644,13 +651,13 @@ class SharedSession(RuleBasedStateMachine):
                 tuple(each.input_ids[: turn.start].tolist()),
                 tuple(each.input_ids[turn.start : turn.stop].tolist()),
             )
-            for each in given
+            for each in trajectories
             for turn in each.turns
             if turn.excluded is None
         ]
         expected = [(tuple(ids_of(route[:-1])), route[-1][2]) for route in by_ids]
         assert sorted(trained) == sorted(expected)
-        for each in given:
+        for each in trajectories:
             spans = [(turn.start, turn.stop) for turn in each.turns if turn.excluded is None]
             mask = np.zeros(len(each), dtype=np.int32)
             for start, stop in spans:

@@ -71,7 +71,6 @@ class GymStyleEnvironment(OneActionEnvironment):
         return self.first(as_text(observation), dict(info))
 
     def make_one(self, content: str, call: ToolCall | None) -> Any:
-        """Return the action that `make_action` returns."""
         return self._make_action(content, call)
 
     def execute(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:

@@ -58,19 +58,19 @@ class OneActionEnvironment(Environment):
         actions = [self.make_one(action.content, call) for call in action.tool_calls]
         messages: list[Message] = []
         total, done = 0.0, False
-        kept: dict[str, Any] = {}
-        for call, one in zip(action.tool_calls, actions, strict=True):
+        infos: dict[str, Any] = {}
+        for call, prepared in zip(action.tool_calls, actions, strict=True):
             if done:
                 messages.append(tool_message(call, NOT_EXECUTED))
                 continue
             try:
-                observation, reward, done, info = self.execute(one)
+                observation, reward, done, info = self.execute(prepared)
             except ActionError as error:
                 if not messages:
                     raise
                 messages.append(tool_message(call, str(error)))
                 continue
             total = total + reward if self.reward_mode == "sum" else reward
-            kept |= info
+            infos |= info
             messages.append(tool_message(call, str(observation)))
-        return StepResult(messages, total, done, info=kept)
+        return StepResult(messages, total, done, info=infos)

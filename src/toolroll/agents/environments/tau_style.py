@@ -104,7 +104,6 @@ class TauStyleEnvironment(OneActionEnvironment):
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Reset `env` with the task's index."""
         response = self.env.reset(task_index=task.index)
         return self.first(response.observation, as_data(response.info))
 
@@ -117,8 +116,8 @@ class TauStyleEnvironment(OneActionEnvironment):
 
     def execute(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         """Step `env` with `action`, which `make_action` returned."""
-        found = self.env.step(action)
-        return found.observation, float(found.reward), bool(found.done), as_data(found.info)
+        step = self.env.step(action)
+        return step.observation, float(step.reward), bool(step.done), as_data(step.info)
 
 
 def check_no_respond(call: ToolCall) -> None:

@@ -43,6 +43,7 @@ _STATE = ("self", "state")
 """If a tool's first parameter has one of these names, this parameter gets the episode's state."""
 _REWARD = ("task", "final", "calls", "state")
 _MADE_FROM = ("task", "seed")
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +114,20 @@ def tool_environment(
         >>> env.tasks("test")[0].data["answer"]
         '5'
     """
-    found = [_FunctionTool(tool) for tool in tools]
-    doubled = [one for one, count in Counter(tool.name for tool in found).items() if count > 1]
-    if doubled:
-        raise UsageError(f"two tools are named {doubled[0]!r}: give each tool its own name")
-    if state is None and any(tool.first for tool in found):
-        tool = next(tool for tool in found if tool.first)
-        raise UsageError(
-            f"the tool {tool.name} has the parameter {tool.first!r}: give state=, a function "
-            "that creates the object for it"
-        )
+    function_tools = [_FunctionTool(tool) for tool in tools]
+    _refuse_doubled(function_tools, "name", "two tools are named {!r}: give each tool its own name")
+    for tool in function_tools:
+        if state is None and tool.first:
+            raise UsageError(
+                f"the tool {tool.name} has the parameter {tool.first!r}: give state=, a function "
+                "that creates the object for it"
+            )
     if not isinstance(told_errors, Collection) or not all(
         isinstance(kind, type) and issubclass(kind, Exception) for kind in told_errors
     ):
         raise UsageError(f"told_errors must be a tuple of exception types, not {told_errors!r}")
     rules = _Rules(
-        {tool.name: tool for tool in found},
+        {tool.name: tool for tool in function_tools},
         _Named("reward", reward, _REWARD),
         _Named("state", state, _MADE_FROM) if state is not None else None,
         system,
@@ -173,17 +172,18 @@ class _Named:
             parameters = list(inspect.signature(function).parameters.values())
         except ValueError:  # a built-in type such as dict: it is called without arguments
             parameters = []
-        self._names = [one.name for one in parameters if one.name in names]
-        for one in parameters:
-            given = one.name in names or one.default is not one.empty
-            if not given and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+        self._names = [parameter.name for parameter in parameters if parameter.name in names]
+        for parameter in parameters:
+            optional = parameter.default is not parameter.empty or parameter.kind in _VARIABLE
+            if parameter.name not in names and not optional:
                 raise UsageError(
-                    f"{what} has the unknown parameter {one.name!r}; it may have {', '.join(names)}"
+                    f"{what} has the unknown parameter {parameter.name!r}; it may have "
+                    f"{', '.join(names)}"
                 )
 
-    def __call__(self, **given: Any) -> Any:
+    def __call__(self, **arguments: Any) -> Any:
         try:
-            return self._function(**{name: given[name] for name in self._names})
+            return self._function(**{name: arguments[name] for name in self._names})
         except Exception as error:
             raise EnvironmentFailure(f"{self._what} failed: {_described(error)}") from error
 
@@ -226,12 +226,12 @@ class ToolEnvironment(Environment):
         """Execute the calls, or grade the final reply."""
         if action.tool_calls:
             return StepResult([self._answer(call) for call in action.tool_calls])
-        found = self._rules.reward(
+        reward = self._rules.reward(
             task=self._task, final=action.content, calls=list(self._calls), state=self._state
         )
-        if found is None:
+        if reward is None:
             raise EnvironmentFailure("reward returned None; it must return a number")
-        return StepResult(reward=found, done=True)
+        return StepResult(reward=reward, done=True)
 
     def metrics(self) -> Mapping[str, float]:
         """Return `tool_errors`, in total and by tool."""
@@ -267,22 +267,22 @@ class ToolEnvironment(Environment):
             return None, str(error)
         try:
             state = (self._state,) if tool.first else ()
-            found = tool.function(*state, **arguments)
+            result = tool.function(*state, **arguments)
         except self._rules.told_errors as error:
-            said = message_of(error)
-            return None, said if isinstance(
+            text = message_of(error)
+            return None, text if isinstance(
                 error, ActionError
-            ) else f"{type(error).__name__}: {said}"
+            ) else f"{type(error).__name__}: {text}"
         except Exception as error:
             raise EnvironmentFailure(
                 f"the tool {tool.name} failed: {_described(error)}; to report an error to the "
                 f"model, raise an ActionError, or list the exception's type in told_errors"
             ) from error
-        if inspect.isawaitable(found) or inspect.isgenerator(found) or inspect.isasyncgen(found):
+        if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise EnvironmentFailure(
-                f"the tool {tool.name} returned a {type(found).__name__}: it must return a value"
+                f"the tool {tool.name} returned a {type(result).__name__}: it must return a value"
             )
-        return found, None
+        return result, None
 
 
 class ToolEnvironmentFactory(Factory):
@@ -331,37 +331,40 @@ def _reference_step(task: Task, step: Any) -> Action:
 
 
 def _read_tasks(tasks: Any) -> dict[str, list[Task]]:
-    """Return the tasks by split."""
     if isinstance(tasks, str | Path):
         tasks = _read_lines(Path(tasks))
     splits = tasks if isinstance(tasks, Mapping) else {"test": tasks}
-    found: dict[str, list[Task]] = {}
-    for split, given in splits.items():
-        found[split] = [_task(at, task, split) for at, task in enumerate(given)]
-        ids = Counter(task.id for task in found[split])
-        doubled = [name for name, count in ids.items() if count > 1]
-        if doubled:
-            raise UsageError(f"two tasks have the id {doubled[0]!r}: give each task its own id")
-    if not any(found.values()):
+    read: dict[str, list[Task]] = {}
+    for split, rows in splits.items():
+        read[split] = [_task(index, task, split) for index, task in enumerate(rows)]
+        _refuse_doubled(read[split], "id", "two tasks have the id {!r}: give each task its own id")
+    if not any(read.values()):
         raise UsageError("there are no tasks: give tasks= a list of dicts, or a JSONL file")
-    return found
+    return read
 
 
-def _task(at: int, task: Any, split: str) -> Task:
+def _refuse_doubled(items: Sequence[Any], attribute: str, message: str) -> None:
+    """Raise `UsageError` with `message` if two items have the same value of `attribute`."""
+    for value, count in Counter(getattr(item, attribute) for item in items).items():
+        if count > 1:
+            raise UsageError(message.format(value))
+
+
+def _task(index: int, task: Any, split: str) -> Task:
     if not isinstance(task, Mapping):
-        raise UsageError(f"tasks[{at}] must be a dict, not {type(task).__name__}")
+        raise UsageError(f"tasks[{index}] must be a dict, not {type(task).__name__}")
     if not isinstance(task.get("prompt", ""), str):
-        raise UsageError(f"tasks[{at}]: prompt must be text; give a conversation as `messages`")
+        raise UsageError(f"tasks[{index}]: prompt must be text; give a conversation as `messages`")
     # A row of a table may have a null in the column that it does not use.
     task = {name: task[name] for name in task if name != "messages" or task[name] is not None}
     messages = task.get("messages", [])
     if not isinstance(messages, list | tuple) or not all(
-        isinstance(one, Mapping) for one in messages
+        isinstance(message, Mapping) for message in messages
     ):
-        raise UsageError(f"tasks[{at}]: messages must be a list of dicts, not {messages!r:.100}")
+        raise UsageError(f"tasks[{index}]: messages must be a list of dicts, not {messages!r:.100}")
     if "prompt" not in task and "messages" not in task:
-        raise UsageError(f"tasks[{at}] needs a prompt (text), or messages")
-    return Task(str(task.get("id", at)), at, split, task)
+        raise UsageError(f"tasks[{index}] needs a prompt (text), or messages")
+    return Task(str(task.get("id", index)), index, split, task)
 
 
 def _read_lines(path: Path) -> list[Any]:

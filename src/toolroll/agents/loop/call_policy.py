@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
@@ -122,16 +122,16 @@ class CallPolicy:
         if not reply.tool_calls:
             text = f"Error: {reply.lookalikes[0].error}"
             return Decision(None, invalid=True, messages=[{"role": "user", "content": text}])
-        bad = [(at, call) for at, call in enumerate(reply.tool_calls) if not call.ok]
+        bad = [(index, call) for index, call in enumerate(reply.tool_calls) if not call.ok]
         if self.on_invalid_call == "respond" and reply.content.strip() and not reply.ok_calls:
             answers = {
-                at: tool_message(call, call.error or "This call could not be read.")
-                for at, call in bad
+                index: tool_message(call, call.error or "This call could not be read.")
+                for index, call in bad
             }
             return Decision(Action(reply.content), answers, invalid=True)
         answers = {
-            at: tool_message(call, f"Error: {call.error or 'this call could not be read.'}")
-            for at, call in bad
+            index: tool_message(call, f"Error: {call.error or 'this call could not be read.'}")
+            for index, call in bad
         }
         if not reply.ok_calls:
             return Decision(None, answers, invalid=True)
@@ -139,20 +139,27 @@ class CallPolicy:
         return Decision(done.action, done.answers, invalid=True)
 
     def _execute(self, reply: ParsedReply, answers: Mapping[int, Message]) -> Decision:
-        calls = [(at, call) for at, call in enumerate(reply.tool_calls) if call.ok]
+        calls = [(index, call) for index, call in enumerate(reply.tool_calls) if call.ok]
         if len(calls) <= 1 or self.parallel_calls in (None, "all"):
             return Decision(Action(reply.content, reply.ok_calls), answers)
         if self.parallel_calls == "first":
-            refused = {at: tool_message(call, ONE_CALL) for at, call in calls[1:]}
+            refused = {index: tool_message(call, ONE_CALL) for index, call in calls[1:]}
             return Decision(Action(reply.content, (calls[0][1],)), {**answers, **refused})
         return Decision(
-            None, {**answers, **{at: tool_message(call, NO_PARALLEL) for at, call in calls}}
+            None, {**answers, **{index: tool_message(call, NO_PARALLEL) for index, call in calls}}
         )
 
 
 def _check_rule(where: str, rule: object) -> None:
     if rule not in get_args(ParallelCalls):
         raise UsageError(f"{where} must be one of {get_args(ParallelCalls)}, not {rule!r}")
+
+
+def taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Remove the keys `names` from an agent's `settings`, which leaves the fields of `CallPolicy`.
+    Return the removed items.
+    """
+    return {name: settings.pop(name) for name in names if name in settings}
 
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")
@@ -177,11 +184,11 @@ def order_by_call(
     """
     tools = [message for message in messages if message.get("role") == "tool"]
     ordered: list[Message] = []
-    for at, call in enumerate(calls):
-        if at in answers:
-            ordered.append(answers[at])
+    for position, call in enumerate(calls):
+        if position in answers:
+            ordered.append(answers[position])
             continue
-        own = next(
+        answer = next(
             (
                 index
                 for index, message in enumerate(tools)
@@ -189,8 +196,8 @@ def order_by_call(
             ),
             None,
         )
-        if own is not None:
-            ordered.append(tools.pop(own))
+        if answer is not None:
+            ordered.append(tools.pop(answer))
     return ordered + tools + [message for message in messages if message.get("role") != "tool"]
 
 

@@ -57,8 +57,8 @@ class EpisodeTracker:
             self.counts["invalid_calls"] += 1
             self.counts[f"invalid_calls/{call.status}"] += 1
         self.bad_calls += [
-            {"message": index, "call": at, "status": call.status.value}
-            for at, call in enumerate(turn.parsed.tool_calls)
+            {"message": index, "call": position, "status": call.status.value}
+            for position, call in enumerate(turn.parsed.tool_calls)
             if not call.ok
         ]
         self.engine_seconds += turn.seconds
@@ -162,12 +162,12 @@ class EpisodeTracker:
 
     def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
         """Return all metrics of the episode, including `extra`."""
-        own = {
+        counted = {
             **self.counts,
             "engine_seconds": self.engine_seconds,
             "seconds": perf_counter() - self.began,
         }
-        return {**{name: float(value) for name, value in own.items()}, **extra}
+        return {**{name: float(value) for name, value in counted.items()}, **extra}
 
 
 def reason_of(error: Exception) -> StopReason:

@@ -51,8 +51,12 @@ class ObservationText(str):
     @classmethod
     def of(cls, observation: Observation) -> ObservationText:
         """Return the text of the last user message in `observation`, or "" if there is none."""
-        texts = [one.get("content") for one in observation.messages if one.get("role") == "user"]
-        text = cls(texts[-1] if texts and texts[-1] is not None else "")
+        last: Message = {}
+        for message in observation.messages:
+            if message.get("role") == "user":
+                last = message
+        content = last.get("content")
+        text = cls("" if content is None else content)
         text.observation = observation
         return text
 
@@ -319,17 +323,17 @@ class HookEnvironment:
 
     def __getattr__(self, name: str) -> Any:
         for owner in (self._runner, self._runner.env, getattr(self._runner.env, "env", None)):
-            found = getattr(owner, name, _MISSING)
-            if found is not _MISSING:
-                return found
+            value = getattr(owner, name, _MISSING)
+            if value is not _MISSING:
+                return value
         raise AttributeError(f"neither the environment nor its runner has {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         env = self._runner.env
         wrapped = getattr(env, "env", None)  # tau-bench's or Gymnasium's own environment
         wraps = callable(getattr(wrapped, "step", None))
-        known = getattr(env, name, _MISSING) is not _MISSING
-        setattr(wrapped if wraps and not known else env, name, value)
+        defined = getattr(env, name, _MISSING) is not _MISSING
+        setattr(wrapped if wraps and not defined else env, name, value)
         vars(self)[name] = value
 
 
@@ -340,14 +344,14 @@ async def call_hook(name: str, hook: Callable[..., Any], env: HookEnvironment, *
     Raise `EnvironmentFailure` if the hook lacks an `await`.
     """
     try:
-        found = await run_hook(hook, env, *args)
-        if isinstance(found, HookCall):
-            found = await found.result()
-        elif inspect.isawaitable(found):
-            found = await found
-        hook_value(name, found, depth=3)
+        returned = await run_hook(hook, env, *args)
+        if isinstance(returned, HookCall):
+            returned = await returned.result()
+        elif inspect.isawaitable(returned):
+            returned = await returned
+        hook_value(name, returned, depth=3)
         env.check_executed(name)
-        return found
+        return returned
     finally:
         env.cancel()
 
@@ -360,54 +364,55 @@ def execute_with(
     """
 
     async def execute(runner: EnvironmentRunner, action: Action) -> StepResult:
-        own = HookAction(action.content, action.tool_calls)
+        hook_action = HookAction(action.content, action.tool_calls)
         env = HookEnvironment(runner)
-        found = await call_hook("_execute_tool", hook, env, own)
-        return runner.checked_step("_execute_tool", _step_result(found, action), action)
+        returned = await call_hook("_execute_tool", hook, env, hook_action)
+        return runner.checked_step("_execute_tool", _step_result(returned, action), action)
 
     return execute
 
 
-def _step_result(found: Any, action: Action) -> StepResult:
+def _step_result(returned: Any, action: Action) -> StepResult:
     """Convert `found`, which `_execute_tool` returned, to a `StepResult`. `found` has toolroll's
     form or tau-bench's. Its values are not checked here.
     """
-    if isinstance(found, StepResult):
-        return found
+    if isinstance(returned, StepResult):
+        return returned
     try:
-        if isinstance(found, StepResponse):
-            return _of_response(found, action)
+        if isinstance(returned, StepResponse):
+            return _of_response(returned, action)
         return StepResult(
-            reject_action(action, str(found.observation)),
-            found.reward,
-            found.done,
-            info=as_data(getattr(found, "info", None)),
+            reject_action(action, str(returned.observation)),
+            returned.reward,
+            returned.done,
+            info=as_data(getattr(returned, "info", None)),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvironmentFailure(
-            f"_execute_tool returned {type(found).__name__}: return the result of env.step(action),"
-            f" a StepResult, or an object with observation, reward, done and info ({error})"
+            f"_execute_tool returned {type(returned).__name__}: return the result of "
+            "env.step(action), a StepResult, or an object with observation, reward, done and info "
+            f"({error})"
         ) from error
 
 
-def _of_response(found: StepResponse, action: Action) -> StepResult:
-    messages, reward = found.result.messages, found.result.reward
-    if found.observation != _text(found.result):
-        messages = reject_action(action, str(found.observation))
-    if reward is not None or found.reward != 0.0:
-        reward = found.reward
+def _of_response(response: StepResponse, action: Action) -> StepResult:
+    messages, reward = response.result.messages, response.result.reward
+    if response.observation != _text(response.result):
+        messages = reject_action(action, str(response.observation))
+    if reward is not None or response.reward != 0.0:
+        reward = response.reward
     return replace(
-        found.result,
+        response.result,
         messages=messages,
         reward=reward,
-        done=found.done,
-        info=dict(found.info or {}),
+        done=response.done,
+        info=dict(response.info or {}),
     )
 
 
 def _text(result: StepResult) -> str:
     messages: list[Message] = list(result.messages)
-    return "\n".join(str(one.get("content") or "") for one in messages)
+    return "\n".join(str(message.get("content") or "") for message in messages)
 
 
 def _hook_level() -> int:

@@ -39,21 +39,21 @@ def reading(hook: str) -> Iterator[None]:
         ) from error
 
 
-def hook_value(hook: str, found: T, *, depth: int = 0) -> T:
+def hook_value(hook: str, returned: T, *, depth: int = 0) -> T:
     """Return `found`, the return value of the overridden hook with the name `hook`.
 
     Raise `EnvironmentFailure` if `found` is a coroutine, or contains one within `depth` levels of
     dicts, lists and fields such as `info`. The coroutine is closed, so that Python does not warn
     about it.
     """
-    left = [value for value in _values(found, depth) if inspect.isawaitable(value)]
+    left = [value for value in _values(returned, depth) if inspect.isawaitable(value)]
     for value in left:
         if inspect.iscoroutine(value):
             value.close()
     if not left:
-        return found
+        return returned
     name = left[0].__qualname__ if inspect.iscoroutine(left[0]) else type(left[0]).__name__
-    what = "a coroutine" if left[0] is found else "an object that contains a coroutine"
+    what = "a coroutine" if left[0] is returned else "an object that contains a coroutine"
     raise EnvironmentFailure(
         f"{hook} returned {what} ({name}) instead of a value: an `await` is missing, or the hook "
         "must not be async"

@@ -135,11 +135,11 @@ def proposing(
     def hooked(messages: Sequence[Message], ids: IdArray) -> Sequence[int]:
         token = _PROPOSED.set(ids.tolist())
         try:
-            given = hook_value(name, hook(messages), depth=1)
+            returned = hook_value(name, hook(messages), depth=1)
         finally:
             _PROPOSED.reset(token)
         with reading(name):
-            return [index(one) for one in given[position]]  # a float is refused, not rounded
+            return [index(one) for one in returned[position]]  # a float is refused, not rounded
 
     return hooked
 
@@ -161,7 +161,6 @@ class ModelAdapter(OpenAICompatibleToolCallAdapter):
         super().__init__(tools_info if read is None else read[2], model.parser)
 
     def parse_response_to_openai_format(self, response: str) -> dict[str, Any]:
-        """See the base class."""
         read = _READ.get()
         if read is not None and read[0] == response:
             return openai_result(read[1])
@@ -184,22 +183,22 @@ def wrap_parse_tool(
     ) -> ParsedReply:
         token = _READ.set(None if reply is None else (text, reply, tools))
         try:
-            found = hook_value("_parse_tool", parse_tool(text), depth=2)
+            returned = hook_value("_parse_tool", parse_tool(text), depth=2)
         finally:
             _READ.reset(token)
         with reading("_parse_tool"):
-            if reply is not None and found == openai_result(reply):
+            if reply is not None and returned == openai_result(reply):
                 return reply
-            if not found.get("success", True):
+            if not returned.get("success", True):
                 call = ToolCall(
                     "",
                     None,
                     text,
                     CallStatus.INVALID_JSON,
-                    str(found.get("error") or "the reply could not be parsed"),
+                    str(returned.get("error") or "the reply could not be parsed"),
                 )
                 return ParsedReply(content="", tool_calls=(call,))
-            result = found["parsed_result"]
+            result = returned["parsed_result"]
             calls = [{"function": _function(entry)} for entry in result.get("calls") or ()]
             return from_openai({"content": result.get("normal_text"), "tool_calls": calls})
 
@@ -215,7 +214,7 @@ def finish_with(hook: Callable[..., Any], result: InteractionResult) -> Interact
     """
     ids = result.tokens
     cut = len(ids) - result.response_length
-    found = hook(
+    returned = hook(
         result,
         result.reward,
         result.info,
@@ -224,13 +223,13 @@ def finish_with(hook: Callable[..., Any], result: InteractionResult) -> Interact
         ids[:cut],
         ids[cut:],
     )
-    made = hook_value("_build_final_result", found)
-    if not isinstance(made, InteractionResult):
+    final = hook_value("_build_final_result", returned)
+    if not isinstance(final, InteractionResult):
         raise EnvironmentFailure(
-            f"_build_final_result returned {type(made).__name__}: return the argument `res`"
+            f"_build_final_result returned {type(final).__name__}: return the argument `res`"
         )
-    made.reward = checked_reward("_build_final_result", made.reward)
-    return made
+    final.reward = checked_reward("_build_final_result", final.reward)
+    return final
 
 
 def _function(entry: Mapping[str, Any]) -> dict[str, str]:

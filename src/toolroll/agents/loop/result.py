@@ -33,7 +33,8 @@ def build_result(
         trajectories = _rewarded(conversation.session.trajectories(), played.turn_rewards)
         prompt = conversation.first_prompt
         metrics["forks"] = float(len(conversation.forks))
-        metrics["trained_tokens"] = float(sum(one.trained_tokens for one in trajectories))
+        trained = [trajectory.trained_tokens for trajectory in trajectories]
+        metrics["trained_tokens"] = float(sum(trained))
         for kind, count in conversation.mismatches.items():
             metrics[f"token_mismatches/{kind}"] = float(count)
         if conversation.forks:

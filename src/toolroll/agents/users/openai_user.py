@@ -104,8 +104,8 @@ class UserConfig(ChatClientConfig):
         is not included.
         """
         optional = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
-        given = {name: value for name, value in optional.items() if value is not None}
-        return {**given, **self.extra_body}
+        params = {name: value for name, value in optional.items() if value is not None}
+        return {**params, **self.extra_body}
 
 
 CallTool = Callable[[str, Mapping[str, Any]], str]
@@ -213,10 +213,10 @@ class OpenAIUser:
         are added to `messages`. `shift` is added to the seed of each request.
         """
         for _ in range(_CALLS_IN_A_ROW):
-            found = await self._say(messages, shift)
-            if isinstance(found, str):
-                return found
-            messages += self._act(found)
+            outcome = await self._say(messages, shift)
+            if isinstance(outcome, str):
+                return outcome
+            messages += self._act(outcome)
         self._metrics["user_errors"] += 1
         raise UserSimulatorError(
             f"the user simulator at {self._client.url} called tools {_CALLS_IN_A_ROW} times in a "
@@ -233,8 +233,8 @@ class OpenAIUser:
             else:
                 text = f"Error: {call.error}"
             answers.append({"role": "tool", "tool_call_id": call.id, "content": text})
-        shown = replace(reply, content=visible_text(reply.content), reasoning=None)
-        return [history_message(shown), *answers]
+        visible = replace(reply, content=visible_text(reply.content), reasoning=None)
+        return [history_message(visible), *answers]
 
     async def _say(self, messages: list[Message], shift: int) -> str | ParsedReply:
         """Return the next line, or the reply if it has tool calls. Retry an empty reply with

@@ -72,8 +72,8 @@ def spoken(text: str) -> str:
     """Return the line in a reply of the `react` form: the text after the last `User Response:`.
     Return "" if there is none.
     """
-    found = list(_SPOKEN.finditer(text))
-    return text[found[-1].end() :].strip().strip("*").strip() if found else ""
+    headings = list(_SPOKEN.finditer(text))
+    return text[headings[-1].end() :].strip().strip("*").strip() if headings else ""
 
 
 def judging(messages: Sequence[Message], line: str) -> list[Message]:
@@ -91,8 +91,8 @@ def approves(verdict: str) -> bool:
 
     The last "yes" or "no" counts. A verdict with neither accepts the line.
     """
-    words = _WORD.findall(verdict)
-    return not words or words[-1].lower() == "yes"
+    verdicts = _WORD.findall(verdict)
+    return not verdicts or verdicts[-1].lower() == "yes"
 
 
 def _filled(template: str, messages: Sequence[Message], line: str) -> str:
@@ -100,14 +100,14 @@ def _filled(template: str, messages: Sequence[Message], line: str) -> str:
     and the agent is the user.
     """
     names = {"user": "Agent", "assistant": "Customer"}
-    said = [
+    lines = [
         f"{names[m['role']]}: {m['content']}"
         for m in messages
         if m["role"] in names and m.get("content")
     ]
     parts = {
         "{orders}": str(messages[0]["content"]),
-        "{transcript}": "\n".join(said),
+        "{transcript}": "\n".join(lines),
         "{line}": line,
     }
     # In one pass, and not with str.format, because orders and lines may contain braces.

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolroll.parsers.formats.blocks import Broken
+from toolroll.parsers.base import Broken
 from toolroll.parsers.formats.harmony import ENDS, HarmonyParser, header_forms
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import made_call
 from toolroll.parsers.reading.schema import parameter
-from toolroll.parsers.reading.source import Source, Span, Steps
+from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import typed
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 _OPEN, _KEY_END, _CLOSE = '<rfl:parameter name="', '">', "\n</rfl:parameter>"
 _NEXT = f"\n{_OPEN}"
@@ -32,7 +32,6 @@ class BeamParser(HarmonyParser):
     markers, plain = header_forms("xml")
 
     def call(self, source: Source, out: Collector, header: Span, name: str) -> Steps[int]:
-        """See `HarmonyParser.call`."""
         arguments: dict[str, Any] = {}
         begin, pos = header
         body = pos

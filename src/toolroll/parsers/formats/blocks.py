@@ -12,22 +12,11 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
-from toolroll.parsers.base import MarkedParser, broken_call, unclosed
+from toolroll.parsers.base import Broken, MarkedParser, broken_call, unclosed
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import decode, made_call, scan_json
+from toolroll.parsers.reading.json_text import Unreadable, decode, made_call, scan_json
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.types import ToolCall
-
-
-class Broken(Exception):
-    """A call cannot be read. `name` is the tool's name, or "" if it is unknown. `incomplete`: True
-    if the text ended inside the arguments.
-    """
-
-    def __init__(self, problem: str, name: str = "", *, incomplete: bool = False) -> None:
-        super().__init__(problem)
-        self.name = name
-        self.incomplete = incomplete
 
 
 class BlockParser(MarkedParser):
@@ -67,7 +56,6 @@ class BlockParser(MarkedParser):
         """
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `MarkedParser.read_marked`."""
         if self.block is not None and source.text[begin:start] == self.block[0]:
             return (yield from self._block(source, out, begin, begin))
         calls, pos = yield from self._element(source, begin, begin)
@@ -104,9 +92,9 @@ class BlockParser(MarkedParser):
                 out.empty_block(source.text[begin : pos + len(closer)])
                 return pos + len(closer)
             elif first and (marker or pos < len(source.text) or source.closed):
-                problem = f"expected {self.call[0]} after {opener}"
+                broken = Broken(f"expected {self.call[0]} after {opener}")
                 call, pos = yield from broken_call(
-                    source, begin, start, problem, closes=(closer,), openers=(opener,)
+                    source, begin, start, broken, closes=(closer,), openers=(opener,)
                 )
                 out.call(call)
                 return pos
@@ -135,9 +123,8 @@ class BlockParser(MarkedParser):
         try:
             return (yield from self.elements(source, begin, start))
         except Broken as broken:
-            problem, name = str(broken), broken.name
             call, stop = yield from broken_call(
-                source, begin, start, problem, closes=self._closes, openers=self._stops, name=name
+                source, begin, start, broken, closes=self._closes, openers=self._stops
             )
             return [call], stop
 
@@ -149,18 +136,17 @@ def json_arguments(
     cannot be read. `name`: the tool's name, for the error message.
     """
     pos = yield from source.skip(pos)
-    scanned = yield from scan_json(source, pos)
-    if scanned.problem is None:
-        try:
-            return decode(source.text[pos : scanned.stop]), scanned.stop
-        except ValueError as error:
-            raise Broken(f"the arguments of {name} are not valid JSON: {error}", name) from error
-    raise Broken(
-        f"the arguments of {name} are not valid JSON: {scanned.problem} (character "
-        f"{scanned.stop - pos})",
-        name,
-        incomplete=scanned.incomplete,
-    )
+    problem = f"the arguments of {name} are not valid JSON"
+    try:
+        stop = yield from scan_json(source, pos)
+        return decode(source.text[pos:stop]), stop
+    except Unreadable as error:
+        character = error.pos - pos
+        raise Broken(
+            f"{problem}: {error} (character {character})", name, incomplete=error.incomplete
+        ) from error
+    except ValueError as error:
+        raise Broken(f"{problem}: {error}", name) from error
 
 
 class NamedJsonParser(BlockParser):
@@ -174,7 +160,6 @@ class NamedJsonParser(BlockParser):
     fence: ClassVar[tuple[str, str]] = ("", "")
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
         pos, marker = yield from source.until(start, guards)
         if marker != self.separator:

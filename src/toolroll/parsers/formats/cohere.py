@@ -9,9 +9,8 @@ from typing import Any
 
 from toolroll.parsers.formats.json_blocks import JsonBlockParser
 from toolroll.parsers.reading.json_text import Names, made_call
-from toolroll.parsers.reading.source import Span
 from toolroll.parsers.reasoning import get_reasoning
-from toolroll.parsers.types import ToolCall
+from toolroll.parsers.types import Span, ToolCall
 
 
 class CohereParser(JsonBlockParser):
@@ -36,7 +35,6 @@ class ApertusParser(JsonBlockParser):
     reasoning = get_reasoning("apertus2509")
 
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
-        """See `JsonBlockParser.calls_in`."""
         calls: list[ToolCall] = []
         for item in value if isinstance(value, list) and value else [value]:
             if isinstance(item, dict) and item:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
-from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
-from toolroll.parsers.reading.python_text import Unreadable, read_value
+from toolroll.parsers.base import Broken
+from toolroll.parsers.formats.blocks import BlockParser, json_arguments
+from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable, made_call
+from toolroll.parsers.reading.python_text import read_value
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guessed
 from toolroll.parsers.reasoning import get_reasoning
@@ -31,7 +32,6 @@ class Gemma4Parser(BlockParser):
     reasoning = get_reasoning("gemma4")
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         pos = yield from source.skip(start)
         if not (yield from source.starts(pos, "call:")):
             raise Broken('expected "call:" and the tool\'s name')

@@ -22,5 +22,4 @@ class GigaChat3Parser(MarkedParser):
     markers = (*_OPENERS, _SEPARATOR)
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `MarkedParser.read_marked`."""
         return (yield from open_json_calls(source, out, begin, start, self.markers))

@@ -12,9 +12,9 @@ import re
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import Scanned, decode, made_call, scan_json
-from toolroll.parsers.reading.source import Source, Span, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.reading.json_text import Unreadable, decode, made_call, scan_json
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 _HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -58,7 +58,6 @@ class HarmonyParser(ToolCallParser):
     markers, plain = header_forms("json")
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         while True:
             begin = yield from source.skip(pos)
             if not (yield from source.starts(begin, "to=", "assistant", *_HEAD)):
@@ -106,25 +105,25 @@ class HarmonyParser(ToolCallParser):
         """
         begin, body = header
         pos = yield from source.skip(body)
-        if (yield from source.starts(pos, *ENDS)):
-            scanned = Scanned(pos)
-        else:
-            scanned = yield from scan_json(source, pos)
-        problem = scanned.problem
-        behind = yield from source.skip(scanned.stop)
-        marker = yield from source.starts(behind, *ENDS, "<|start|>")
-        if problem is None and not marker and behind < len(source.text):
-            problem = "text follows the arguments"
-        if problem is None:
-            stop = behind + len(marker) if marker in ENDS else behind
-            out.call(_decoded(name, source.text[body : scanned.stop], (begin, stop)))
-            return stop
-        stop, marker = yield from source.until(pos, (*ENDS, "<|start|>"))
-        unclosed = scanned.incomplete and not marker
-        status = CallStatus.UNCLOSED if unclosed else CallStatus.INVALID_JSON
-        end = stop + len(marker) if marker in ENDS else stop
-        error = f"the arguments of {name} are not valid JSON: {problem}"
-        out.call(ToolCall(name, None, source.text[body:stop], status, error, span=(begin, end)))
+        try:
+            if (yield from source.starts(pos, *ENDS)):
+                stop = pos
+            else:
+                stop = yield from scan_json(source, pos)
+            behind = yield from source.skip(stop)
+            marker = yield from source.starts(behind, *ENDS, "<|start|>")
+            if not marker and behind < len(source.text):
+                raise Unreadable(behind, "text follows the arguments")
+        except Unreadable as problem:
+            stop, marker = yield from source.until(pos, (*ENDS, "<|start|>"))
+            unclosed = problem.incomplete and not marker
+            status = CallStatus.UNCLOSED if unclosed else CallStatus.INVALID_JSON
+            end = stop + len(marker) if marker in ENDS else stop
+            error = f"the arguments of {name} are not valid JSON: {problem}"
+            out.call(ToolCall(name, None, source.text[body:stop], status, error, span=(begin, end)))
+            return end
+        end = behind + len(marker) if marker in ENDS else behind
+        out.call(_decoded(name, source.text[body:stop], (begin, end)))
         return end
 
 

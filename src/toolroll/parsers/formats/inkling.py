@@ -41,14 +41,12 @@ class InklingParser(JsonBlockParser):
     reasoning = None
 
     def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
-        """See `ToolCallParser.read`."""
         if self.reasoning is None:
             yield from self._messages(source, out, thinks=bool(in_reasoning))
         else:
             yield from super().read(source, out, in_reasoning=in_reasoning)
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         yield from self._messages(source, out, pos, thinks=False)
 
     def _messages(

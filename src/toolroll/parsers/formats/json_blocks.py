@@ -10,11 +10,18 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from toolroll.parsers.base import MarkedParser, broken_call, never_closed, unclosed
+from toolroll.parsers.base import Broken, MarkedParser, broken_call, never_closed, unclosed
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import DEFAULT_NAMES, Names, json_calls, name_in, read_json
-from toolroll.parsers.reading.source import Source, Span, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.reading.json_text import (
+    DEFAULT_NAMES,
+    Names,
+    Unreadable,
+    json_calls,
+    name_in,
+    read_json,
+)
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 
 class JsonBlockParser(MarkedParser):
@@ -50,7 +57,7 @@ class JsonBlockParser(MarkedParser):
         start: int,
         name: str = "",
     ) -> Steps[int]:
-        """See `MarkedParser.read_marked`. `name`: the tool's name if it precedes the opener."""
+        """Add the calls. `name`: the tool's name if it precedes the opener."""
         # a fast path for many openers in a row
         if source.text.startswith(self.opener, start) and source.is_control_token(
             self.opener, start
@@ -64,12 +71,13 @@ class JsonBlockParser(MarkedParser):
             char = yield from source.char(pos)
             if values and char not in ("{", "["):
                 break
-            value, scanned = yield from read_json(source, pos)
-            if scanned.problem is not None:
-                problem = f"{scanned.problem} (character {scanned.stop - start} of the call)"
+            try:
+                value, stop = yield from read_json(source, pos)
+            except Unreadable as error:
+                problem = f"{error} (character {error.pos - start} of the call)"
                 return (yield from self._broken(source, out, begin, start, problem, name))
-            values.append((value, pos, scanned.stop))
-            pos = scanned.stop
+            values.append((value, pos, stop))
+            pos = stop
         # After the JSON, a closer counts even if it is ordinary text, because no other text may
         # follow.
         closes = yield from source.starts(pos, self.closer, *self.ends, spelled=True)
@@ -89,10 +97,10 @@ class JsonBlockParser(MarkedParser):
     def _broken(
         self, source: Source, out: Collector, begin: int, start: int, problem: str, name: str
     ) -> Steps[int]:
-        error = f"the tool call is not valid JSON: {problem}"
+        broken = Broken(f"the tool call is not valid JSON: {problem}", name)
         closes, openers = (self.closer, *self.ends), (self.opener, *self.bounds)
         call, stop = yield from broken_call(
-            source, begin, start, error, closes=closes, openers=openers, name=name
+            source, begin, start, broken, closes=closes, openers=openers
         )
         out.call(call)
         return stop
@@ -113,41 +121,30 @@ def open_json_calls(
     next of `stops`.
     """
     pos = yield from source.skip(pos)
-    value, scanned = yield from read_json(source, pos)
-    if scanned.problem is None:
-        for call in json_calls(
-            value, source.text[pos : scanned.stop], (begin, scanned.stop), names
-        ):
-            out.call(call)
-        return scanned.stop
-    problem = (
-        f"the tool call is not valid JSON: {scanned.problem} (character {scanned.stop - pos} of "
-        f"the call)"
-    )
-    call, stop = yield from broken_open(
-        source, begin, pos, problem, stops, incomplete=scanned.incomplete
-    )
-    out.call(call)
+    try:
+        value, stop = yield from read_json(source, pos)
+    except Unreadable as error:
+        character = error.pos - pos
+        problem = f"the tool call is not valid JSON: {error} (character {character} of the call)"
+        broken = Broken(problem, incomplete=error.incomplete)
+        call, stop = yield from broken_open(source, begin, pos, broken, stops)
+        out.call(call)
+        return stop
+    for call in json_calls(value, source.text[pos:stop], (begin, stop), names):
+        out.call(call)
     return stop
 
 
 def broken_open(
-    source: Source,
-    begin: int,
-    start: int,
-    problem: str,
-    stops: tuple[str, ...],
-    *,
-    incomplete: bool,
-    name: str = "",
+    source: Source, begin: int, start: int, broken: Broken, stops: tuple[str, ...]
 ) -> Steps[tuple[ToolCall, int]]:
     """Return an unreadable call of a format without end markers, and the call's end.
 
-    The call ends before the next of `stops`, or at the end of the text. `incomplete`: True if the
-    text ended inside the call.
+    The call ends before the next of `stops`, or at the end of the text.
     """
     stop, _ = yield from source.until(start, stops)
-    raw = source.text[start:stop]
-    status = CallStatus.UNCLOSED if incomplete else CallStatus.INVALID_JSON
-    error = f"the reply ended inside the tool call: {problem}" if incomplete else problem
-    return ToolCall(name or name_in(raw), None, raw, status, error, span=(begin, stop)), stop
+    raw, error, status = source.text[start:stop], str(broken), CallStatus.INVALID_JSON
+    if broken.incomplete:
+        error, status = f"the reply ended inside the tool call: {error}", CallStatus.UNCLOSED
+    name = broken.name or name_in(raw)
+    return ToolCall(name, None, raw, status, error, span=(begin, stop)), stop

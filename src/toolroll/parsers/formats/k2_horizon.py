@@ -7,7 +7,8 @@ of the name and the arguments.
 
 from __future__ import annotations
 
-from toolroll.parsers.formats.blocks import Broken, json_arguments
+from toolroll.parsers.base import Broken
+from toolroll.parsers.formats.blocks import json_arguments
 from toolroll.parsers.formats.tags import Shape, TagParser
 from toolroll.parsers.reading.json_text import json_calls
 from toolroll.parsers.reading.source import Source, Steps
@@ -35,7 +36,6 @@ class K2HorizonParser(TagParser):
     )
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         pos = yield from source.skip(start)
         if (yield from source.char(pos)) not in ("{", "["):
             return (yield from super().elements(source, begin, start))

@@ -22,7 +22,7 @@ class KimiK2Parser(NamedJsonParser):
     bare = True
 
     def name_of(self, header: str) -> tuple[str, str]:
-        """See `NamedJsonParser.name_of`. A header that is only a number has no name."""
+        """A header that is only a number has no name."""
         match = _HEADER.fullmatch(header)
         name = match["name"] if match is not None else header
         return ("" if name.isdigit() else name), header

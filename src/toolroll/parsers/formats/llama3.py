@@ -13,7 +13,7 @@ import re
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.formats.json_blocks import open_json_calls
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import decode, scan_json
+from toolroll.parsers.reading.json_text import Unreadable, decode, scan_json
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import SAID
 
@@ -30,7 +30,6 @@ class Llama3Parser(ToolCallParser):
     markers = (_TAG, ";")
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
             return out.begin_verbatim(pos)
         first = yield from source.skip(pos)
@@ -58,16 +57,17 @@ class Llama3Parser(ToolCallParser):
 
     def _is_call(self, source: Source, pos: int) -> Steps[bool]:
         """Return True if the JSON object at `pos`, which may be incomplete, is a call."""
-        scanned = yield from scan_json(source, pos)
-        if scanned.problem is None:
-            try:
-                value = decode(source.text[pos : scanned.stop])
-            except ValueError:
-                return True
-            return (
-                isinstance(value, dict)
-                and "name" in value
-                and ("parameters" in value or "arguments" in value or len(value) == 1)
-            )
-        stop = yield from source.rest()
-        return _MEANT.search(source.text, pos, min(stop, pos + 200)) is not None
+        try:
+            stop = yield from scan_json(source, pos)
+        except Unreadable:
+            end = yield from source.rest()
+            return _MEANT.search(source.text, pos, min(end, pos + 200)) is not None
+        try:
+            value = decode(source.text[pos:stop])
+        except ValueError:
+            return True
+        return (
+            isinstance(value, dict)
+            and "name" in value
+            and ("parameters" in value or "arguments" in value or len(value) == 1)
+        )

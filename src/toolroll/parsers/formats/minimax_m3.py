@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.parsers.formats.blocks import BlockParser, Broken
+from toolroll.parsers.base import Broken
+from toolroll.parsers.formats.blocks import BlockParser
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.resolve import Schema
@@ -41,9 +42,7 @@ class MiniMaxM3Parser(BlockParser):
     reasoning = get_reasoning("minimax-m3")
 
     def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
-        """See `ToolCallParser.read`. A reply without reasoning may start with the tag that closes
-        reasoning.
-        """
+        """A reply without reasoning may start with the tag that closes reasoning."""
         close = self.reasoning.close if self.reasoning is not None else ""
         lead = yield from source.skip(0)
         if close and in_reasoning is False and (yield from source.starts(lead, close)):
@@ -52,7 +51,6 @@ class MiniMaxM3Parser(BlockParser):
             yield from super().read(source, out, in_reasoning=in_reasoning)
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         while True:
             begin, marker = yield from source.until(pos, (_MARK,), out.content)
             if not marker:
@@ -67,7 +65,6 @@ class MiniMaxM3Parser(BlockParser):
                 pos = begin + len(_MARK)
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         pos, marker = yield from source.until(start, ('">', "\n", _MARK))
         name = source.text[start:pos]
         if marker != '">':

@@ -5,8 +5,8 @@ have no end marker.
 
 from __future__ import annotations
 
-from toolroll.parsers.base import MarkedParser
-from toolroll.parsers.formats.blocks import Broken, json_arguments
+from toolroll.parsers.base import Broken, MarkedParser
+from toolroll.parsers.formats.blocks import json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open, open_json_calls
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Names, made_call
@@ -25,7 +25,6 @@ class MistralParser(MarkedParser):
     markers = (_OPENER,)
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `MarkedParser.read_marked`."""
         pos = yield from source.skip(start)
         if (yield from source.char(pos)) in ("[", "{") and not (
             yield from source.starts(pos, _OPENER)
@@ -48,15 +47,7 @@ class MistralParser(MarkedParser):
             pos += len(marker) if marker == _ARGS else 0
             arguments, stop = yield from json_arguments(source, pos, name)
         except Broken as broken:
-            call, stop = yield from broken_open(
-                source,
-                begin,
-                start,
-                str(broken),
-                self.openers,
-                incomplete=broken.incomplete,
-                name=broken.name,
-            )
+            call, stop = yield from broken_open(source, begin, start, broken, self.openers)
         else:
             call = made_call(name, arguments, source.text[start:stop], (begin, stop))
             call = call.with_id(call_id)

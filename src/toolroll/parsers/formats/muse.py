@@ -40,7 +40,6 @@ class MuseParser(TagParser):
     )
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         thinks = False
         while True:
             begin = yield from source.skip(pos)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from toolroll.parsers.base import MarkedParser, ToolCallParser, broken_call, unclosed
-from toolroll.parsers.formats.blocks import Broken, json_arguments
+from toolroll.parsers.base import Broken, MarkedParser, ToolCallParser, broken_call, unclosed
+from toolroll.parsers.formats.blocks import json_arguments
 from toolroll.parsers.formats.json_blocks import broken_open
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import json_calls
-from toolroll.parsers.reading.python_text import Unreadable, read_call, read_name
+from toolroll.parsers.reading.json_text import Unreadable, json_calls
+from toolroll.parsers.reading.python_text import read_call, read_name
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import SAID
 from toolroll.parsers.types import ToolCall
@@ -48,7 +48,6 @@ class PythonicParser(ToolCallParser):
     markers = (_START, _END)
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`."""
         if out.calls_as_text:
             return out.begin_verbatim(pos)
         marked, fresh = False, True  # after the marker; at the start of a line
@@ -87,13 +86,12 @@ class PythonicParser(ToolCallParser):
             except Unreadable as error:
                 # This is prose. Skip the text that was read, so that the total time stays linear.
                 if not alone and source.offered is None:
-                    stop = max(error.at, begin + 1)
+                    stop = max(error.pos, begin + 1)
                     out.content(source.text[begin:stop])
                     return stop
                 problem = f"the call of {name} cannot be read: {error}"
-                call, stop = yield from broken_open(
-                    source, begin, begin, problem, (_END,), incomplete=error.incomplete, name=name
-                )
+                broken = Broken(problem, name, incomplete=error.incomplete)
+                call, stop = yield from broken_open(source, begin, begin, broken, (_END,))
                 calls = [call]
             for call in calls:
                 out.call(call)
@@ -136,13 +134,12 @@ class Lfm2Parser(MarkedParser):
     markers = (_LFM_START, _LFM_END)
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
-        """See `MarkedParser.read_marked`."""
         try:
             calls, pos = yield from self._calls(source, start)
-        except (Unreadable, Broken) as broken:
-            problem = f"the tool call cannot be read: {broken}"
+        except (Unreadable, Broken) as error:
+            broken = Broken(f"the tool call cannot be read: {error}")
             call, pos = yield from broken_call(
-                source, begin, start, problem, closes=(_LFM_END,), openers=(_LFM_START,)
+                source, begin, start, broken, closes=(_LFM_END,), openers=(_LFM_START,)
             )
             out.call(call if call.name else replace(call, name=_name_in(call.raw)))
             return pos

@@ -61,8 +61,8 @@ class SGLangParser(ToolCallParser):
             self.markers = ours.markers
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-        """See `ToolCallParser.read_calls`. Nothing is added before the end of the text, because
-        SGLang's parser gets the whole text at once.
+        """Nothing is added before the end of the text, because SGLang's parser gets the whole text
+        at once.
         """
         if out.calls_as_text:
             return out.begin_verbatim(pos)

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from toolroll.parsers.formats.blocks import BlockParser, Broken, json_arguments
+from toolroll.parsers.base import Broken
+from toolroll.parsers.formats.blocks import BlockParser, json_arguments
 from toolroll.parsers.reading.json_text import decode, made_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.schema import parameter
@@ -94,7 +95,6 @@ class TagParser(BlockParser):
         cls.beside = ((shape.call[0],), (shape.key[0],))
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """See `BlockParser.elements`."""
         name, body = yield from self._name(source, start)
         arguments, end, stop = yield from self._arguments(source, body, name)
         return [made_call(name, arguments, source.text[start:end], (begin, stop))], stop

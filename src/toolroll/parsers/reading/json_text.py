@@ -14,11 +14,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from toolroll.parsers.reading.source import Source, Span, Steps
-from toolroll.parsers.types import CallStatus, ToolCall
+from toolroll.parsers.reading.source import Source, Steps
+from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 MAX_DEPTH = 100
-INCOMPLETE = "the text ends inside the JSON value"
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
@@ -29,27 +28,21 @@ _SURROGATE = re.compile(r"\\u[dD][89A-Fa-f]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 
 
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    """The end of a value. If there is a `problem`, `stop` is the position of the first wrong
-    character.
-    """
+class Unreadable(Exception):
+    """The text at `pos` is not a value. `incomplete`: True if the text ended there."""
 
-    stop: int
-    problem: str | None = None
-
-    @property
-    def incomplete(self) -> bool:
-        """True if the text ended inside the value."""
-        return self.problem == INCOMPLETE
+    def __init__(self, pos: int, problem: str, *, incomplete: bool = False) -> None:
+        super().__init__(problem)
+        self.pos = pos
+        self.incomplete = incomplete
 
 
-def scan_json(source: Source, pos: int) -> Steps[Scanned]:
-    """Find the end of the JSON value at `pos` (after white space)."""
+def scan_json(source: Source, pos: int) -> Steps[int]:
+    """Return the end of the JSON value at `pos` (after white space). Raises `Unreadable`."""
     if source.closed and not source.is_absent(_DECODER, pos):
         end = _whole(source.text, pos)
         if end is not None:
-            return Scanned(end)
+            return end
         # raw_decode counts all lines before an error. To keep the total time linear, it may fail
         # only once per reply.
         source.set_absent(_DECODER, pos)
@@ -59,7 +52,7 @@ def scan_json(source: Source, pos: int) -> Steps[Scanned]:
         pos = yield from source.run(pos, _BLANK)
         char = yield from source.char(pos)
         if not char:
-            return Scanned(pos, INCOMPLETE)
+            raise _incomplete(pos)
         if expect == "after":
             if char == ",":
                 pos, expect = pos + 1, "key" if stack[-1] == "{" else "value"
@@ -68,29 +61,24 @@ def scan_json(source: Source, pos: int) -> Steps[Scanned]:
                 stack.pop()
                 pos += 1
             else:
-                return Scanned(
-                    pos,
-                    f"expected ',' or the end of the {'object' if stack[-1] == '{' else 'array'}",
-                )
+                kind = "object" if stack[-1] == "{" else "array"
+                raise Unreadable(pos, f"expected ',' or the end of the {kind}")
         elif expect == "colon":
             if char != ":":
-                return Scanned(pos, "expected ':' after the name")
+                raise Unreadable(pos, "expected ':' after the name")
             pos, expect = pos + 1, "value"
             continue
         elif expect in ("key", "first key"):
             if char == '"':
-                scanned = yield from _string(source, pos)
-                if scanned.problem:
-                    return scanned
-                pos, expect = scanned.stop, "colon"
+                pos, expect = (yield from _string(source, pos)), "colon"
                 continue
             if char != "}" or expect == "key":
-                return Scanned(pos, "expected a name in double quotes")
+                raise Unreadable(pos, "expected a name in double quotes")
             stack.pop()
             pos += 1
         elif char in "{[":
             if len(stack) >= MAX_DEPTH:
-                return Scanned(pos, f"nested more than {MAX_DEPTH} deep")
+                raise Unreadable(pos, f"nested more than {MAX_DEPTH} deep")
             stack.append(char)
             pos, expect = pos + 1, "first key" if char == "{" else "first value"
             continue
@@ -98,24 +86,19 @@ def scan_json(source: Source, pos: int) -> Steps[Scanned]:
             stack.pop()
             pos += 1
         else:
-            scanned = yield from _scalar(source, pos, char)
-            if scanned.problem:
-                return scanned
-            pos = scanned.stop
+            pos = yield from _scalar(source, pos, char)
         if not stack:
-            return Scanned(pos)
+            return pos
         expect = "after"
 
 
-def read_json(source: Source, pos: int) -> Steps[tuple[Any, Scanned]]:
-    """Return the JSON value at `pos`, and its end. If there is a problem, the value is None."""
-    scanned = yield from scan_json(source, pos)
-    if scanned.problem is None:
-        try:
-            return decode(source.text[pos : scanned.stop]), scanned
-        except ValueError as error:
-            return None, Scanned(scanned.stop, str(error))
-    return None, scanned
+def read_json(source: Source, pos: int) -> Steps[tuple[Any, int]]:
+    """Return the JSON value at `pos`, and its end. Raises `Unreadable`."""
+    stop = yield from scan_json(source, pos)
+    try:
+        return decode(source.text[pos:stop]), stop
+    except ValueError as error:
+        raise Unreadable(stop, str(error)) from error
 
 
 def _whole(text: str, pos: int) -> int | None:
@@ -131,53 +114,56 @@ def _whole(text: str, pos: int) -> int | None:
     return stop if text.count("{", pos, stop) + text.count("[", pos, stop) <= MAX_DEPTH else None
 
 
-def _scalar(source: Source, pos: int, char: str) -> Steps[Scanned]:
+def _incomplete(pos: int) -> Unreadable:
+    return Unreadable(pos, "the text ends inside the JSON value", incomplete=True)
+
+
+def _scalar(source: Source, pos: int, char: str) -> Steps[int]:
     if char == '"':
         return (yield from _string(source, pos))
     if char in _LITERALS:
         word = yield from source.starts(pos, _LITERALS[char])
         if word:
-            return Scanned(pos + len(word))
-        cut = source.closed and _LITERALS[char].startswith(source.text[pos : pos + 5])
-        return Scanned(pos, INCOMPLETE if cut else "expected a JSON value")
-    if char not in "-0123456789":
-        return Scanned(pos, "expected a JSON value")
-    stop = yield from source.run(pos, _NUMERIC)
-    number = _NUMBER.match(source.text, pos, stop)
-    if number is not None:
-        return Scanned(number.end())
-    return Scanned(
-        pos, INCOMPLETE if source.text[pos : pos + 2] == "-" else "expected a JSON value"
-    )
+            return pos + len(word)
+        if source.closed and _LITERALS[char].startswith(source.text[pos : pos + 5]):
+            raise _incomplete(pos)
+    elif char in "-0123456789":
+        stop = yield from source.run(pos, _NUMERIC)
+        number = _NUMBER.match(source.text, pos, stop)
+        if number is not None:
+            return number.end()
+        if source.text[pos : pos + 2] == "-":
+            raise _incomplete(pos)
+    raise Unreadable(pos, "expected a JSON value")
 
 
-def _string(source: Source, pos: int) -> Steps[Scanned]:
-    """Find the end of the string whose quote is at `pos`."""
+def _string(source: Source, pos: int) -> Steps[int]:
+    """Return the end of the string whose quote is at `pos`."""
     pos += 1
     while True:
         pos = yield from source.run(pos, _PLAIN)
         char = yield from source.char(pos)
         if not char:
-            return Scanned(pos, INCOMPLETE)
+            raise _incomplete(pos)
         if char == '"':
-            return Scanned(pos + 1)
+            return pos + 1
         if char == "\\":
             letter = yield from source.char(pos + 1)
             if not letter:
-                return Scanned(pos, INCOMPLETE)
+                raise _incomplete(pos)
             if letter == "u":
                 last = yield from source.char(pos + 5)
                 if not _HEX.match(source.text, pos + 2):
-                    return Scanned(
-                        pos, "expected four hexadecimal digits after \\u" if last else INCOMPLETE
-                    )
+                    if not last:
+                        raise _incomplete(pos)
+                    raise Unreadable(pos, "expected four hexadecimal digits after \\u")
                 pos += 6
             elif letter in '"\\/bfnrt':
                 pos += 2
             else:
-                return Scanned(pos, f"\\{letter} is not a valid JSON escape")
+                raise Unreadable(pos, f"\\{letter} is not a valid JSON escape")
         elif char < " ":
-            return Scanned(
+            raise Unreadable(
                 pos, "a control character (such as a line break) must be escaped inside a string"
             )
 

@@ -13,7 +13,7 @@ import math
 import re
 from typing import Any
 
-from toolroll.parsers.reading.json_text import MAX_DEPTH
+from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable
 from toolroll.parsers.reading.source import Source, Steps
 
 _NAME_START = re.compile(r"[^\W\d]")
@@ -37,15 +37,6 @@ CONSTANTS: dict[str, Any] = {
     "None": None,
     "null": None,
 }
-
-
-class Unreadable(Exception):
-    """The text at `pos` is not a Python value. `incomplete`: True if the text ended there."""
-
-    def __init__(self, pos: int, problem: str, *, incomplete: bool = False) -> None:
-        super().__init__(problem)
-        self.at = pos
-        self.incomplete = incomplete
 
 
 def read_name(source: Source, pos: int) -> Steps[str]:

@@ -21,11 +21,11 @@ from functools import lru_cache
 from typing import TypeVar
 
 from toolroll.parsers.reading.schema import Offered
+from toolroll.parsers.types import Span
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A reader. It yields None to wait for more text, and returns a T."""
-Span = tuple[int, int]
 Put = Callable[[str], None]
 
 _SPACE = re.compile(r"\s*")

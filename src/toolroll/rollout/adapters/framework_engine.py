@@ -199,25 +199,25 @@ def from_vllm(
     Raise `UsageError` for a parameter that is neither known nor `ignored`.
     """
     names = {theirs: ours for ours, theirs in VLLM_NAMES.items()}
-    found = {}
+    converted = {}
     for name, value in params.items():
         if value is None or name in TEXT_ONLY or name in ignored:
             continue
         if name not in names:
             raise UsageError(f"the sampling parameter {name!r} is unknown: leave it out")
-        found[names[name]] = value
-    return found
+        converted[names[name]] = value
+    return converted
 
 
 def to_vllm(params: Mapping[str, Any], *, name: str) -> dict[str, Any]:
     """Convert SGLang's sampling parameters to vLLM's names. Raise `UsageError` for a parameter that
     vLLM does not have. `name` is the engine's name, for the error message.
     """
-    found = {}
+    converted = {}
     for ours, value in params.items():
         if ours in TEXT_ONLY:
             continue
         if ours not in VLLM_NAMES:
             raise UsageError(f"{name} has no sampling parameter {ours!r}: leave it out")
-        found[VLLM_NAMES[ours]] = value
-    return found
+        converted[VLLM_NAMES[ours]] = value
+    return converted

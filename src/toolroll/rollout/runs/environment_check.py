@@ -134,7 +134,7 @@ class _Checks:
         self.results.append(CheckResult(name, status, detail))
 
     def _failed(self, name: str) -> bool:
-        return any(one.name == name and one.status == "failed" for one in self.results)
+        return any(result.name == name and result.status == "failed" for result in self.results)
 
     # --- the checks -------------------------------------------------------------------------------
 
@@ -143,9 +143,10 @@ class _Checks:
             raise _FailedError("there are no tasks")
         split = self.tasks[0].split or self.factory.splits[0]
         first, again = (list(self.factory.tasks(split)) for _ in range(2))
-        if [(one.id, one.data) for one in first] != [(one.id, one.data) for one in again]:
+        if [(task.id, task.data) for task in first] != [(task.id, task.data) for task in again]:
             raise _FailedError("tasks() returns different tasks when it is called again")
-        doubled = [name for name, count in Counter(one.id for one in first).items() if count > 1]
+        counts = Counter(task.id for task in first)
+        doubled = [task_id for task_id, count in counts.items() if count > 1]
         if doubled:
             raise _FailedError(f"{len(doubled)} task ids are not unique, such as {doubled[0]!r}")
         for place, task in enumerate(first):
@@ -169,11 +170,11 @@ class _Checks:
         return f"doing nothing earns {result.reward:g} in task {self.tasks[0].id}"
 
     async def _schemas(self) -> str:
-        tools = [tool for one in self.played for tool in one[0].tools]
+        tools = [tool for group in self.played for tool in group[0].tools]
         if not tools:
             raise _NotApplicableError("there are no tools")
-        for recorders in self.played:
-            names = [_checked_tool(tool) for tool in recorders[0].tools]
+        for group in self.played:
+            names = [_checked_tool(tool) for tool in group[0].tools]
             doubled = [name for name, count in Counter(names).items() if count > 1]
             if doubled:
                 raise _FailedError(f"two tools are named {doubled[0]!r}")
@@ -354,17 +355,20 @@ def _checked_tool(tool: Tool) -> str:
     return name
 
 
-def _difference(one: EnvironmentRecorder, other: EnvironmentRecorder, when: tuple[str, str]) -> str:
+def _difference(
+    expected: EnvironmentRecorder, other: EnvironmentRecorder, when: tuple[str, str]
+) -> str:
     """Return a message about the first difference between two transcripts, or "". `when`: how the
     message refers to each transcript.
     """
-    for at, (first, second) in enumerate(zip(one.transcript, other.transcript, strict=False)):
+    entries = zip(expected.transcript, other.transcript, strict=False)
+    for step, (first, second) in enumerate(entries):
         if first != second:
             path, *values = _first_difference(first, second)
             texts = [f"{text} {name}" for text, name in zip(_excerpts(*values), when, strict=True)]
-            return f"{path} of {f'step {at}' if at else 'reset'} is {' and '.join(texts)}"
-    if len(one.transcript) != len(other.transcript):
-        steps = [f"{len(player.transcript) - 1}" for player in (one, other)]
+            return f"{path} of {f'step {step}' if step else 'reset'} is {' and '.join(texts)}"
+    if len(expected.transcript) != len(other.transcript):
+        steps = [f"{len(player.transcript) - 1}" for player in (expected, other)]
         return f"the number of steps is {steps[0]} {when[0]} and {steps[1]} {when[1]}"
     return ""
 
@@ -390,9 +394,9 @@ def _first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any
                 inner = f"{path}.{name}" if path else name
                 return _first_difference(first.get(name), second.get(name), inner)
     elif isinstance(first, list) and isinstance(second, list):
-        for at, (one, other) in enumerate(zip_longest(first, second)):
-            if one != other:
-                return _first_difference(one, other, f"{path}[{at}]")
+        for position, (left, other) in enumerate(zip_longest(first, second)):
+            if left != other:
+                return _first_difference(left, other, f"{path}[{position}]")
     return path, first, second
 
 

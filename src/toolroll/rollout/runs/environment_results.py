@@ -29,26 +29,26 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
-def checked_observation(env: str, found: Any, most_bytes: int = MOST_BYTES) -> Observation:
+def checked_observation(env: str, returned: Any, most_bytes: int = MOST_BYTES) -> Observation:
     """Return a copy of `found`, which `reset` returned (see `_checked`). Raise
     `EnvironmentFailure` if `found` is not valid.
     """
-    if not isinstance(found, Observation):
+    if not isinstance(returned, Observation):
         raise EnvironmentFailure(
-            f"{env}.reset must return an Observation, not {type(found).__name__}"
+            f"{env}.reset must return an Observation, not {type(returned).__name__}"
         )
-    return _checked(f"{env}.reset", found, most_bytes)
+    return _checked(f"{env}.reset", returned, most_bytes)
 
 
 def checked_step(
-    where: str, found: Any, action: Action, most_bytes: int = MOST_BYTES
+    where: str, returned: Any, action: Action, most_bytes: int = MOST_BYTES
 ) -> StepResult:
     """Return a copy of `found`, which the function `where` returned (see `_checked`). Raise
     `EnvironmentFailure` if `found` is not valid.
     """
-    if not isinstance(found, StepResult):
-        raise EnvironmentFailure(f"{where} must return a StepResult, not {type(found).__name__}")
-    step: StepResult = _checked(where, found, most_bytes)
+    if not isinstance(returned, StepResult):
+        raise EnvironmentFailure(f"{where} must return a StepResult, not {type(returned).__name__}")
+    step: StepResult = _checked(where, returned, most_bytes)
     object.__setattr__(step, "reward", checked_reward(where, step.reward))
     if not isinstance(step.done, bool | int | np.bool_):
         raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(step.done)}")
@@ -64,27 +64,27 @@ def checked_step(
     return step
 
 
-def _checked(where: str, found: T, most_bytes: int) -> T:
+def _checked(where: str, returned: T, most_bytes: int) -> T:
     """Return a copy of `found` with valid messages, tools and info. The environment cannot change
     the messages and tools of the copy. The values in its info are not copied. The class of `found`
     may be a subclass with another constructor, so the constructor is not called.
     """
-    made = copy(found)
+    copied = copy(returned)
     reader = _Reader(where)
-    if not isinstance(found.info, Mapping):
-        raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(found.info)}")
+    if not isinstance(returned.info, Mapping):
+        raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(returned.info)}")
     values = {
-        "messages": reader.copied(found.messages, "messages"),
-        "tools": reader.copied(found.tools, "tools"),
-        "info": {_ours_apart(name): value for name, value in reader.read(found.info.items())},
+        "messages": reader.copied(returned.messages, "messages"),
+        "tools": reader.copied(returned.tools, "tools"),
+        "info": {_ours_apart(name): value for name, value in reader.read(returned.info.items())},
     }
     check_messages(where, values["messages"])
-    if found.tools is not None or isinstance(found, Observation):
+    if returned.tools is not None or isinstance(returned, Observation):
         _check_tools(where, values["tools"])
     check_size(where, values["messages"], values["tools"] or (), most_bytes)
     for name, value in values.items():
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(copied, name, value)
+    return copied
 
 
 def _ours_apart(name: Any) -> Any:
@@ -116,8 +116,8 @@ class _Reader:
                 key: self.copied(item, name, depth + 1) for key, item in self.read(value.items())
             }
         return [
-            self.copied(item, name if depth else f"{name}[{at}]", depth + 1)
-            for at, item in enumerate(self.read(value))
+            self.copied(item, name if depth else f"{name}[{position}]", depth + 1)
+            for position, item in enumerate(self.read(value))
         ]
 
     def read(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -144,18 +144,18 @@ def checked_reward(where: str, reward: Any) -> float | None:
     return value
 
 
-def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]:
+def checked_metrics(env: str, returned: Any) -> tuple[dict[str, float], str | None]:
     """Return the finite numbers that `metrics` returned, under the names that they have in an
     episode. If there are other values, also return an error message about them.
 
     `tool_errors`, `tool_errors/TOOL` and `user_*` are part of the summary. Other names are the
     environment's own, and get the prefix `env/`.
     """
-    if not isinstance(found, Mapping):
-        return {}, f"{env}.metrics must return a mapping of numbers, not {shown(found)}"
+    if not isinstance(returned, Mapping):
+        return {}, f"{env}.metrics must return a mapping of numbers, not {shown(returned)}"
     numbers: dict[str, float] = {}
     wrong = []
-    for key, value in _Reader(f"{env}.metrics").read(found.items()):
+    for key, value in _Reader(f"{env}.metrics").read(returned.items()):
         text, number = key_text(key), finite(value)
         if number is None:
             wrong.append(f"{text}: {shown(value)}")
@@ -163,8 +163,8 @@ def checked_metrics(env: str, found: Any) -> tuple[dict[str, float], str | None]
             wrong.append(f"{text}: {shown(value)} (a second value)")
         else:
             numbers[_metric(text)] = number
-    words = "; ".join(wrong)
-    return numbers, f"{env}.metrics must return finite numbers, not {words}" if wrong else None
+    problems = "; ".join(wrong)
+    return numbers, f"{env}.metrics must return finite numbers, not {problems}" if wrong else None
 
 
 def _metric(name: str) -> str:
@@ -207,24 +207,24 @@ def check_messages(where: str, messages: Any) -> None:
         raise EnvironmentFailure(
             f"{where}: messages must be a list of messages, not {type(messages).__name__}"
         )
-    for at, message in enumerate(messages):
+    for index, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or role not in _ROLES:
             raise EnvironmentFailure(
-                f"{where}: messages[{at}] must be a mapping with a role of {', '.join(_ROLES)}, "
+                f"{where}: messages[{index}] must be a mapping with a role of {', '.join(_ROLES)}, "
                 f"not {shown(message)}"
             )
         if not isinstance(message.get("content"), str | list | None):
             kind = type(message["content"]).__name__
             raise EnvironmentFailure(
-                f"{where}: the content of messages[{at}] must be text, not {kind}"
+                f"{where}: the content of messages[{index}] must be text, not {kind}"
             )
 
 
 def _check_tools(where: str, tools: Any) -> None:
     if not isinstance(tools, Sequence) or isinstance(tools, str | bytes):
         raise EnvironmentFailure(f"{where}: tools must be a list of tools, not {shown(tools)}")
-    for at, tool in enumerate(tools):
+    for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise EnvironmentFailure(f"{where}: tools[{at}] must be {_TOOL}, not {shown(tool)}")
+            raise EnvironmentFailure(f"{where}: tools[{index}] must be {_TOOL}, not {shown(tool)}")

@@ -115,8 +115,8 @@ class EnvironmentRunner:
         with self._step_rules(action):
             return self._stepped(self._call_now("step", action), action)
 
-    def _first(self, found: Any) -> Observation:
-        self.first = self._checked(checked_observation, self._name, found, self._most_bytes)
+    def _first(self, returned: Any) -> Observation:
+        self.first = self._checked(checked_observation, self._name, returned, self._most_bytes)
         return self.first
 
     @contextmanager
@@ -135,16 +135,16 @@ class EnvironmentRunner:
             check_size(where, [text] * max(1, len(action.tool_calls)), (), self._most_bytes)
             raise
 
-    def _stepped(self, found: Any, action: Action) -> StepResult:
-        result = self.checked_step(f"{self._name}.step", found, action)
+    def _stepped(self, returned: Any, action: Action) -> StepResult:
+        result = self.checked_step(f"{self._name}.step", returned, action)
         self.done = bool(result.done)
         return result
 
-    def checked_step(self, where: str, found: Any, action: Action) -> StepResult:
+    def checked_step(self, where: str, returned: Any, action: Action) -> StepResult:
         """Return a copy of `found`, which the function named `where` returned for `action`. Raise
         `EnvironmentFailure` if it is invalid.
         """
-        return self._checked(checked_step, where, found, action, self._most_bytes)
+        return self._checked(checked_step, where, returned, action, self._most_bytes)
 
     async def truncated_reward(self) -> float | None:
         """Return the environment's reward for an episode that the environment did not end (for
@@ -159,8 +159,8 @@ class EnvironmentRunner:
         returned.
         """
         try:
-            found = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
-            self._metrics, wrong = self._checked(checked_metrics, self._name, found)
+            returned = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
+            self._metrics, wrong = self._checked(checked_metrics, self._name, returned)
             if wrong is not None:
                 raise EnvironmentFailure(wrong)
         except (ActionError, RolloutError, UsageError) as error:
@@ -192,7 +192,7 @@ class EnvironmentRunner:
             return error
         return None
 
-    def _checked(self, check: Callable[..., T], where: str, *found: Any) -> T:
+    def _checked(self, check: Callable[..., T], where: str, *returned: Any) -> T:
         """Return `check(where, *found)`. If it raises an exception, raise `EnvironmentFailure`.
 
         `found` is what the environment returned. It may be any object, so reading it may raise any
@@ -200,7 +200,7 @@ class EnvironmentRunner:
         """
         try:
             with guarded():
-                return check(where, *found)
+                return check(where, *returned)
         except EnvironmentFailure:
             raise
         except Exception as error:
@@ -228,11 +228,11 @@ class EnvironmentRunner:
             raise UsageError(message)
         with self._classified(where):
             with guarded():
-                found = function(*args)
-            if inspect.iscoroutine(found):  # a plain method that returns a coroutine
-                found.close()
+                result = function(*args)
+            if inspect.iscoroutine(result):  # a plain method that returns a coroutine
+                result.close()
                 raise UsageError(message)
-            return found
+            return result
 
     @contextmanager
     def _classified(
@@ -291,12 +291,12 @@ class EnvironmentRunner:
             function = getattr(self.env, method)  # which may be a property
             if self.env.blocking and not inspect.iscoroutinefunction(function):
                 # In the thread, a `KeyboardInterrupt` of the function is not treated as Ctrl-C.
-                found = await self._run_in_thread(
+                result = await self._run_in_thread(
                     guarded()(function), *args, begun=begun, what=where
                 )
-                if not inspect.isawaitable(found):
-                    return found
-                function, args = _same, (found,)
+                if not inspect.isawaitable(result):
+                    return result
+                function, args = _same, (result,)
             else:
                 begun()
             return await self._on_loop(function, *args)
@@ -344,11 +344,11 @@ def _place(error: BaseException, environment: type) -> str:
     module is not in the traceback, return the innermost line of the whole traceback.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = getattr(sys.modules.get(environment.__module__), "__file__", None)
-    found = next(
-        (frame for frame in reversed(frames) if frame.filename == own),
+    module_file = getattr(sys.modules.get(environment.__module__), "__file__", None)
+    innermost = next(
+        (frame for frame in reversed(frames) if frame.filename == module_file),
         frames[-1] if frames else None,
     )
-    if found is None:
+    if innermost is None:
         return ""
-    return f" ({Path(found.filename).name}, line {found.lineno}, in {found.name})"
+    return f" ({Path(innermost.filename).name}, line {innermost.lineno}, in {innermost.name})"

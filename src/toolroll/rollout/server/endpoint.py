@@ -13,383 +13,31 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
-import time
-import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.choice_stream import ChoiceStream, TextStream
-from toolroll.rollout.server.answers.result import LONG, Choice, CompletionResult, is_long
-from toolroll.rollout.server.conversation.completions import TextPrompt, check_prompt, plan_text
-from toolroll.rollout.server.conversation.conversation_tree import Prompt
+from toolroll.rollout.server.conversation.completions import check_prompt
 from toolroll.rollout.server.conversation.messages import read_messages
-from toolroll.rollout.server.conversation.prefill import (
-    check_continued,
-    sampled_part,
-    split_prefill,
-    with_prefill,
-)
-from toolroll.rollout.server.conversation.template_cache import TemplateCache
+from toolroll.rollout.server.conversation.prefill import split_prefill
 from toolroll.rollout.server.dialects.anthropic import AnthropicMessages
 from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.dialects.openai_chat import ChatCompletions, TextCompletions
 from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.metrics import Metrics
+from toolroll.rollout.server.replies import ChatReply, Reply, Serving, TextReply
 from toolroll.rollout.server.requests.paths import api_of
 from toolroll.rollout.server.requests.protocol import CompletionRequest, Sampling
 from toolroll.rollout.server.requests.received import Received
-from toolroll.rollout.server.requests.sampling import (
-    EngineCapabilities,
-    apply_tool_choice,
-    default_limit,
-    sampling_params,
-    stop_strings,
-)
-from toolroll.rollout.server.requests.tool_choice import check_called
+from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.server.sessions.live_session import LiveSession
-from toolroll.rollout.server.sessions.pending import PendingRequest, request_key
+from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.server.sessions.session_store import SessionStore
-from toolroll.rollout.server.sessions.sessions import Sessions
-from toolroll.rollout.session.tree import Node
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
-
-NEW_TEXT = "another text of the same session"
 
 
-class Reply(PendingRequest):
-    """One request to the endpoint, and its answer. `key` and `large`: see `Endpoint.start_reply`.
-
-    The task of a request runs the steps `plan` (find the exact prompt), `begin`, `sample` and
-    `choice` (read what was sampled). These change nothing in the session. When the answer is
-    returned, `deliver` calls `commit`, which adds the answer to the session, and `render` writes
-    the body.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        dialect: Dialect,
-        live: LiveSession,
-        parsed: ParsedRequest,
-        *,
-        key: bytes = b"",
-        large: bool = False,
-    ) -> None:
-        super().__init__(key, parsed.request.n)
-        self.endpoint = endpoint
-        self.dialect = dialect
-        self.live = live
-        self.parsed = parsed
-        self.large = large
-        self.model = endpoint.model
-        self.template = endpoint.model.template
-        self.params = sampling_params(
-            parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
-        )
-        # not the stop string that ends a reply after its first call, which stays in the text
-        self.stop_strings = stop_strings(self.params)
-        self.result: CompletionResult
-        """Set by `begin`. Its choices are added at the end."""
-        self.saved: asyncio.Future[None] | None = None
-        """Done once the answer is on disk."""
-        self._committed = False
-        self._body: bytes | None = None
-
-    # --- sampling ---------------------------------------------------------------------------------
-
-    async def run(self) -> CompletionResult:
-        """Return the answers."""
-        await call_of_size(self.plan, large=self.large)
-        self.begin()
-        completions = await self.sample()
-        for index, completion in enumerate(completions):
-            large = self.large or len(completion.output_ids) > LONG
-            choice = await call_of_size(self.choice, index, completion, large=large)
-            self.result.choices.append(choice)
-        request = self.parsed.request
-        if not request.stream and is_long(completions, request.top):
-            await asyncio.to_thread(self.render)
-        return self.result
-
-    def plan(self) -> None:
-        """Find the exact prompt. It stays valid if other requests are committed afterwards."""
-        raise NotImplementedError
-
-    def begin(self) -> None:
-        """Create `result`."""
-        raise NotImplementedError
-
-    def _begin(self, prompt_ids: IdArray, **fields: Any) -> None:
-        name = self.endpoint.model_name
-        if self.stored is not None:
-            self.result = replace(
-                self.stored, model=name, choices=[], stop_strings=self.stop_strings
-            )
-            return
-        self.result = CompletionResult(
-            id=self.dialect.prefix + uuid.uuid4().hex,
-            created=int(time.time()),
-            model=name,
-            prompt_ids=prompt_ids,
-            stop_strings=self.stop_strings,
-            **fields,
-        )
-
-    async def sample(self) -> list[Completion]:
-        """Return what the engine sampled. Each choice is a separate request to the engine, whose
-        prefix cache holds the prompt. If the choices were restored from disk, return them
-        unchanged.
-        """
-        if self.stored is not None:
-            return [choice.completion for choice in self.stored.choices]
-        ids, top = self.result.prompt_ids, self.parsed.request.top
-        sent = await self.model.effective_params(self.params, len(ids), self.template)
-        self.result.sampling_params = sent
-        request = GenerateRequest(
-            input_ids=ids,
-            sampling_params=sent,
-            session_id=self.live.id,
-            extra={"top_logprobs_num": top} if top else {},
-        )
-        async with asyncio.timeout(self.endpoint.settings.timeout):
-            if self.parsed.request.n == 1:
-                return [await self._generate(request, 0)]
-            tasks = [
-                asyncio.ensure_future(self._generate(request, index))
-                for index in range(self.parsed.request.n)
-            ]
-            try:
-                return list(await asyncio.gather(*tasks))
-            finally:
-                # if one fails, all fail, because the others would not be returned
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _generate(self, request: GenerateRequest, index: int) -> Completion:
-        stream, top = self.parsed.request.stream, self.parsed.request.top
-        progress = (lambda ids: self.report(index, list(ids))) if stream else None
-        completion = await self.model.generate(request, progress=progress)
-        if completion.finish_reason == "abort":
-            words = "the engine aborted the request (for example, for a weight update)"
-            raise ApiError(503, "engine_aborted", words, retry=True)
-        if top and completion.top_logprobs is None and len(completion.output_ids):
-            words = "the engine returned no top logprobs, although the request asks for them"
-            raise ApiError(502, "engine_error", words)
-        return completion
-
-    def choice(self, index: int, completion: Completion) -> Choice:
-        """Return choice number `index`, which the engine sampled as `completion`."""
-        raise NotImplementedError
-
-    def stream(self, index: int) -> ChoiceStream:
-        """Return a new stream of choice number `index`."""
-        return ChoiceStream(self._text_stream())
-
-    def _text_stream(self) -> TextStream:
-        stop_ids = {*self.template.stop_token_ids, *(self.params.get("stop_token_ids") or ())}
-        return TextStream(self.template.encoder, stop_ids, self.stop_strings)
-
-    # --- returning --------------------------------------------------------------------------------
-
-    def outcome(self) -> CompletionResult:
-        """Return the result of the finished request, or raise its error."""
-        if self.task.cancelled():
-            self.endpoint.sessions.check_open()
-            words = "the request was aborted: its session was deleted"
-            raise ApiError(409, "request_aborted", words)
-        if self.failure is not None:
-            raise self.failure
-        return self.task.result()
-
-    async def deliver(self) -> None:
-        """Commit the result of the finished request. If the session is kept on disk, return only
-        once the result is saved. If committing or saving fails, every caller that waits for this
-        result gets the error.
-        """
-        result = self.outcome()
-        try:
-            if not self._committed and self.stored is None:
-                self._committed = True
-                self.live.check()
-                self.commit()
-                self.endpoint.metrics.count(result)
-            if self.saved is not None:
-                await asyncio.shield(self.saved)  # others may wait for it
-        except Exception as error:
-            self.failure = error
-            raise
-        self.delivered = True
-
-    def commit(self) -> None:
-        """Add the result to the session and, if the session is kept on disk, to the journal. Both
-        have the answers in the same order.
-        """
-        raise NotImplementedError
-
-    def _wait_for(self, saved: asyncio.Future[None], nodes: Sequence[Node]) -> None:
-        """Make `deliver` wait for `saved`. If saving fails, exclude `nodes` from training."""
-
-        def exclude(done: asyncio.Future[None]) -> None:
-            if not done.cancelled() and done.exception() is not None:
-                self.live.session.exclude("the answer could not be saved", nodes)
-
-        saved.add_done_callback(exclude)
-        self.saved = saved
-
-    def render(self) -> bytes:
-        """Return the body. It is kept as text for a retry, because Python lists would be 10x as
-        large.
-        """
-        if self._body is None:
-            self._body = orjson.dumps(self.dialect.body(self.parsed, self.result))
-        return self._body
-
-
-class ChatReply(Reply):
-    """The next message of a conversation, in any dialect."""
-
-    def __init__(self, endpoint: Endpoint, *args: Any, **options: Any) -> None:
-        super().__init__(endpoint, *args, **options)
-        request, templates = self.parsed.chat, endpoint.templates
-        self.use = apply_tool_choice(
-            request,
-            self.parsed.tools,
-            self.model.parser.name,
-            self.params,
-            routed=endpoint.capabilities.behind_router,
-        )
-        check_continued(request, self.use)
-        switches, effort = request.chat_template_kwargs, request.reasoning_effort
-        self.template = templates.get(templates.with_effort(switches, effort))
-        self.prompt: Prompt
-        self.seeds: list[str]
-        """One for each choice, from which the ids of its calls are derived."""
-
-    def plan(self) -> None:
-        """Find the turn that the conversation continues."""
-        settings, messages, prefill = self.endpoint.settings, self.parsed.messages, ""
-        if self.parsed.chat.continue_final_message:
-            messages, prefill = split_prefill(messages)
-        prompt = self.live.tree.plan(
-            messages, self.use.tools, self.template, self.model.parser.reasoning
-        )
-        length = self.endpoint.capabilities.context_length
-        if prefill:
-            prompt = with_prefill(prompt, prefill)
-        elif settings.cut_first_prompt and length is not None:
-            limit = default_limit(settings, self.live.sampling_params)
-            prompt = prompt.cut(max(1, length - (limit or 1)))
-        self.prompt = prompt
-
-    def begin(self) -> None:
-        """Create `result`, and count the answers to the prompt."""
-        prompt, live, choices = self.prompt, self.live, self.parsed.request.n
-        self.parsed.messages.clear()  # a whole conversation, not needed while the engine samples
-        first = live.answers[prompt.digest]
-        if self.stored is None:
-            live.answers[prompt.digest] += choices
-            if prompt.turn is not None:
-                live.forget_request(prompt.turn)
-        self._begin(prompt.input_ids, first=first)
-        self.result.constrained = self.use.constrained
-        first, length = self.result.first, len(self.result.prompt_ids)
-        self.seeds = [
-            f"{live.id}/{length}" + (f"/{number}" if number else "")
-            for number in range(first, first + choices)
-        ]
-
-    @property
-    def _offered(self) -> list[Tool] | None:
-        return self.use.tools if self.use.offered else None
-
-    def choice(self, index: int, completion: Completion) -> Choice:
-        """Parse the reply number `index`."""
-        prompt, use = self.prompt, self.use
-        turn = parse_turn(
-            self.model,
-            prompt.template,
-            completion,
-            self.result.sampling_params,
-            tools=self._offered,
-            seed=self.seeds[index],
-            in_reasoning=prompt.in_reasoning,
-            stop_strings=self.stop_strings,
-            streamed=True,
-            prefill=prompt.prefill,
-            prefill_ids=prompt.prefill_ids.tolist(),
-        )
-        check_called(use.forced, use.strict, turn, completion, prompt.template)
-        shown = sampled_part(self.model, prompt, turn, use.tools) if prompt.prefill else None
-        return Choice(completion, turn.text, turn, shown, self.stream(index))
-
-    def stream(self, index: int) -> ChoiceStream:
-        """Return a new stream of reply number `index`."""
-        in_reasoning = self.prompt.in_reasoning
-        options = parse_options(self._offered, in_reasoning=in_reasoning, streamed=True)
-        parser = self.model.parser.stream(**options)
-        return ChoiceStream(self._text_stream(), parser, self.seeds[index])
-
-    def commit(self) -> None:
-        """Add the turns to the tree of the conversation."""
-        live, prompt, result = self.live, self.prompt, self.result
-        labels: dict[str, Any] = {
-            "kind": self.dialect.kind,
-            "lineage": self.parsed.lineage,
-            "kept": self.dialect.kept(self.parsed, result),
-        }
-        nodes = [turn.node for turn in live.add_chat(prompt, result, **labels)]
-        live.requests |= dict.fromkeys([node.index for node in nodes], self)
-        if live.log is not None:
-            switches = self.endpoint.templates.switches_of(prompt.template)
-            saved = live.log.chat(prompt, result, self.key, nodes, switches=switches, **labels)
-            self._wait_for(saved, nodes)
-        if self.endpoint.settings.verify == "always":
-            live.start_checks()
-
-
-class TextReply(Reply):
-    """The continuation of a text."""
-
-    prompt: TextPrompt
-
-    def plan(self) -> None:
-        """Find the earlier completion that the text continues."""
-        self.prompt = plan_text(self.live.texts, self.parsed.text.prompt, self.template.encoder)
-
-    def begin(self) -> None:
-        """Create `result`."""
-        self._begin(self.prompt.input_ids)
-
-    def choice(self, index: int, completion: Completion) -> Choice:
-        """Return the text."""
-        sampled = self.template.sampled(
-            completion.output_ids,
-            finish_reason=completion.finish_reason,
-            stop_token_ids=stop_ids(completion, self.result.sampling_params),
-        )
-        return Choice(completion, before_stop(sampled.body, completion, self.stop_strings))
-
-    def commit(self) -> None:
-        """Add the completions to the texts of the session."""
-        live, prompt = self.live, self.prompt
-        reason = NEW_TEXT if prompt.parent is None and live.session.nodes else None
-        nodes = live.add_text(prompt, self.result, reason)
-        if live.log is not None:
-            saved = live.log.text(prompt, self.result, self.key, nodes, reason)
-            self._wait_for(saved, nodes)
-
-
-class Endpoint:
+class Endpoint(Serving):
     """Serves `model` to many sessions. Use it as an async context manager, or call `start` before
     the first request and `aclose` at the end. `aclose` does not close `model`. `store` keeps the
     sessions on disk.
@@ -401,13 +49,8 @@ class Endpoint:
         settings: EndpointSettings | None = None,
         store: SessionStore | None = None,
     ) -> None:
-        self.model = model
-        self.settings = settings = settings or EndpointSettings()
-        self.store = store
-        self.metrics = Metrics()
-        self.sessions = Sessions(settings, store)
-        self.capabilities = EngineCapabilities()
-        self.templates = templates = TemplateCache(model.template)
+        super().__init__(model, settings or EndpointSettings(), store)
+        settings, templates = self.settings, self.templates
         encoder, reasons = model.template.encoder, model.parser.reasoning is not None
         self.chat = ChatCompletions(encoder, settings.openrlhf_token_ids)
         self.responses = OpenAIResponses(encoder, templates, settings, reasons)
@@ -426,11 +69,6 @@ class Endpoint:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
-
-    @property
-    def model_name(self) -> str:
-        """The model's name for clients."""
-        return self.model.name or "toolroll"
 
     def dialect_of(self, path: str) -> Dialect:
         """Return the dialect in which an error for `path` is written. `path` is percent-encoded."""
@@ -521,15 +159,15 @@ class Endpoint:
         live.check()
         settings = self.settings
         if settings.model_names == "own" and request.model not in (None, self.model_name):
-            words = f"this endpoint serves {self.model_name!r}, not {request.model!r}"
-            raise ApiError(404, "model_not_found", words, param="model")
+            problem = f"this endpoint serves {self.model_name!r}, not {request.model!r}"
+            raise ApiError(404, "model_not_found", problem, param="model")
         if live.session.nodes >= settings.max_nodes:
-            words = f"the session is full, with {live.session.nodes} nodes: start another session"
-            raise ApiError(409, "session_full", words, param="session_id")
+            problem = f"the session is full, with {live.session.nodes} nodes: start another session"
+            raise ApiError(409, "session_full", problem, param="session_id")
         if live.pending.in_flight >= settings.max_in_flight:
-            words = f"the session has {live.pending.in_flight} requests in flight: wait and retry"
+            problem = f"the session has {live.pending.in_flight} requests in flight: wait and retry"
             live.pending.expect_retry(key)
-            raise ApiError(429, "too_many_requests", words, retry=True)
+            raise ApiError(429, "too_many_requests", problem, retry=True)
 
     # --- verifying --------------------------------------------------------------------------------
 

@@ -85,8 +85,8 @@ def server_stopping() -> ApiError:
     """Return the error of a server that is stopping. A retry can succeed once the server runs
     again.
     """
-    words = "the server is stopping: send the request again"
-    return ApiError(503, "server_stopping", words, retry=True)
+    problem = "the server is stopping: send the request again"
+    return ApiError(503, "server_stopping", problem, retry=True)
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -128,24 +128,24 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
     path to the validated object, if it is only a part of the body.
     """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    first = next((one for one in errors if _is_unknown(one, errors[0])), errors[0])
+    first = next((entry for entry in errors if _is_unknown(entry, errors[0])), errors[0])
     place = [*within, *(part for part in first["loc"] if not _is_branch(part))]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(
         "."
     )
     if first["type"] == "extra_forbidden":
         hint = _INSTEAD.get(param)
-        words = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
-        return UnknownFieldError(param, words)
+        problem = f"this endpoint cannot honor {param!r}" + (f": {hint}" if hint else "")
+        return UnknownFieldError(param, problem)
     return invalid(param, f"{param}: {first['msg']}")
 
 
-def _is_unknown(one: ErrorDetails, first: ErrorDetails) -> bool:
+def _is_unknown(entry: ErrorDetails, first: ErrorDetails) -> bool:
     """Return True if `one` reports an unknown field, and lies in the same top-level field as
     `first`. For a union, `first` is only about the union's first branch, so `one` may be the actual
     cause.
     """
-    return one["type"] == "extra_forbidden" and one["loc"][:1] == first["loc"][:1]
+    return entry["type"] == "extra_forbidden" and entry["loc"][:1] == first["loc"][:1]
 
 
 def _is_branch(part: int | str) -> bool:

@@ -45,22 +45,24 @@ class Metrics:
         self.requests[method if method in _METHODS else "other", route, status] += 1
         self._seconds[route] += seconds  # type: ignore[assignment]
         counts = self._buckets.setdefault(route, [0] * (len(BUCKETS) + 1))
-        counts[next((at for at, top in enumerate(BUCKETS) if seconds <= top), len(BUCKETS))] += 1
+        counts[
+            next((index for index, top in enumerate(BUCKETS) if seconds <= top), len(BUCKETS))
+        ] += 1
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
         """Return all counters and `gauges` as text. `gauges` maps a name to its help text and
         value.
         """
         lines: list[str] = []
-        for name, (words, value) in gauges.items():
-            lines += _metric(name, "gauge", words, [("", value)])
-        for name, words, value in (
+        for name, (help_text, value) in gauges.items():
+            lines += _metric(name, "gauge", help_text, [("", value)])
+        for name, help_text, value in (
             ("turns_total", "Answers that were returned.", self.turns),
             ("prompt_tokens_total", "Prompt tokens of the answers.", self.prompt_tokens),
             ("cached_tokens_total", "Prompt tokens from the prefix cache.", self.cached_tokens),
             ("sampled_tokens_total", "Sampled tokens of the answers.", self.sampled_tokens),
         ):
-            lines += _metric(name, "counter", words, [("", value)])
+            lines += _metric(name, "counter", help_text, [("", value)])
         errors = [(_labels(code=code), count) for code, count in sorted(self.errors.items())]
         lines += _metric("errors_total", "counter", "Refusals and failures by code.", errors)
         requests = [
@@ -83,8 +85,10 @@ class Metrics:
             yield f"{name}_count{_labels(route=route)} {total}"
 
 
-def _metric(name: str, kind: str, words: str, values: Iterable[tuple[str, float]]) -> Iterable[str]:
-    yield f"# HELP toolroll_{name} {words}"
+def _metric(
+    name: str, kind: str, help_text: str, values: Iterable[tuple[str, float]]
+) -> Iterable[str]:
+    yield f"# HELP toolroll_{name} {help_text}"
     yield f"# TYPE toolroll_{name} {kind}"
     for labels, value in values:
         yield f"toolroll_{name}{labels} {value}"

@@ -43,8 +43,8 @@ async def model(query: Query) -> dict[str, Any]:
     endpoint = query.endpoint
     await endpoint.refresh()
     if query.name != endpoint.model_name:
-        words = f"this endpoint serves {endpoint.model_name!r}"
-        raise ApiError(404, "model_not_found", words, param="model")
+        problem = f"this endpoint serves {endpoint.model_name!r}"
+        raise ApiError(404, "model_not_found", problem, param="model")
     return _card(endpoint)
 
 

@@ -66,7 +66,9 @@ def sampling_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the validated `params`. Leave out values that are None. Raise pydantic's
     `ValidationError` if a value is not valid.
     """
-    found = SamplingDefaults.model_validate(dict(params)).model_dump(exclude_none=True)
-    if "logit_bias" in found:
-        found["logit_bias"] = {str(index): bias for index, bias in found["logit_bias"].items()}
-    return found
+    defaults = SamplingDefaults.model_validate(dict(params)).model_dump(exclude_none=True)
+    if "logit_bias" in defaults:
+        defaults["logit_bias"] = {
+            str(index): bias for index, bias in defaults["logit_bias"].items()
+        }
+    return defaults

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from toolroll.rollout.server.dialects.dialect import Event, ReplyWriter
-from toolroll.rollout.server.endpoint import Reply
 from toolroll.rollout.server.errors import api_error
+from toolroll.rollout.server.replies import Reply
 
 
 async def opened(reply: Reply) -> None:

@@ -359,6 +359,6 @@ def _versions(spans: Sequence[Any], shift: int) -> tuple[WeightVersion, ...]:
     by `shift` tokens.
     """
     return tuple(
-        WeightVersion(spans[pos], spans[pos + 1] + shift, spans[pos + 2] + shift)
-        for pos in range(0, len(spans), 3)
+        WeightVersion(spans[index], spans[index + 1] + shift, spans[index + 2] + shift)
+        for index in range(0, len(spans), 3)
     )

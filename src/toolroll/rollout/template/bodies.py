@@ -21,8 +21,9 @@ import jinja2
 import orjson
 from jinja2 import nodes
 
+from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
@@ -119,6 +120,7 @@ class BodyMasker:
                     return pattern.sub(marker, item)
                 inner = item.strip()
                 before, _, after = item.partition(inner)
+                # Whole tokens come first in the pattern, so that a part of one never splits it.
                 whole = "|".join([pattern.pattern, *parts])
                 return before + re.sub(whole, marker, inner, flags=re.IGNORECASE) + after
             if isinstance(item, Mapping):
@@ -170,6 +172,8 @@ class BodyMasker:
         fixed, places = _taken_apart(masked)
         pos = len(fixed[0]) if text.startswith(fixed[0]) else len(text) + 1
         for index, following in zip(places, fixed[1:], strict=True):
+            # The fixed text after a marker must follow its body at once, so each step is certain
+            # before the next one starts.
             end = self._end_of_form(originals[index], following, text, pos)
             if end is None:
                 break
@@ -231,6 +235,7 @@ def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:
     for token in tokens:
         for size in range(1, len(token)):
             first, rest = token[:size], token[size:]
+            # A few characters beside the part show that this edge is meant, not another text.
             if inner.endswith(first) and inner[-size - _NEAR :] + rest in text:
                 patterns.append(re.escape(first) + r"\Z")
             if inner.startswith(rest) and first + inner[: len(rest) + _NEAR] in text:

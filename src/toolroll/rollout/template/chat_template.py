@@ -18,10 +18,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
 
+from toolroll.parsers.types import Span
 from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.cursor import Cursor, TemplateParts
 from toolroll.rollout.template.delta import DeltaRenderer, SampledText
-from toolroll.rollout.template.encode import Encoder, Span
+from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import HeadHook, Renderer
 from toolroll.rollout.template.stop_tokens import find_stops
 from toolroll.rollout.template.verify import Verifier

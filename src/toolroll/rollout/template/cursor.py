@@ -14,10 +14,11 @@ from operator import is_
 import numpy as np
 
 from toolroll.parsers.reasoning import Tags
+from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
 from toolroll.rollout.template.bodies import BodyMasker, texts_of
 from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
-from toolroll.rollout.template.encode import Encoder, Span, as_ids
+from toolroll.rollout.template.encode import Encoder, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
 from toolroll.rollout.types import IdArray, Message, Tool
 

@@ -147,6 +147,8 @@ class DeltaRenderer:
         if cut is not None:
             return RenderedDelta(whole, cut, None)
         tail = self._tail(messages, new, head, sampled)
+        # The sentinel is part of the turn. If it changes the text after the turn, that text is not
+        # the one that the template renders for the turn that was sampled.
         if not whole.endswith(tail.after[tail.close_at :]):
             raise HistoryRewrittenError(
                 "the text of the new messages depends on the text of the assistant turn"
@@ -174,6 +176,8 @@ class DeltaRenderer:
             return None
         begin, end = len(prompt), len(prompt) + len(sampled.text)
         if not whole.startswith(sampled.text, begin):
+            # The same stop token after the same characters: only the spacing within the turn
+            # differs, and the text after the stop token does not depend on it.
             close_at, close = self._first_stop(whole, begin, sampled)
             if close != sampled.stop or squashed(whole[begin:close_at]) != squashed(sampled.body):
                 return None
@@ -187,6 +191,7 @@ class DeltaRenderer:
         """Return the position and the text of the first stop token in `text` from `begin` on. If
         there is none, return the end of `text` and None.
         """
+        # The longest stop wins, because one stop may be the start of another.
         hits = [
             (pos, -len(stop), stop)
             for stop in self._all_stops(sampled)
@@ -265,6 +270,8 @@ class DeltaRenderer:
             # truncated in its reasoning: Seed-OSS does not close a turn without content
             fields = [name for name in ("reasoning_content", "thinking") if turn.get(name)]
             probes.insert(0, {**turn, **{name: turn[name] + SENTINEL for name in fields}})
+        # A template may drop one of the fields once messages follow, so try them in turn. Both
+        # renders need the sentinel: `alone` shows where the turn ends, `after` what follows it.
         for probe in probes:
             probed = (*messages[:-1], probe)
             after = self.renderer.render_prepared([*probed, *new], head, generate=True)
@@ -346,6 +353,8 @@ class DeltaRenderer:
             )
         turn_alone = alone[len(prompt) : len(alone) - len(tail.alone) + tail.close_at]
         turn_then = whole[len(prompt) : len(whole) - len(tail.after) + tail.close_at]
+        # A turn that renders alike in both cases is not rewritten, even if it was sampled with
+        # other spacing.
         if turn_alone != turn_then and not _reads_like_history(
             squashed(sampled.body), squashed(turn_alone), squashed(turn_then)
         ):

@@ -31,11 +31,9 @@ import numpy as np
 import orjson
 from tokenizers import AddedToken, Tokenizer
 
+from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.types import IdArray
-
-Span = tuple[int, int]
-"""[start, stop) in characters."""
 
 _Place = Literal["start", "control", "text"]
 """What precedes a piece: nothing, a control token, or ordinary text."""

@@ -80,7 +80,7 @@ def _result(text: str, index: int = 0, name: str = "look") -> Message:
 AFTER_A_CALL: list[Message] = [*USER, _calling("x"), _result("1")]
 _CALL = (*BASE, _calling("x"))
 _CYCLES = tuple(
-    message for pos in (0, 1) for message in (_calling("x", first=pos), _result("1", pos))
+    message for number in (0, 1) for message in (_calling("x", first=number), _result("1", number))
 )
 _BATTERY = (
     Probe("tool", "a tool result", _CALL, (_result('{"x": 1}'),)),
@@ -178,10 +178,12 @@ def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Messa
     arguments, ids and texts differ from turn to turn.
     """
     names = ("look", "list_all", "python")
-    for pos in range(count):
-        turn = _calling(f"{'k' * (pos % 5)}{pos}", first=pos, **(_THOUGHT if thinks else {}))
-        turn["tool_calls"][0]["function"]["name"] = names[pos % len(names)]
-        yield turn, _result(BODIES[pos % len(BODIES)], pos, names[pos % len(names)])
+    for number in range(count):
+        turn = _calling(
+            f"{'k' * (number % 5)}{number}", first=number, **(_THOUGHT if thinks else {})
+        )
+        turn["tool_calls"][0]["function"]["name"] = names[number % len(names)]
+        yield turn, _result(BODIES[number % len(BODIES)], number, names[number % len(names)])
 
 
 def _thinking(message: Message) -> Message:

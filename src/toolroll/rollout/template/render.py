@@ -48,8 +48,8 @@ _RENDER_ERRORS = (
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _FIRST, _SECOND = "Pq1zP", "Pq2zP"
 """Sentinels made of ASCII letters and digits, which no template strips, escapes or splits."""
-_USER: Message = {"role": "user", "content": "x"}
-_TOOL: Tool = {
+USER: Message = {"role": "user", "content": "x"}
+TOOL: Tool = {
     "type": "function",
     "function": {
         "name": "x",
@@ -197,7 +197,7 @@ class Renderer:
         """Return the form in which the template renders a call's arguments. It is "dict" if the
         template renders both forms, and None if it renders neither.
         """
-        for talk, tools in itertools.product(_calls_in_context(), ([_TOOL], None)):
+        for talk, tools in itertools.product(_calls_in_context(), ([TOOL], None)):
             for form in ("dict", "text"):
                 if self._shows([_with_arguments(message, form) for message in talk], tools, _FIRST):
                     return form
@@ -225,10 +225,10 @@ class Renderer:
         writes it as text (GLM-4.5).
         """
         form = self.argument_form or "dict"
-        call = _with_arguments(_call({"x": "x"}), form)
-        for after, tools in itertools.product(([_result()], []), ([_TOOL], None)):
+        call = _with_arguments(call_turn({"x": "x"}), form)
+        for after, tools in itertools.product(([tool_result()], []), ([TOOL], None)):
             null, empty = (
-                self._shows([_USER, {**call, "content": content}, *after], tools)
+                self._shows([USER, {**call, "content": content}, *after], tools)
                 for content in (None, "")
             )
             if empty is not None:
@@ -254,10 +254,10 @@ class Renderer:
         and content, but not its field `reasoning_content`.
         """
         text = "x" if content else ""
-        turn = _call({"x": "x"}, text) if calls else {"role": "assistant", "content": text}
+        turn = call_turn({"x": "x"}, text) if calls else {"role": "assistant", "content": text}
         turn = _with_arguments(turn, self.argument_form or "dict")
-        talks = [[_USER, {**turn, name: _FIRST}] for name in ("reasoning_content", "thinking")]
-        standard, thinking = (self._shows(talk, [_TOOL], _FIRST) for talk in talks)
+        talks = [[USER, {**turn, name: _FIRST}] for name in ("reasoning_content", "thinking")]
+        standard, thinking = (self._shows(talk, [TOOL], _FIRST) for talk in talks)
         return standard is None and thinking is not None
 
     def _shows_parts(self, role: str) -> bool:
@@ -268,7 +268,7 @@ class Renderer:
         """
         parts = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
         printed = repr(parts[0])
-        for talk, tools in itertools.product(_parts_in_context(role, parts), ([_TOOL], None)):
+        for talk, tools in itertools.product(_parts_in_context(role, parts), ([TOOL], None)):
             form = self.argument_form or "dict"
             talk = [_with_arguments(message, form) for message in talk]
             text = self._shows(talk, tools, _FIRST, _SECOND)
@@ -399,13 +399,15 @@ def _joined(parts: list[dict[str, Any]]) -> str:
 # --- fixed conversations --------------------------------------------------------------------------
 
 
-def _call(arguments: Mapping[str, Any], content: Any = "") -> Message:
+def call_turn(arguments: Mapping[str, Any], content: Any = "") -> Message:
+    """Return an assistant turn of a fixed conversation that calls the tool `TOOL`."""
     function = {"name": "x", "arguments": arguments}
     call = {"id": "callid000", "type": "function", "function": function}
     return {"role": "assistant", "content": content, "tool_calls": [call]}
 
 
-def _result(content: Any = "x") -> Message:
+def tool_result(content: Any = "x") -> Message:
+    """Return the result of the call in `call_turn`."""
     return {"role": "tool", "tool_call_id": "callid000", "name": "x", "content": content}
 
 
@@ -413,20 +415,20 @@ def _calls_in_context() -> list[list[Message]]:
     """Return conversations with a call. A template that renders calls accepts at least one of
     them.
     """
-    call, system = _call({"x": _FIRST}), {"role": "system", "content": "x"}
+    call, system = call_turn({"x": _FIRST}), {"role": "system", "content": "x"}
     return [
-        [_USER, call, _result()],
-        [_USER, _call({"x": _FIRST}, None), _result()],  # DeepSeek-V3: no calls next to text
-        [_USER, call],
-        [system, _USER, call, _result(), {"role": "assistant", "content": "x"}, _USER],
+        [USER, call, tool_result()],
+        [USER, call_turn({"x": _FIRST}, None), tool_result()],  # DeepSeek-V3: no calls next to text
+        [USER, call],
+        [system, USER, call, tool_result(), {"role": "assistant", "content": "x"}, USER],
     ]
 
 
 def _parts_in_context(role: str, parts: list[dict[str, str]]) -> list[list[Message]]:
     """Return conversations that have a message of `role` with `parts` in its usual position."""
     if role == "tool":
-        return [[_USER, _call({"x": "x"}), _result(parts)]]
+        return [[USER, call_turn({"x": "x"}), tool_result(parts)]]
     message: Message = {"role": role, "content": parts}
     if role == "assistant":
-        return [[_USER, message, _USER], [_USER, message]]
-    return [[message]] if role == "user" else [[message, _USER]]
+        return [[USER, message, USER], [USER, message]]
+    return [[message]] if role == "user" else [[message, USER]]

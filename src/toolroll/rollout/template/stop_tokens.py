@@ -13,37 +13,22 @@ import orjson
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.delta import SENTINEL
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.template.render import TOOL, USER, Renderer, call_turn, tool_result
 from toolroll.rollout.types import Message, Tool
 
-_BASE: list[Message] = [
-    {"role": "user", "content": "x"},
-    {"role": "assistant", "content": SENTINEL},
-]
-_FOLLOW: list[Message] = [
-    {"role": "user", "content": "x"},
-    {"role": "tool", "content": "x", "name": "x"},
-]
-_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "x",
-        "description": "x",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
+_BASE: list[Message] = [USER, {"role": "assistant", "content": SENTINEL}]
+_FOLLOW: list[Message] = [USER, {"role": "tool", "content": "x", "name": "x"}]
 _LIKE_CONTROL = re.compile(
     r"<\|[^|<>\s]+\|?>|<[^|<>\s]+\|>|<｜[^｜<>\s]+｜>|</?(?:start|begin|end|eo)[a-z_]*>|\[/?[A-Z_]{3,}\]"
 )
 """The usual forms of control tokens."""
-_RESULT: Message = {"role": "tool", "content": "x", "name": "x", "tool_call_id": "callid000"}
 
 
 def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]:
     """Return the ids of all tokens that end a turn."""
     stops = _configured(tokenizer)
     # a tokenizer may have a separate template for conversations with tools
-    for tools in (None, [_TOOL]):
+    for tools in (None, [TOOL]):
         texts = _Closing(renderer, encoder, tools).texts()
         stops |= {encoder.control[text] for text in texts}
     return stops
@@ -61,7 +46,7 @@ def missing_tokens(renderer: Renderer, encoder: Encoder) -> tuple[str, ...]:
     if close is None or (token is not None and token.start() <= close.start()):
         return ()
     written = []
-    for tools, messages in ((None, [*_BASE, _FOLLOW[0]]), ([_TOOL], [*_calling(1), _RESULT])):
+    for tools, messages in ((None, [*_BASE, _FOLLOW[0]]), ([TOOL], [*_calling(1), tool_result()])):
         try:
             written.append(renderer.render(messages, tools, generate=True))
         except TemplateError:
@@ -130,7 +115,7 @@ class _Closing:
         """
         alone, then = (
             self.after_sentinel(_calling(1)),
-            self.after_sentinel([*_calling(1), _RESULT]),
+            self.after_sentinel([*_calling(1), tool_result()]),
         )
         if alone is None or then is None or not then.startswith(alone.rstrip("\n")):
             return set()
@@ -150,12 +135,6 @@ class _Closing:
 
 
 def _calling(count: int) -> list[Message]:
-    calls = [
-        {
-            "id": f"callid{pos:03d}",
-            "type": "function",
-            "function": {"name": "x", "arguments": {"x": SENTINEL}},
-        }
-        for pos in range(count)
-    ]
-    return [_BASE[0], {"role": "assistant", "content": "", "tool_calls": calls}]
+    turn = call_turn({"x": SENTINEL})
+    [call] = turn["tool_calls"]
+    return [USER, {**turn, "tool_calls": [{**call, "id": f"callid{n:03d}"} for n in range(count)]}]

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
-from toolroll.rollout.template.encode import Span, as_ids
+from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message, MessageSpan, Tool, Trajectory, Turn
 
@@ -249,9 +250,9 @@ class _Recorded:
             return len(prompt)
         before = next(
             (
-                pos
-                for pos in range(index - 1, -1, -1)
-                if self.messages[pos].get("role") == "assistant"
+                earlier
+                for earlier in range(index - 1, -1, -1)
+                if self.messages[earlier].get("role") == "assistant"
             ),
             None,
         )

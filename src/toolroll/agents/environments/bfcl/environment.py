@@ -158,7 +158,7 @@ class BfclEnvironment(Environment):
         turn are left out.
         """
         assert self._entry is not None
-        held = {
+        withheld = {
             name
             for turn, names in (self._entry.get("missed_function") or {}).items()
             if int(turn) > self._turn
@@ -167,7 +167,7 @@ class BfclEnvironment(Environment):
         tools = (
             tool for name in self._entry["involved_classes"] for tool in self._data.documents[name]
         )
-        return [tool for tool in tools if tool["function"]["name"] not in held]
+        return [tool for tool in tools if tool["function"]["name"] not in withheld]
 
     def _instances(self, entry: Mapping[str, Any]) -> BfclInstances:
         return BfclInstances(

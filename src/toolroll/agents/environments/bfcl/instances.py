@@ -122,12 +122,12 @@ def _call_math(
 
 
 def _too_large(
-    name: str, given: list[Any], named: Mapping[str, Any], values: Sequence[Any]
+    name: str, arguments: list[Any], named: Mapping[str, Any], values: Sequence[Any]
 ) -> str | None:
     """Return why a call of `MathAPI` would take too long, or None if it would not. No task comes
     near these limits.
     """
-    for value in _numbers(given):
+    for value in _numbers(arguments):
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             return f"a number has more than {_MAX_BITS} bits"
     precision = named.get(
@@ -138,8 +138,8 @@ def _too_large(
         return f"the precision may be at most {_MAX_DIGITS} digits"
     if name == "power":
         base, exponent = (
-            named.get(key, values[at] if at < len(values) else None)
-            for at, key in enumerate(("base", "exponent"))
+            named.get(key, values[position] if position < len(values) else None)
+            for position, key in enumerate(("base", "exponent"))
         )
         if (
             isinstance(base, int)

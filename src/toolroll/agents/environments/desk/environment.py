@@ -15,6 +15,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import Any
 
 from toolroll.agents.environments.desk.generate import generate
@@ -46,12 +47,12 @@ from toolroll.rollout.types import (
 def reference(task: Task) -> list[Action]:
     """Return the actions that earn 1.0 in `task` with the scripted member."""
     data = task.data
-    calls = [Action("", (ToolCall("find_member", {"card": data["card"]}, ""),))]
+    look_up = Action("", (ToolCall("find_member", {"card": data["card"]}, ""),))
     if "requests" in data:
-        return [_WELCOME, *calls, *(step for one in data["requests"] for step in settled(one))]
+        return [_WELCOME, look_up, *chain.from_iterable(map(settled, data["requests"]))]
     more = [Action("I see. Anything else?") for _ in data.get("more", ())]
     reply = " ".join(["All settled.", *(f"Please note: {text}." for text in data["told"])])
-    return [_WELCOME, *more, *calls, *settled({"actions": data["actions"], "reply": reply})]
+    return [_WELCOME, *more, look_up, *settled({"actions": data["actions"], "reply": reply})]
 
 
 _WELCOME = Action("Welcome! May I have your card number and your postcode?")
@@ -96,10 +97,10 @@ def judge(task: Task, state: object, replies: Sequence[str]) -> tuple[float, str
     If a rule's code is required, any other code in the replies results in 0.0, so that reciting the
     list of rules earns nothing.
     """
-    told = [str(text) for text in task.data["told"]]
-    codes = {normalise(text) for text in told} & set(_CODE.findall(normalise(" ".join(told))))
+    required = [str(text) for text in task.data["told"]]
+    codes = {text for text in map(normalise, required) if _CODE.fullmatch(text)}
     extra = {code for reply in replies for code in _CODE.findall(normalise(reply))} - codes
-    untold = [text for text in told if not is_told(text, replies)]
+    untold = [text for text in required if not is_told(text, replies)]
     if state != _reference_state(task):
         return 0.0, "the database is not in the reference's final state"
     if untold:
@@ -241,7 +242,6 @@ class Desk(Environment):
         return {**tool_error_metrics(self._tool_errors), **user}
 
     async def close(self) -> None:
-        """Close the database and the user."""
         db, self._db = self._db, None
         if db is not None:
             db.close()

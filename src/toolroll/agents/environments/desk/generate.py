@@ -83,7 +83,7 @@ def _task(name: str, *, held_out: bool) -> dict[str, Any]:
         settled = _settle(rng, library, goal)
         if settled is None:
             continue
-        asked = [_words(rng, one) for one in settled]
+        asked = [_words(rng, request) for request in settled]
         if goal[0] == "stranger":
             wrong = _digits(rng)
             if wrong == postcode:
@@ -95,9 +95,9 @@ def _task(name: str, *, held_out: bool) -> dict[str, Any]:
             "postcode": postcode,
             "opening": asked[0],
             "more": asked[1:],
-            "actions": [action for one in settled for action in one.actions],
-            "told": [text for one in settled for text in one.told],
-            "requests": [vars(one) for one in settled],
+            "actions": [action for request in settled for action in request.actions],
+            "told": [text for request in settled for text in request.told],
+            "requests": [vars(request) for request in settled],
             "rows": rows,
         }
 
@@ -163,17 +163,17 @@ def _library(rng: random.Random, *, held_out: bool, blocked: bool) -> Library:
     status = "blocked" if blocked else "active"
     cards = _cards(rng, held_out=held_out)
     for number, card in enumerate(cards):
-        own = number == 0
+        is_first = number == 0
         name = f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.LAST_NAMES)}"
         library.members.append(
             Member(
                 card,
                 name,
                 _digits(rng),
-                tier if own else "standard",
-                status if own else "active",
-                _owed(rng) if own else 0,
-                _waived_on(rng) if own else "",
+                tier if is_first else "standard",
+                status if is_first else "active",
+                _owed(rng) if is_first else 0,
+                _waived_on(rng) if is_first else "",
             )
         )
     _fill(rng, library, held_out=held_out)
@@ -186,8 +186,8 @@ def _fill(rng: random.Random, library: Library, *, held_out: bool) -> None:
     loans, holds = rng.randint(1, 3), rng.choice((0, 1, 2, 3, 5, 5) if plus else (0, 1, 3))
     ids = _ids(rng)
     titles = _titles(rng, loans + holds + 2, held_out=held_out)
-    for at, title in enumerate(titles):
-        lent, wanted = at < loans, loans <= at < loans + holds
+    for position, title in enumerate(titles):
+        lent, wanted = position < loans, loans <= position < loans + holds
         book = Book(f"B{next(ids)}", title, rng.choice(words.LAST_NAMES), "lending", 0)
         library.books.append(book)
         if lent:
@@ -214,9 +214,9 @@ def _cards(rng: random.Random, *, held_out: bool) -> list[str]:
         number = rng.randint(2000, 9999)
         if (number % 7 == 0) == held_out:
             cards.add(f"L-{number}")
-    found = sorted(cards)
-    rng.shuffle(found)
-    return found
+    shuffled = sorted(cards)
+    rng.shuffle(shuffled)
+    return shuffled
 
 
 def _titles(rng: random.Random, count: int, *, held_out: bool) -> list[str]:

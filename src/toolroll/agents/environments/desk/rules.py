@@ -175,11 +175,11 @@ def hold(library: Library, book: Book) -> Settled:
     return Settled("hold", book.title, actions, reply, [place])
 
 
-def cancel(library: Library, held: Hold) -> Settled:
+def cancel(library: Library, hold: Hold) -> Settled:
     """Cancel a hold of the member."""
-    title = library.book(held.book).title
-    library.holds.remove(held)
-    actions = [("cancel_hold", {"hold_id": held.id})]
+    title = library.book(hold.book).title
+    library.holds.remove(hold)
+    actions = [("cancel_hold", {"hold_id": hold.id})]
     return Settled("cancel", title, actions, f"Your hold on {title} is cancelled.", [])
 
 
@@ -213,16 +213,6 @@ def transfer(library: Library, kind: str, title: str, topic: str) -> Settled:
     return Settled(kind, title, [("transfer_to_person", arguments)], "", [])
 
 
-def lost(library: Library, loan: Loan) -> Settled:
-    """Hand the chat to a person, because a borrowed book is lost."""
-    return transfer(library, "lost", library.book(loan.book).title, "lost_item")
-
-
-def complaint(library: Library, _: None) -> Settled:
-    """Hand the chat to a person, because the member complains about staff."""
-    return transfer(library, "complaint", "", "complaint")
-
-
 def choices(library: Library, kind: str) -> list[Any]:
     """Return the objects that a request of this kind may refer to. The list is empty if nothing
     fits.
@@ -231,10 +221,10 @@ def choices(library: Library, kind: str) -> list[Any]:
         # A loan that was just renewed is not renewed again.
         return [loan for loan in library.own_loans() if loan.due != RENEWED_UNTIL]
     if kind == "cancel":
-        return [held for held in library.own_holds() if held.id != "new"]
+        return [hold for hold in library.own_holds() if hold.id != "new"]
     if kind == "hold":
         taken = {loan.book for loan in library.own_loans()}
-        taken |= {held.book for held in library.own_holds()}
+        taken |= {hold.book for hold in library.own_holds()}
         return [book for book in library.books if book.id not in taken]
     return [None] if kind != "waive" or library.member.owed else []
 
@@ -246,6 +236,8 @@ SETTLE: Mapping[str, Callable[[Library, Any], Settled]] = {
     "waive": waive,
     "due": due,
     "owed": owed,
-    "lost": lost,
-    "complaint": complaint,
+    "lost": lambda library, loan: transfer(
+        library, "lost", library.book(loan.book).title, "lost_item"
+    ),
+    "complaint": lambda library, _: transfer(library, "complaint", "", "complaint"),
 }

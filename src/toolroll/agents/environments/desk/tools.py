@@ -78,8 +78,8 @@ def _row(db: sqlite3.Connection, query: str, key: str, what: str) -> sqlite3.Row
     row = db.execute(query, (key,)).fetchone()
     if row is None:
         raise ToolError(f"there is no {what} {key!r}")
-    found: sqlite3.Row = row
-    return found
+    typed: sqlite3.Row = row
+    return typed
 
 
 def _member(db: sqlite3.Connection, card: str) -> sqlite3.Row:

@@ -39,30 +39,30 @@ from toolroll.rollout.types import Tool
 _TOOLS_OF_ONE_DATABASE = {"db", "initialized"}
 
 
-def copies(made: Any) -> Callable[[], Any]:
+def copies(tools: Any) -> Callable[[], Any]:
     """Return a function that makes copies of `made`, which is one of the wheel's tool objects."""
-    kind = type(made)
+    kind = type(tools)
     if set(kind.model_fields) != _TOOLS_OF_ONE_DATABASE:
-        return lambda: copy.deepcopy(made)
-    if "flights" in type(made.db).model_fields:
-        return _airline_copies(made)
-    database, text = type(made.db), made.db.model_dump_json()
+        return lambda: copy.deepcopy(tools)
+    if "flights" in type(tools.db).model_fields:
+        return _airline_copies(tools)
+    database, text = type(tools.db), tools.db.model_dump_json()
     return lambda: kind(db=database.model_validate_json(text), initialized=True)
 
 
-def _airline_copies(made: Any) -> Callable[[], Any]:
-    database = type(made.db)
+def _airline_copies(tools: Any) -> Callable[[], Any]:
+    database = type(tools.db)
     parts = {
         name: TypeAdapter(database.model_fields[name].annotation)
         for name in ("users", "reservations")
     }
-    texts = {name: part.dump_json(getattr(made.db, name)) for name, part in parts.items()}
-    kind = _with_own_flights(type(made))
+    texts = {name: part.dump_json(getattr(tools.db, name)) for name, part in parts.items()}
+    kind = _with_own_flights(type(tools))
 
     def make() -> Any:
         small = {name: part.validate_json(texts[name]) for name, part in parts.items()}
         return kind(
-            db=database.model_construct(flights=dict(made.db.flights), **small), initialized=True
+            db=database.model_construct(flights=dict(tools.db.flights), **small), initialized=True
         )
 
     return make
@@ -219,11 +219,11 @@ class State:
                     **copy.deepcopy(dict(arguments))
                 )
             environment = load_modules()["telecom.environment"].get_environment()
-            found = getattr(
+            result = getattr(
                 environment.tools if side == "assistant" else environment.user_tools, name
             )(**arguments)
             environment.sync_tools()
-            return found
+            return result
 
     @property
     def database(self) -> Any:
@@ -336,10 +336,10 @@ def _fresh(name: str, data: Data) -> dict[tuple[type, str | None], Callable[[], 
         else:
             modules["retail.tools"].get_retail_tools()
     if data.checkout:
-        for made in store.values():
-            stem = "user_db" if "UserTools" in type(made).__name__ else "db"
-            made.db = type(made.db).load(str(data.file(f"domains/{name}", stem)))
-    return {key: copies(made) for key, made in store.items()}
+        for tools in store.values():
+            stem = "user_db" if "UserTools" in type(tools).__name__ else "db"
+            tools.db = type(tools.db).load(str(data.file(f"domains/{name}", stem)))
+    return {key: copies(tools) for key, tools in store.items()}
 
 
 def _tasks(data: Data, folder: str) -> list[Mapping[str, Any]]:

@@ -228,7 +228,6 @@ class Tau2Environment(Environment):
         return {**tool_error_metrics(self._errors), **errors, **user}
 
     async def close(self) -> None:
-        """Close the user simulator."""
         self._state = None
         if self._user is not None:
             await self._user.close()
@@ -253,11 +252,12 @@ def scenario(task: Mapping[str, Any]) -> str:
     """Return the user's scenario as text: the persona, and each part of the instructions under its
     name.
     """
-    found = task["user_scenario"]
-    instructions = found["instructions"]
+    user = task["user_scenario"]
+    persona, instructions = user.get("persona"), user["instructions"]
     if isinstance(instructions, str):
         parts = {"Instructions": instructions}
     else:
         parts = {name.replace("_", " ").capitalize(): text for name, text in instructions.items()}
-    lines = [f"Persona:\n{found['persona'].strip()}"] if found.get("persona") else []
-    return "\n\n".join([*lines, *(f"{name}:\n{text}" for name, text in parts.items() if text)])
+    if persona:
+        parts = {"Persona": persona.strip(), **parts}
+    return "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)

@@ -56,8 +56,8 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
             )
             steps.append(Action(f"Please do this on your phone: {asked}"))
     texts = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
-    words = f"You asked for: {'; '.join(map(str, texts))}. " if texts else ""
-    return [*steps, Action(words + _FAREWELL)]
+    outputs = f"You asked for: {'; '.join(map(str, texts))}. " if texts else ""
+    return [*steps, Action(outputs + _FAREWELL)]
 
 
 class ReferenceUser:
@@ -151,8 +151,8 @@ class Tau2Factory(Factory):
         """Return the tasks of `split` in tau2's order. Their data is tau2's own."""
         self.check_split(split)
         wanted = set(self.domain.splits[split])
-        found = [task for task in self.domain.tasks if task["id"] in wanted]
-        return [Task(str(task["id"]), index, split, task) for index, task in enumerate(found)]
+        selected = [task for task in self.domain.tasks if task["id"] in wanted]
+        return [Task(str(task["id"]), index, split, task) for index, task in enumerate(selected)]
 
     def make(self, options: EnvironmentOptions) -> Tau2Environment:
         """Return a new environment. Raise `UsageError` for any setting, if there is no user

@@ -81,9 +81,9 @@ def data_folder() -> Path | None:
     """Return the folder with tau2's data in the wheel, or None if the wheel is not installed."""
     spec = importlib.util.find_spec(WHEEL)
     for folder in spec.submodule_search_locations or () if spec is not None else ():
-        found = Path(folder) / "tau2" / "data"
-        if (found / "domains").is_dir():
-            return found
+        data = Path(folder) / "tau2" / "data"
+        if (data / "domains").is_dir():
+            return data
     return None
 
 

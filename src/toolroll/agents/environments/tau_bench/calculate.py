@@ -76,8 +76,8 @@ class _Bounded(ast.NodeTransformer):
         return node
 
 
-def _called(name: str, *given: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(given), [])
+def _called(name: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
 def _power(base: Any, exponent: Any) -> Any:

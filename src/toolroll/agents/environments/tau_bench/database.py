@@ -188,7 +188,6 @@ def _stored(record: Any) -> Stored | bytes:
 
 
 def _plain(stored: Stored | bytes) -> Any:
-    """Return the complete value of `stored`."""
     if isinstance(stored, bytes):
         return marshal.loads(stored)
     return {

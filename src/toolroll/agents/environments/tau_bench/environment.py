@@ -150,7 +150,6 @@ class TauBenchEnvironment(Environment):
         return {"calls": float(self._calls), "tool_errors": float(self._errors), **user}
 
     async def close(self) -> None:
-        """Close the user simulator."""
         self._data = None
         if self._user is not None:
             await self._user.close()
@@ -196,10 +195,10 @@ class TauBenchFactory(Factory):
         with self._lock:
             if split not in self._benches:
                 domain = load_domain(self._package, self._domain, split)
-                known = next(iter(self._benches.values()), None)
+                other = next(iter(self._benches.values()), None)
                 database = (
-                    known.database
-                    if known
+                    other.database
+                    if other
                     else Database(domain.data, domain.to_hashable, domain.consistent_hash)
                 )
                 self._benches[split] = Bench(replace(domain, data={}), database)
@@ -231,13 +230,13 @@ class TauBenchFactory(Factory):
         required.
         """
         domain = self.bench(task.split or self.splits[0]).domain
-        found = self.bench(task.split or self.splits[0]).task(task.index)
-        calls = [action for action in found.actions if action.name != RESPOND_ACTION_NAME]
+        tau_task = self.bench(task.split or self.splits[0]).task(task.index)
+        calls = [action for action in tau_task.actions if action.name != RESPOND_ACTION_NAME]
         steps = [_call(action) for action in calls if action.name not in domain.terminate_tools]
         endings = [_call(action) for action in calls if action.name in domain.terminate_tools]
-        if endings and not found.outputs:
+        if endings and not tau_task.outputs:
             return [*steps, endings[0]]
-        outputs = f"You asked for: {'; '.join(found.outputs)}. " if found.outputs else ""
+        outputs = f"You asked for: {'; '.join(tau_task.outputs)}. " if tau_task.outputs else ""
         return [*steps, Action(outputs + _FAREWELL)]
 
 

@@ -66,11 +66,11 @@ class ArealEngine(FrameworkEngine):
 
 
 def _known(params: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in params.items() if name not in TEXT_ONLY}
-    for name in given:
+    supported = {name: value for name, value in params.items() if name not in TEXT_ONLY}
+    for name in supported:
         if name not in NAMES:
             raise UsageError(f"AReaL's engine has no sampling parameter {name!r}: leave it out")
-    return given | {"greedy": given.get("temperature") == 0}
+    return supported | {"greedy": supported.get("temperature") == 0}
 
 
 def _spans(versions: Sequence[int]) -> tuple[WeightVersion, ...]:

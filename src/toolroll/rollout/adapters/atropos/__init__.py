@@ -21,8 +21,8 @@ __all__ = ["ManagedServers"]
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = {"BaseEnv": _base_env, "ServerManager": _server_manager}.get(name)
-    return made() if made is not None else getattr(_theirs(), name)
+    make = {"BaseEnv": _base_env, "ServerManager": _server_manager}.get(name)
+    return make() if make is not None else getattr(_theirs(), name)
 
 
 def _theirs() -> Any:

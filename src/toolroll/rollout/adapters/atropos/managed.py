@@ -56,7 +56,7 @@ class ManagedServers:
                 server,
                 tool_parser=self._manager.tool_parser,
                 preserve_think_blocks=preserve_think_blocks,
-                served=model,
+                model=model,
             ) as managed:
                 yield managed
         finally:

@@ -64,8 +64,8 @@ class VllmEngine(FrameworkEngine):
 
     def _sampling(self, request: GenerateRequest) -> Any:
         params = copy.deepcopy(self._params)
-        given = to_vllm(request.sampling_params, name="OpenRLHF's vLLM engine")
-        for name, value in given.items():
+        overrides = to_vllm(request.sampling_params, name="OpenRLHF's vLLM engine")
+        for name, value in overrides.items():
             setattr(params, name, value)
         params.n = 1
         # 0: only the logprob of the sampled token
@@ -73,26 +73,26 @@ class VllmEngine(FrameworkEngine):
         return params
 
 
-def _logprobs(given: Sequence[Mapping[int, Any]] | None, ids: Sequence[int]) -> list[float]:
-    if given is None or len(given) != len(ids):
-        raise CompletionError(f"vLLM gave {len(given or ())} logprobs for {len(ids)} sampled ids")
+def _logprobs(places: Sequence[Mapping[int, Any]] | None, ids: Sequence[int]) -> list[float]:
+    if places is None or len(places) != len(ids):
+        raise CompletionError(f"vLLM gave {len(places or ())} logprobs for {len(ids)} sampled ids")
     values: list[float] = []
-    for at, (index, place) in enumerate(zip(ids, given, strict=True)):
+    for position, (index, place) in enumerate(zip(ids, places, strict=True)):
         if index not in place:
             raise CompletionError(
-                f"vLLM gave no logprob for the sampled token {index} at position {at}"
+                f"vLLM gave no logprob for the sampled token {index} at position {position}"
             )
         values.append(float(place[index].logprob))
     return values
 
 
 def _top_logprobs(
-    given: Sequence[Mapping[int, Any]], top: int
+    places: Sequence[Mapping[int, Any]], top: int
 ) -> tuple[tuple[tuple[float, int], ...], ...] | None:
     if not top:
         return None
     ranked = (
-        sorted(((float(found.logprob), index) for index, found in place.items()), reverse=True)
-        for place in given
+        sorted(((float(entry.logprob), index) for index, entry in place.items()), reverse=True)
+        for place in places
     )
     return tuple(tuple(place[:top]) for place in ranked)

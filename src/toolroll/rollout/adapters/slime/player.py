@@ -133,8 +133,8 @@ class Player:
         samples = to_samples(
             sample, result, filler=self._episodes.filler, reward_key=self._reward_key
         )
-        for made in samples:
-            setattr(made, field, session)
+        for filled in samples:
+            setattr(filled, field, session)
         return samples
 
     async def play_limited(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
@@ -222,12 +222,12 @@ def _slime_stops(args: Any) -> Callable[[], bool]:
     return lambda: bool(state.aborted)
 
 
-async def with_sample_hooks(args: Any, made: Any, *, evaluation: bool) -> Any:
+async def with_sample_hooks(args: Any, item: Any, *, evaluation: bool) -> Any:
     """Pass `made`, a sample or a list of samples, to slime's hooks for finished samples
     (`--rollout-sample-hook-path`), and return their result.
     """
     if not attribute(args, "rollout_sample_hook_path"):
-        return made
+        return item
     return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(
-        args, made, evaluation=evaluation
+        args, item, evaluation=evaluation
     )

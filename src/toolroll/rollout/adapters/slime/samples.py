@@ -11,7 +11,9 @@ has a zero mask and `remove_sample`. An aborted episode has no reward. `response
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from toolroll.rollout.adapters.sequences import TrainingSequence, training_sequences
@@ -75,21 +77,21 @@ def to_samples(
 def _filled(
     sample: Any, result: InteractionResult, sequence: TrainingSequence, reward_key: str | None
 ) -> Any:
-    made = copy.copy(sample)
-    made.tokens = sequence.prompt_ids + sequence.response_ids
-    made.loss_mask, made.rollout_log_probs = sequence.loss_mask, sequence.logprobs
-    made.response_length = len(sequence.response_ids)
-    made.response = result.response
+    copied = copy.copy(sample)
+    copied.tokens = sequence.prompt_ids + sequence.response_ids
+    copied.loss_mask, copied.rollout_log_probs = sequence.loss_mask, sequence.logprobs
+    copied.response_length = len(sequence.response_ids)
+    copied.response = result.response
     # An aborted sample has `remove_sample` from its earlier episode: do not keep it.
     removed = sample.remove_sample and sample.status is not type(sample).Status.ABORTED
-    made.remove_sample = bool(removed) or not sequence.trained_tokens
-    made.status = type(sample).Status[result.status.name]
-    made.reward = (
+    copied.remove_sample = bool(removed) or not sequence.trained_tokens
+    copied.status = type(sample).Status[result.status.name]
+    copied.reward = (
         {reward_key: result.reward} if reward_key and result.reward is not None else result.reward
     )
-    made.weight_versions = sequence.weight_versions
-    made.metadata = {**(sample.metadata or {}), KEY: _summary(result, sequence.trajectory)}
-    return made
+    copied.weight_versions = sequence.weight_versions
+    copied.metadata = {**(sample.metadata or {}), KEY: _summary(result, sequence.trajectory)}
+    return copied
 
 
 def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[str, Any]:
@@ -105,18 +107,18 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
     return summary
 
 
-def _add_episode_counts(made: Any, result: InteractionResult) -> None:
+def _add_episode_counts(first: Any, result: InteractionResult) -> None:
     """Set the prefix cache counts and waiting times of the episode. Call this for the first
     sequence only, because slime adds these numbers up over samples.
     """
     metrics = result.metrics
-    made.non_generation_time = max(
+    first.non_generation_time = max(
         0.0, metrics.get("seconds", 0.0) - metrics.get("engine_seconds", 0.0)
     )
-    if "prefix_cache_info" not in vars(made):  # some versions of slime and miles do not have it
+    if "prefix_cache_info" not in vars(first):  # some versions of slime and miles do not have it
         return
     # copied, because the sample that was passed in has the same object
-    info = made.prefix_cache_info = copy.copy(made.prefix_cache_info)
+    info = first.prefix_cache_info = copy.copy(first.prefix_cache_info)
     info.cached_tokens += int(metrics.get("cached_tokens", 0))
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))
 
@@ -180,21 +182,16 @@ def rollout_metrics(
     metrics = {"episodes": float(len(episodes)), "aborted": float(len(episodes) - len(graded))}
     numbers = [sample.metadata[KEY]["metrics"] for sample in graded]
     if numbers:
-        for name in _PER_EPISODE:
-            metrics[name] = sum(found.get(name, 0.0) for found in numbers) / len(numbers)
-        prompts = sum(found.get("prompt_tokens", 0.0) for found in numbers)
-        metrics["cached_share"] = (
-            sum(found.get("cached_tokens", 0.0) for found in numbers) / prompts if prompts else 0.0
-        )
-        metrics["token_mismatches"] = sum(
-            value
-            for found in numbers
-            for name, value in found.items()
-            if name.startswith("token_mismatches/")
-        )
-        metrics["truncated_share"] = sum(
-            sample.status.name == "TRUNCATED" for sample in graded
-        ) / len(graded)
+        totals: Counter[str] = Counter()
+        for counts in numbers:
+            totals.update(counts)
+        metrics |= {name: totals[name] / len(graded) for name in _PER_EPISODE}
+        prompts, cached = totals["prompt_tokens"], totals["cached_tokens"]
+        metrics["cached_share"] = cached / prompts if prompts else 0.0
+        mismatches = [name for name in totals if name.startswith("token_mismatches/")]
+        metrics["token_mismatches"] = sum(totals[name] for name in mismatches)
+        truncated = [sample for sample in graded if sample.status.name == "TRUNCATED"]
+        metrics["truncated_share"] = len(truncated) / len(graded)
     metrics |= staleness(sample for group in groups for sample in leaves(group))
     return {prefix + name: value for name, value in metrics.items()}
 
@@ -208,12 +205,12 @@ def staleness(samples: Iterable[Any]) -> dict[str, float]:
         [int(version) for version in sample.weight_versions if str(version).isdigit()]
         for sample in samples
     ]
-    every = [version for found in versions for version in found]
+    every = list(chain.from_iterable(versions))
     if not every:
         return {}
     newest = max(every)
     return {
         "weight_version_staleness_mean": sum(newest - version for version in every) / len(every),
         "weight_version_staleness_max": float(newest - min(every)),
-        "mixed_version_share": sum(len(set(found)) > 1 for found in versions) / len(versions),
+        "mixed_version_share": sum(len(set(mixed)) > 1 for mixed in versions) / len(versions),
     }

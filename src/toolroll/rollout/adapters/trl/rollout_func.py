@@ -56,8 +56,8 @@ def make_rollout_func(
     """
     if (engine_url is None) == (engine is None):
         raise UsageError("make_rollout_func needs exactly one of engine_url and engine")
-    found = TrlSettings.read(settings, what="TrlSettings")
-    return RolloutFunc(found, engine_url, engine, sync_weights)
+    checked = TrlSettings.read(settings, what="TrlSettings")
+    return RolloutFunc(checked, engine_url, engine, sync_weights)
 
 
 class RolloutFunc:
@@ -108,7 +108,7 @@ class RolloutFunc:
         self._background.close()
 
     def _opened(self, trainer: Any) -> EpisodePlayer:
-        given = trainer.processing_class
+        processor = trainer.processing_class
         args = self.settings.rollout_args(
             engine_url=self._engine_url,
             apply_chat_template_kwargs=trainer.args.chat_template_kwargs or {},
@@ -117,7 +117,7 @@ class RolloutFunc:
         make = self._make_engine
         model = Model.from_args(
             args,
-            tokenizer=getattr(given, "tokenizer", given),  # of a processor
+            tokenizer=getattr(processor, "tokenizer", processor),  # of a processor
             engine=Engine if make is None else lambda config: make(trainer),
         )
         return EpisodePlayer(model, self.settings, seed=trainer.args.seed)

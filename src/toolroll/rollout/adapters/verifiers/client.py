@@ -56,13 +56,13 @@ class EndpointClient:
         response.tokens = _tokens(response.raw)
         return response
 
-    async def relay(self, *given: Any, **named: Any) -> Any:
+    async def relay(self, *arguments: Any, **named: Any) -> Any:
         """Raise `NotImplementedError`, because a streamed answer has no token ids."""
         raise NotImplementedError("use a TrainClientConfig: a streamed answer has no token ids")
 
-    async def relay_aux(self, *given: Any, **named: Any) -> Any:
+    async def relay_aux(self, *arguments: Any, **named: Any) -> Any:
         """Return the answer to a request that is not a turn of the model."""
-        return await self._inner.relay_aux(*given, **named)
+        return await self._inner.relay_aux(*arguments, **named)
 
     async def close(self) -> None:
         """Close the connections."""

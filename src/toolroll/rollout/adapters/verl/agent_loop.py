@@ -155,7 +155,7 @@ class ToolrollAgentLoop:
             context_length=int(args.context_length or length),
             vocab_size=len(self.tokenizer),
         )
-        model = Model.from_args(args, tokenizer=self.tokenizer, engine=lambda given: engine)
+        model = Model.from_args(args, tokenizer=self.tokenizer, engine=lambda _: engine)
         return EpisodePlayer(model, settings)
 
 
@@ -169,12 +169,11 @@ def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(
             f"extra_info.metadata must be a mapping, with env and split, not {metadata!r:.60}"
         )
-    own = {name: value for name, value in info.items() if value is not None}
-    found = {**metadata, **own}
-    index = found.get("index", row.get("index"))
+    merged = {**metadata, **{name: value for name, value in info.items() if value is not None}}
+    index = merged.get("index", row.get("index"))
     if index is None:
         raise UsageError("a row needs extra_info.index, the task's index")
-    return {**found, "index": int(index)}
+    return {**merged, "index": int(index)}
 
 
 def _verl() -> Any:

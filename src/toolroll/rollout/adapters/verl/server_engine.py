@@ -62,7 +62,7 @@ class ServerEngine(FrameworkEngine):
             prompt_ids=request.input_ids.tolist(),
             sampling_params=self._sampling(request),
         )
-        ids = [int(one) for one in answer.token_ids]
+        ids = [int(token) for token in answer.token_ids]
         reason = _finish(answer.stop_reason, ids, request.sampling_params)
         if not ids and reason != "abort":
             raise CompletionError(
@@ -77,11 +77,11 @@ class ServerEngine(FrameworkEngine):
         )
 
     def _sampling(self, request: GenerateRequest) -> dict[str, Any]:
-        given = request.sampling_params
+        requested = request.sampling_params
         if self._backend == "vllm":
-            params = to_vllm(given, name="vLLM")
+            params = to_vllm(requested, name="vLLM")
         else:  # verl does not return the text
-            params = {name: value for name, value in given.items() if name not in TEXT_ONLY}
+            params = {name: value for name, value in requested.items() if name not in TEXT_ONLY}
         return params | {"logprobs": True}
 
 

@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from toolroll.parsers.base import ReplyStream
-from toolroll.parsers.types import Delta
+from toolroll.parsers.types import Delta, Span
 from toolroll.rollout.model.turn import ParsedTurn, call_id, with_call_ids
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.template.encode import Encoder, Span, TextDecoder
+from toolroll.rollout.template.encode import Encoder, TextDecoder
 from toolroll.rollout.types import Completion
 
 Piece = tuple[str, list[Span]]
@@ -47,8 +47,8 @@ class TextStream:
 
     def feed(self, ids: Sequence[int]) -> Piece:
         """Return the new text that later ids cannot change. `ids` are all ids sampled so far."""
-        held = bool(ids) and self._may_stop(ids[-1])
-        self._read_ids(ids[self._read : len(ids) - held])
+        holds_last = bool(ids) and self._may_stop(ids[-1])
+        self._read_ids(ids[self._read : len(ids) - holds_last])
         return self._take(self._certain())
 
     def finish(self, ids: Sequence[int], text: str) -> Piece:
@@ -80,9 +80,9 @@ class TextStream:
         """Return how many characters of the held text can be returned: those before the first stop
         string, or before a last part that may be the start of a stop string.
         """
-        found = [at for stop in self._stop_strings if (at := self._held.find(stop)) >= 0]
-        if found:
-            return min(found)
+        starts = [start for stop in self._stop_strings if (start := self._held.find(stop)) >= 0]
+        if starts:
+            return min(starts)
         begun = (
             length
             for stop in self._stop_strings

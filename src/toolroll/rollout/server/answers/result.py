@@ -28,7 +28,7 @@ LONG = 25_000
 @dataclass(frozen=True, eq=False)
 class Choice:
     """One answer to a request. `text` is the text for the client. `turn` is the whole parsed turn.
-    `shown` is the message for the client, if it is only a part of the message of `turn`. `stream`
+    `message` is the message for the client, if it is only a part of the message of `turn`. `stream`
     is a stream that was not used yet.
 
     A text completion has only `completion` and `text`. A choice that was restored from disk has
@@ -38,7 +38,7 @@ class Choice:
     completion: Completion
     text: str = ""
     turn: ParsedTurn | None = None
-    shown: Message | None = None
+    message: Message | None = None
     stream: ChoiceStream | None = field(default=None, repr=False)
 
     @cached_property
@@ -51,12 +51,12 @@ class Choice:
         because the stream would contradict the finished reply.
         """
         assert self.turn is not None
-        if self.shown is None and self.stream is not None:
+        if self.message is None and self.stream is not None:
             try:
                 return joined(self.stream.finish(self.completion, self.text, self.turn))
             except ApiError as error:  # the message is right, so only a stream fails
                 logger.warning("the order of text and calls is not known: %s", error)
-        return list(_by_kind(self.shown or self.turn.message, self.turn))
+        return list(_by_kind(self.message or self.turn.message, self.turn))
 
 
 def joined(steps: Iterable[Delta]) -> list[Delta]:
@@ -153,7 +153,7 @@ def exact(choice: Choice) -> dict[str, Any]:
 def wire_message(choice: Choice) -> dict[str, Any]:
     """Return the assistant message for the client. It leaves out the prefill, if there is one."""
     assert choice.turn is not None
-    return {**(choice.shown or choice.turn.message), "refusal": None}
+    return {**(choice.message or choice.turn.message), "refusal": None}
 
 
 def finish_reason(choice: Choice) -> str:
@@ -173,10 +173,12 @@ def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
     """Return the logprobs of a chat completion: `content` has one entry per sampled token."""
     assert completion.logprobs is not None
     entries = []
-    for at, (index, value) in enumerate(
+    for position, (index, value) in enumerate(
         zip(completion.output_ids.tolist(), completion.logprobs.tolist(), strict=True)
     ):
-        likeliest = completion.top_logprobs[at][:top] if top and completion.top_logprobs else ()
+        likeliest = (
+            completion.top_logprobs[position][:top] if top and completion.top_logprobs else ()
+        )
         entries.append(
             {
                 **_token(encoder, index, value),

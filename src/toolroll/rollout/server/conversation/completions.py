@@ -44,8 +44,8 @@ def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
         raise invalid("prompt", "the prompt is empty")
     limit = vocab_size if vocab_size is not None else 2**31
     if not isinstance(prompt, str) and not all(0 <= index < limit for index in prompt):
-        words = f"the prompt contains an id outside the vocabulary of {limit} tokens"
-        raise invalid("prompt", words)
+        problem = f"the prompt contains an id outside the vocabulary of {limit} tokens"
+        raise invalid("prompt", problem)
 
 
 def plan_text(index: CompletionIndex, prompt: str | list[int], encoder: Encoder) -> TextPrompt:
@@ -53,9 +53,9 @@ def plan_text(index: CompletionIndex, prompt: str | list[int], encoder: Encoder)
     The session does not change. `check_prompt` must have accepted `prompt`.
     """
     if isinstance(prompt, str):
-        found = _extended_text(index, prompt, encoder)
-        if found is not None:
-            return found
+        extended = _extended_text(index, prompt, encoder)
+        if extended is not None:
+            return extended
         ids = np.array(encoder.encode(prompt), dtype=np.int32)
         return TextPrompt(ids, None, ids)
     ids = np.array(prompt, dtype=np.int32)
@@ -107,23 +107,23 @@ class CompletionIndex:
         text in characters. The node with the most tokens comes first.
         """
         self._decode_new(encoder)
-        found: list[tuple[Node, int]] = []
+        prefixes: list[tuple[Node, int]] = []
         read, digest = 0, blake2b(digest_size=16)
         for length in sorted(self._by_text):
             if length > len(prompt):
                 break
             digest.update(_bytes(prompt[read:length]))
             read = length
-            found += [(node, length) for node in self._by_text[length].get(digest.digest(), ())]
-        return sorted(found, key=lambda item: -item[0].stop)
+            prefixes += [(node, length) for node in self._by_text[length].get(digest.digest(), ())]
+        return sorted(prefixes, key=lambda item: -item[0].stop)
 
     def _decode_new(self, encoder: Encoder) -> None:
-        known = len(self._nodes)  # more may be appended while a thread decodes these
-        for node in self._nodes[self._decoded : known]:
+        count = len(self._nodes)  # more may be appended while a thread decodes these
+        for node in self._nodes[self._decoded : count]:
             text = encoder.decode(self.session.path_ids(node))
             same = self._by_text.setdefault(len(text), {})
             same.setdefault(blake2b(_bytes(text), digest_size=16).digest(), []).append(node)
-        self._decoded = known
+        self._decoded = count
 
 
 def _bytes(text: str) -> bytes:

@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +34,9 @@ from toolroll.rollout.server.conversation.messages import (
     Digest,
     Echo,
     Schemas,
+    canonical,
     check_arguments,
+    json_form,
     schemas_of,
     with_served_ids,
 )
@@ -166,8 +169,8 @@ class ConversationTree:
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
         check_arguments(messages[length:])
-        served = turn.messages() if turn is not None else []
-        new = with_served_ids(messages[length:], messages[:length], served)
+        history = turn.messages() if turn is not None else []
+        new = with_served_ids(messages[length:], messages[:length], history)
         request = _Request(template, new, tools_key, echo.digest, tools, reasoning)
         edited = self._edited(turn, length, messages, digests, schemas)
         if turn is None:
@@ -178,10 +181,10 @@ class ConversationTree:
         reason = SWITCHES_CHANGED
         if same_switches(template, turn.template):
             try:
-                return self._continued(request, turn, served, edited)
+                return self._continued(request, turn, history, edited)
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
-        return self._forked(request, turn, served, reason)
+        return self._forked(request, turn, history, reason)
 
     def _schemas_with(self, tools_key: bytes) -> Schemas:
         """Return the schemas of the session's tools and of new tools in the list `tools_key`."""
@@ -206,16 +209,21 @@ class ConversationTree:
         self, turns: Sequence[TurnNode], messages: Sequence[Message], length: int
     ) -> TurnNode | None:
         """Choose among `turns`, whose conversations have the same digest. Return the turn whose
-        reply the client repeats exactly, or else the first one with the client's call ids, or else
-        the first. Ignore turns whose reasoning the client changed. Return None if no turn is left.
+        reply is most like the one that the client repeats: a turn with the same arguments of calls,
+        defaults included, before one that is the same otherwise, before one with the same call ids.
+        Of equal ones, return the first. Ignore turns whose reasoning the client changed. Return
+        None if no turn is left.
         """
-        kept = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
-        if len(kept) <= 1:
-            return kept[0] if kept else None
-        given = messages[length - 1]
-        exact = (turn for turn in kept if _parts(turn.reply) == _parts(given))
-        same_ids = (turn for turn in kept if _call_ids(turn.reply) == _call_ids(given))
-        return next(exact, None) or next(same_ids, None) or kept[0]
+        fitting = [turn for turn in turns if turn.keeps_reasoning(messages, length)]
+        if len(fitting) <= 1:
+            return fitting[0] if fitting else None
+        repeated = _parts(messages[length - 1])
+
+        def likeness(turn: TurnNode) -> tuple[bool, bool, bool]:
+            arguments, text, ids = map(operator.eq, _parts(turn.reply), repeated)
+            return arguments, text and ids, ids
+
+        return max(fitting, key=likeness)
 
     def _edited(
         self,
@@ -240,7 +248,7 @@ class ConversationTree:
             next(filter(None, map(self._by_prompt.get, prompts)), None),
             self._next.get(turn.node.index) if turn is not None else None,
         )
-        histories = [served.messages() for served in turns if served is not None]
+        histories = [earlier.messages() for earlier in turns if earlier is not None]
         if not histories:
             return None
         lengths = [common_length(history, messages, schemas) for history in histories]
@@ -251,15 +259,15 @@ class ConversationTree:
         return f"{EDITED}: {change_at(index, history, messages, schemas)}"
 
     def _continued(
-        self, request: _Request, turn: TurnNode, served: list[Message], edited: str | None
+        self, request: _Request, turn: TurnNode, history: list[Message], edited: str | None
     ) -> Prompt:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
         tools = request.tools
         changed = request.tools_key != turn.tools_key
         before = orjson.loads(turn.tools_key) if changed else tools
-        cursor = request.template.start(served[:-1], before)
+        cursor = request.template.start(history[:-1], before)
         delta, after = cursor.after(
-            turn.sampled, [served[-1], *request.added], tools if changed else None
+            turn.sampled, [history[-1], *request.added], tools if changed else None
         )
         ids = np.concatenate([self.session.path_ids(turn.node), delta])
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
@@ -275,11 +283,11 @@ class ConversationTree:
         )
 
     def _forked(
-        self, request: _Request, turn: TurnNode, served: list[Message], reason: str
+        self, request: _Request, turn: TurnNode, history: list[Message], reason: str
     ) -> Prompt:
-        kept = self.session.path_ids(turn.node)
-        cursor = request.template.start([*served, *request.added], request.tools)
-        ids = cursor.prompt(keep=kept)
+        old_ids = self.session.path_ids(turn.node)
+        cursor = request.template.start([*history, *request.added], request.tools)
+        ids = cursor.prompt(keep=old_ids)
         shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
         return request.at(shared, turn, ids, delta, cursor, fork_reason=reason)
@@ -309,19 +317,19 @@ class ConversationTree:
             self.forks.append(reason)
         return node
 
-    def commit(self, prompt: Prompt, node: Node, reading: ParsedTurn) -> TurnNode:
+    def commit(self, prompt: Prompt, node: Node, parsed: ParsedTurn) -> TurnNode:
         """Add the turn whose reply was sampled as `node`."""
         # The schemas before the key, because a request may be planned in another thread.
         schemas = self._schemas = self._schemas_with(prompt.tools_key)
         tools_key = self._tools.setdefault(prompt.tools_key, prompt.tools_key)
-        digest = Echo(prompt.digest, schemas).add(reading.message)
+        digest = Echo(prompt.digest, schemas).add(parsed.message)
         turn = TurnNode(
             parent=prompt.turn,
             added=prompt.added,
-            reply=reading.message,
+            reply=parsed.message,
             digest=digest,
             node=node,
-            sampled=reading.sampled,
+            sampled=parsed.sampled,
             tools_key=tools_key,
             template=prompt.template,
             continues=prompt.continues,
@@ -331,16 +339,16 @@ class ConversationTree:
             prefill_size=len(prompt.prefill_ids),
         )
         self._turns.setdefault(digest, []).append(turn)
-        self._by_reply[Echo(schemas=schemas).add(reading.message)] = turn
+        self._by_reply[Echo(schemas=schemas).add(parsed.message)] = turn
         self._by_prompt[prompt.digest] = turn
         if prompt.turn is not None:
             self._next[prompt.turn.node.index] = turn
         return turn
 
 
-def _call_ids(message: Message) -> list[str]:
-    return [call["id"] for call in message.get("tool_calls") or ()]
-
-
-def _parts(message: Message) -> tuple[str, str | None, list[str]]:
-    return (message.get("content") or "", message.get("reasoning_content"), _call_ids(message))
+def _parts(message: Message) -> tuple[bytes, tuple[Any, ...], list[str]]:
+    """Return the arguments of the calls in `message`, its texts, and the ids of its calls."""
+    calls = message.get("tool_calls") or ()
+    arguments = [canonical(call["function"].get("arguments") or "{}") for call in calls]
+    texts = message.get("content") or "", message.get("reasoning_content")
+    return json_form(arguments), texts, [call["id"] for call in calls]

@@ -18,24 +18,24 @@ _EXCERPT = 40
 """The number of characters that an excerpt of a text has on each side of the first difference."""
 
 
-def common_length(served: Sequence[Message], given: Sequence[Message], schemas: Schemas) -> int:
-    """Return the number of messages at the start of `served` that `given` repeats."""
+def common_length(history: Sequence[Message], messages: Sequence[Message], schemas: Schemas) -> int:
+    """Return the number of messages at the start of `history` that `messages` repeat."""
     ours, theirs = Echo(schemas=schemas), Echo(schemas=schemas)
-    for index, (before, after) in enumerate(zip(served, given, strict=False)):
+    for index, (before, after) in enumerate(zip(history, messages, strict=False)):
         if ours.add(before) != theirs.add(after) or not same_reasoning(after, before):
             return index
-    return min(len(served), len(given))
+    return min(len(history), len(messages))
 
 
 def change_at(
-    index: int, served: Sequence[Message], given: Sequence[Message], schemas: Schemas
+    index: int, history: Sequence[Message], messages: Sequence[Message], schemas: Schemas
 ) -> str:
-    """Say what happened to message `index`, the first one that `given` does not repeat."""
-    before, after = served[index], given[index]
+    """Say what happened to message `index`, the first one that `messages` do not repeat."""
+    before, after = history[index], messages[index]
     place = f"message {index} ({before['role']}) of the served history"
-    if _has(given[index + 1 :], before, schemas):
+    if _has(messages[index + 1 :], before, schemas):
         return f"message {index} ({after['role']}) was inserted before {place}"
-    if before["role"] != after["role"] or _has(served[index + 1 :], after, schemas):
+    if before["role"] != after["role"] or _has(history[index + 1 :], after, schemas):
         return f"{place} is missing"
     return f"{place} was changed: {_change(before, after, schemas)}"
 

@@ -48,17 +48,17 @@ Schemas = Mapping[str, Schema | None]
 
 
 def read_messages(
-    given: Sequence[Any], *, developer: bool = False, answer: bool = True
+    values: Sequence[Any], *, developer: bool = False, answer: bool = True
 ) -> list[Message]:
-    """Return `given` as plain messages. Text parts are joined, and empty fields are left out.
+    """Return `values` as plain messages. Text parts are joined, and empty fields are left out.
 
     `developer`: the template supports the role `developer`. Otherwise messages with this role
     become system messages. `answer`: the request asks for a new reply, so the last message must not
     be the assistant's. Raise `ApiError` if a message is not valid.
     """
-    if not given:
+    if not values:
         raise _invalid_message("messages", "messages is empty")
-    messages = [_read(message, f"messages[{index}]") for index, message in enumerate(given)]
+    messages = [_read(message, f"messages[{index}]") for index, message in enumerate(values)]
     if not developer:
         messages = with_role(messages, "developer", "system")
     if answer and messages[-1]["role"] == "assistant":
@@ -75,19 +75,19 @@ def with_role(messages: Sequence[Message], role: str, new: str) -> list[Message]
     return [{**m, "role": new} if m["role"] == role else m for m in messages]
 
 
-def _read(given: Any, place: str) -> Message:
-    if not isinstance(given, Mapping):
+def _read(raw: Any, place: str) -> Message:
+    if not isinstance(raw, Mapping):
         raise invalid(place, f"{place} is not an object with a role")
-    role = given.get("role")
-    known = _ROLES.get(role) if isinstance(role, str) else None
-    if known is None:
-        words = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
-        raise _invalid_message(f"{place}.role", words)
+    role = raw.get("role")
+    fields = _ROLES.get(role) if isinstance(role, str) else None
+    if fields is None:
+        problem = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
+        raise _invalid_message(f"{place}.role", problem)
     message: Message = {"role": role}
-    for name, value in given.items():
-        if name in known and (value is not None or name == "content"):
+    for name, value in raw.items():
+        if name in fields and (value is not None or name == "content"):
             message[name] = value
-    _only(given, known, place)
+    _only(raw, fields, place)
     try:
         message = plain_content(message)
     except (TemplateError, KeyError) as error:
@@ -113,7 +113,7 @@ def _assistant(message: Message, place: str) -> Message:
         raise _invalid_message(f"{place}.tool_calls", f"{place}.tool_calls must be a list")
     if calls:
         message["tool_calls"] = [
-            _call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(calls)
+            _call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
         ]
     return message
 
@@ -123,8 +123,8 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise _invalid_message(place, f"{place} is not a function call with a name")
     if call.get("type") not in (None, "function"):
-        words = f"{place}.type is {call['type']!r}; it must be function"
-        raise _invalid_message(f"{place}.type", words)
+        problem = f"{place}.type is {call['type']!r}; it must be function"
+        raise _invalid_message(f"{place}.type", problem)
     _only(call, _CALL, place)
     _only(function, _FUNCTION, f"{place}.function")
     arguments = function.get("arguments")
@@ -138,10 +138,10 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     }
 
 
-def _only(given: Mapping[str, Any], known: frozenset[str], place: str) -> None:
-    """Raise `ApiError` if a field of `given` has a value, but is not in `known` or `_INERT`."""
-    for name, value in given.items():
-        if value and name not in known and name not in _INERT:
+def _only(fields_given: Mapping[str, Any], fields: frozenset[str], place: str) -> None:
+    """Raise `ApiError` if a field has a value, but is not in `fields` or `_INERT`."""
+    for name, value in fields_given.items():
+        if value and name not in fields and name not in _INERT:
             raise not_rendered(f"{place}.{name}")
 
 
@@ -153,12 +153,12 @@ def check_arguments(messages: Sequence[Message]) -> None:
     for call in (call for message in messages for call in message.get("tool_calls") or ()):
         arguments = call["function"]["arguments"]
         if isinstance(arguments, str) and too_deep_text(arguments):
-            words = f"messages: the arguments of the call {call['id']!r} are nested too deep"
-            raise _invalid_message("messages", words)
+            problem = f"messages: the arguments of the call {call['id']!r} are nested too deep"
+            raise _invalid_message("messages", problem)
 
 
-def _invalid_message(place: str, words: str) -> ApiError:
-    return refused(place, words, code="invalid_messages")
+def _invalid_message(place: str, problem: str) -> ApiError:
+    return refused(place, problem, code="invalid_messages")
 
 
 # --- the form in which messages are compared ------------------------------------------------------
@@ -193,8 +193,8 @@ class Echo:
                 [self._call(call) for call in message.get("tool_calls") or ()],
             ]
         if role == "tool":
-            given = str(message.get("tool_call_id") or "")
-            return [role, content, self._ids.get(given, "?" + given)]
+            call_id = str(message.get("tool_call_id") or "")
+            return [role, content, self._ids.get(call_id, "?" + call_id)]
         return [role, content, message.get("name")]
 
     def _call(self, call: Mapping[str, Any]) -> list[Any]:
@@ -221,24 +221,33 @@ def schemas_of(tools: Sequence[Tool]) -> Schemas:
     return schemas
 
 
-def _without_defaults(value: Any, schema: Schema | None) -> Any:
-    """Return `value` without the fields that equal their default in `schema`, at any depth."""
+def _without_defaults(
+    value: Any, schema: Schema | None, within: frozenset[bytes] = frozenset()
+) -> Any:
+    """Return `value` without the fields that equal their default in `schema`, at any depth.
+    `within`: the defaults that contain `value`. If a default contains itself, it is not compared
+    again.
+    """
     if schema is None:
         return value
     if isinstance(value, list):
-        return [_without_defaults(item, schema.item(index)) for index, item in enumerate(value)]
+        items = enumerate(value)
+        return [_without_defaults(item, schema.item(index), within) for index, item in items]
     if not isinstance(value, dict):
         return value
-    kept = {}
+    changed = {}
     for name, item in value.items():
         field = schema.member(name)
-        rest = _without_defaults(item, field)
-        for default in field.default if field is not None else ():
-            if json_form(rest) == json_form(_without_defaults(_same_numbers(default), field)):
+        rest = _without_defaults(item, field, within)
+        for default in map(_same_numbers, field.default if field is not None else ()):
+            form = json_form(default)
+            if form not in within and json_form(rest) == json_form(
+                _without_defaults(default, field, within | {form})
+            ):
                 break
         else:
-            kept[name] = rest
-    return kept
+            changed[name] = rest
+    return changed
 
 
 def json_form(value: Any) -> bytes:
@@ -251,15 +260,15 @@ def canonical(arguments: Any) -> Any:
     notation of numbers. If `arguments` is a text that is not JSON or is nested too deep, return it
     unchanged.
     """
-    found = arguments
+    data = arguments
     if isinstance(arguments, str):
         try:
-            found = orjson.loads(arguments)
+            data = orjson.loads(arguments)
         except orjson.JSONDecodeError:
             return arguments
-        if too_deep(found):
+        if too_deep(data):
             return arguments
-    return _same_numbers(found)
+    return _same_numbers(data)
 
 
 def _same_numbers(value: Any) -> Any:
@@ -277,37 +286,37 @@ def _same_numbers(value: Any) -> Any:
     return value
 
 
-def same_reasoning(given: Message, served: Message) -> bool:
-    """Return True if the message `given` by the client repeats the reasoning of `served`, or has
+def same_reasoning(message: Message, original: Message) -> bool:
+    """Return True if the client's `message` repeats the reasoning of `original`, or has
     none.
     """
-    echo = given.get("reasoning_content")
-    return not echo or str(echo).strip() == str(served.get("reasoning_content") or "").strip()
+    echo = message.get("reasoning_content")
+    return not echo or str(echo).strip() == str(original.get("reasoning_content") or "").strip()
 
 
 def with_served_ids(
-    new: Sequence[Message], given: Sequence[Message], served: Sequence[Message]
+    new: Sequence[Message], echoed: Sequence[Message], history: Sequence[Message]
 ) -> list[Message]:
     """Return the `new` messages. If a tool result has a call id that the client made up, replace
     this id with the id that the endpoint gave to the call.
 
-    `given` is the start of the conversation as the client repeats it. `served` is the same start
+    `echoed` is the start of the conversation as the client repeats it. `history` is the same start
     with the endpoint's own ids.
     """
     wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
     # In reverse: the last call with an id counts, and it is usually in the last message.
-    for one, other in zip(reversed(given), reversed(served), strict=True):
+    for echo, other in zip(reversed(echoed), reversed(history), strict=True):
         if not wanted:
             break
-        for call, own in zip(
-            reversed(one.get("tool_calls") or ()),
+        for call, served_call in zip(
+            reversed(echo.get("tool_calls") or ()),
             reversed(other.get("tool_calls") or ()),
             strict=True,
         ):
             if call["id"] in wanted:
                 wanted.discard(call["id"])
-                ids[call["id"]] = own["id"]
+                ids[call["id"]] = served_call["id"]
     # A message whose id does not change stays the same object, so that the session stores it once.
     changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
     return [

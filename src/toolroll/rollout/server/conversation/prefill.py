@@ -37,11 +37,11 @@ def split_prefill(messages: Sequence[Message], place: str = "") -> tuple[list[Me
     place, last = place or f"messages[{len(messages) - 1}]", messages[-1]
     text = last.get("content")
     if last["role"] != "assistant":
-        words = f"continue_final_message: the last message, {place}, is not the assistant's"
-        raise refused("continue_final_message", words, code="invalid_messages")
+        problem = f"continue_final_message: the last message, {place}, is not the assistant's"
+        raise refused("continue_final_message", problem, code="invalid_messages")
     if not text or last.get("tool_calls") or last.get("reasoning_content"):
-        words = f"{place} cannot be continued: it must be text without calls or reasoning"
-        raise refused(place, words, code="invalid_messages")
+        problem = f"{place} cannot be continued: it must be text without calls or reasoning"
+        raise refused(place, problem, code="invalid_messages")
     if len(messages) == 1:
         raise refused(
             place, f"{place} cannot be continued: it is the only message", code="invalid_messages"
@@ -54,8 +54,8 @@ def with_prefill(prompt: Prompt, text: str) -> Prompt:
     a special token, or if the tokenizer merges its beginning with the end of the generation prompt.
     """
     encoder = prompt.template.encoder
-    if held := _special(prompt.template, text):
-        raise _refused(f"it holds the special token {held!r}")
+    if token := _special(prompt.template, text):
+        raise _refused(f"it holds the special token {token!r}")
     before = prompt.input_ids[-_SEAM:].tolist()
     previous = int(prompt.input_ids[-_SEAM - 1]) if len(prompt.input_ids) > _SEAM else None
     left = encoder.decode(before)
@@ -87,34 +87,34 @@ def check_continued(request: ChatRequest, use: ToolUse) -> None:
         what = "tool_choice" if use.forced else "response_format"
     else:
         return
-    words = f"continue_final_message cannot be combined with {what}"
-    raise invalid(what, words)
+    problem = f"continue_final_message cannot be combined with {what}"
+    raise invalid(what, problem)
 
 
 def _special(template: ChatTemplate, text: str) -> str | None:
     special = {*template.encoder.special, *template.stop_texts}
-    found = (match.group() for match in template.encoder.pattern.finditer(text))
-    return next((token for token in found if token in special), None)
+    tokens = (match.group() for match in template.encoder.pattern.finditer(text))
+    return next((token for token in tokens if token in special), None)
 
 
 def _refused(why: str) -> ApiError:
-    words = f"the last message cannot be continued token by token: {why}"
-    return refused("messages", words, code="invalid_messages")
+    problem = f"the last message cannot be continued token by token: {why}"
+    return refused("messages", problem, code="invalid_messages")
 
 
 def sampled_part(
-    served: Model, prompt: Prompt, reading: ParsedTurn, tools: Sequence[Tool] | None
+    model: Model, prompt: Prompt, turn: ParsedTurn, tools: Sequence[Tool] | None
 ) -> Message:
     """Return the assistant message of `reading` without the prefill of `prompt`, which was not
     sampled.
     """
-    message, prefill = reading.message, prompt.prefill
+    message, prefill = turn.message, prompt.prefill
     content, reasoning = message.get("content") or "", message.get("reasoning_content")
     if content.startswith(prefill):
         return {**message, "content": content.removeprefix(prefill)}
     options = parse_options(tools, in_reasoning=prompt.in_reasoning, streamed=True)
-    given = served.parser.parse(prefill, **options)
-    rest = {**message, "content": content.removeprefix(given.content) or None}
+    parsed = model.parser.parse(prefill, **options)
+    rest = {**message, "content": content.removeprefix(parsed.content) or None}
     if reasoning:
-        rest["reasoning_content"] = reasoning.removeprefix(given.reasoning or "")
+        rest["reasoning_content"] = reasoning.removeprefix(parsed.reasoning or "")
     return rest

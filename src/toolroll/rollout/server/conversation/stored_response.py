@@ -17,42 +17,37 @@ from toolroll.rollout.types import Message
 
 
 @dataclass(frozen=True, slots=True)
-class KeptResponse:
-    """A response without its conversation: the response's id, the request's instructions, and two
-    JSON objects. `echo` has the fields that repeat the request, and `answer` has all other fields.
+class StoredResponse:
+    """A response without its conversation, which ends with `turn`: the response's id, the request's
+    instructions, and two JSON objects. `echo` has the fields that repeat the request, and `answer`
+    has all other fields. `turn` is None until the response is in a store.
     """
 
     id: str
     instructions: str
     echo: bytes
     answer: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """A stored response and its turn."""
-
-    turn: TurnNode
-    kept: KeptResponse
+    turn: TurnNode | None = None
 
     @property
     def body(self) -> bytes:
         """The whole response as JSON."""
-        return b"".join((memoryview(self.kept.answer)[:-1], b",", memoryview(self.kept.echo)[1:]))
+        return b"".join((memoryview(self.answer)[:-1], b",", memoryview(self.echo)[1:]))
 
     def messages(self, instructions: str) -> list[Message]:
         """Return the chat messages of the conversation, up to and including this response.
         `instructions` replace the instructions of the request that led to this response.
         """
-        found, own = self.turn.messages(), self.kept.instructions
-        if instructions == own:
-            return found
-        if own:
-            rest = found[0]["content"].removeprefix(own).removeprefix("\n\n")
-            found[:1] = [{"role": "system", "content": rest}] if rest else []
+        assert self.turn is not None
+        messages = self.turn.messages()
+        if instructions == self.instructions:
+            return messages
+        if self.instructions:
+            rest = messages[0]["content"].removeprefix(self.instructions).removeprefix("\n\n")
+            messages[:1] = [{"role": "system", "content": rest}] if rest else []
         if instructions:
-            found.insert(0, {"role": "system", "content": instructions})
-        return found
+            messages.insert(0, {"role": "system", "content": instructions})
+        return messages
 
 
 class ResponseStore:
@@ -70,10 +65,10 @@ class ResponseStore:
         """Return the output item with this id. Return None if it is not stored."""
         # `ResponsesWriter` makes the id of an item from the response's id
         stored = self.get(f"resp_{item_id.partition('_')[2].rpartition('_')[0]}")
-        output = [] if stored is None else orjson.loads(stored.kept.answer)["output"]
+        output = [] if stored is None else orjson.loads(stored.answer)["output"]
         return next((item for item in output if item["id"] == item_id), None)
 
-    def add(self, turn: TurnNode, kept: KeptResponse) -> None:
-        """Store the response `kept`, whose reply is that of `turn`."""
-        echo = self._echoes.setdefault(kept.echo, kept.echo)
-        self._responses[kept.id] = StoredResponse(turn, replace(kept, echo=echo))
+    def add(self, turn: TurnNode, response: StoredResponse) -> None:
+        """Store `response`, whose reply is that of `turn`."""
+        echo = self._echoes.setdefault(response.echo, response.echo)
+        self._responses[response.id] = replace(response, turn=turn, echo=echo)

@@ -52,11 +52,11 @@ class TemplateCache:
             return switches
         name = self.effort_switch
         if name is None:
-            words = (
+            problem = (
                 f"the chat template has no switch for reasoning_effort (such as "
                 f"{', '.join(_EFFORTS)})"
             )
-            raise refused("reasoning_effort", f"{words}: leave it out")
+            raise refused("reasoning_effort", f"{problem}: leave it out")
         if name in switches:
             raise refused(
                 "reasoning_effort",
@@ -108,18 +108,18 @@ class TemplateCache:
         if taken:
             name = f"chat_template_kwargs.{min(taken)}"
             raise refused(name, f"{name} is not a switch of the template")
-        own = self._own(switches)
-        if not own:
+        changed = self._own(switches)
+        if not changed:
             return self._template
-        key = _key(own)
+        key = _key(changed)
         with self._lock:
-            made = self._made.get(key)
-            if made is None:
-                made = self._made[key] = self._template.with_kwargs(own)
+            template = self._made.get(key)
+            if template is None:
+                template = self._made[key] = self._template.with_kwargs(changed)
                 if len(self._made) > _KEPT:
                     self._made.popitem(last=False)
             self._made.move_to_end(key)
-            return made
+            return template
 
     def switches_of(self, template: ChatTemplate) -> dict[str, Any]:
         """Return the switches that `get` added to `template`."""
@@ -127,19 +127,19 @@ class TemplateCache:
 
     def _own(self, switches: Mapping[str, Any]) -> dict[str, Any]:
         """Return the `switches` whose values differ from those of the served template."""
-        given = self._template.renderer.kwargs
+        defaults = self._template.renderer.kwargs
         return {
             name: value
             for name, value in switches.items()
-            if name not in given or _key({name: given[name]}) != _key({name: value})
+            if name not in defaults or _key({name: defaults[name]}) != _key({name: value})
         }
 
 
-def same_switches(one: ChatTemplate, other: ChatTemplate) -> bool:
+def same_switches(template: ChatTemplate, other: ChatTemplate) -> bool:
     """Return True if two templates of one cache have equal switches. They may be two objects,
     because the cache keeps only the templates that were used most recently.
     """
-    return one is other or _key(one.renderer.kwargs) == _key(other.renderer.kwargs)
+    return template is other or _key(template.renderer.kwargs) == _key(other.renderer.kwargs)
 
 
 def _key(switches: Mapping[str, Any]) -> bytes:

@@ -60,14 +60,14 @@ class TurnNode:
             turn = turn.parent
         return [message for step in reversed(turns) for message in (*step.added, step.reply)]
 
-    def keeps_reasoning(self, given: Sequence[Message], length: int) -> bool:
-        """Return True if the first `length` messages of `given` repeat the reasoning of this turn's
+    def keeps_reasoning(self, messages: Sequence[Message], length: int) -> bool:
+        """Return True if the first `length` of `messages` repeat the reasoning of this turn's
         conversation unchanged, or omit it. Return False if they change it.
         """
         turn: TurnNode | None = self
         while turn is not None:
             start = length - len(turn.added) - 1
-            if not all(map(same_reasoning, given[start:length], (*turn.added, turn.reply))):
+            if not all(map(same_reasoning, messages[start:length], (*turn.added, turn.reply))):
                 return False
             turn, length = turn.parent, start
         return True
@@ -79,7 +79,7 @@ def sequence_of(last: TurnNode, session: Session, record: AnswerRecord) -> Serve
     while chain[-1].continues and chain[-1].parent is not None:
         chain.append(chain[-1].parent)
     messages = last.messages()
-    at = len(messages)
+    end = len(messages)
     spans: list[TurnSpan] = []
     # A first prompt that was truncated is verified together with the ids that it lost.
     dropped = chain[-1].dropped
@@ -89,8 +89,8 @@ def sequence_of(last: TurnNode, session: Session, record: AnswerRecord) -> Serve
         stopped = turn.sampled.stop is not None
         start, stop = turn.node.start + shift, turn.node.stop + shift
         begin = start - turn.prefill_size
-        spans.append(TurnSpan(begin, stop, at - 1, stopped, turn.prefill, start))
-        at -= len(turn.added) + 1
+        spans.append(TurnSpan(begin, stop, end - 1, stopped, turn.prefill, start))
+        end -= len(turn.added) + 1
     return ServedSequence(
         np.concatenate([dropped, ids]) if dropped is not None else ids,
         tuple(reversed(spans)),

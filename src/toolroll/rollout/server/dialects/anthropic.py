@@ -59,8 +59,8 @@ class AnthropicMessages(Dialect):
         request = read(MessagesRequest, data)
         if request.max_tokens is None:
             raise invalid("max_tokens", "max_tokens is missing")
-        given, request.messages = request.messages, []
-        messages = read_blocks(given)
+        values, request.messages = request.messages, []
+        messages = read_blocks(values)
         system = text_parts(request.system or "", "system", ("text",), PARAGRAPH)
         attribution, system = split_attribution(system)
         if system:
@@ -68,7 +68,7 @@ class AnthropicMessages(Dialect):
         messages = system_places(messages, anywhere=self.templates.system_anywhere)
         continued = messages[-1]["role"] == "assistant"
         if continued:  # checked here, because only here are the indexes those of the client
-            split_prefill(messages, f"messages[{len(given) - 1}]")
+            split_prefill(messages, f"messages[{len(values) - 1}]")
         drop = self.settings.server_tools == "drop"
         tools = read_tools(request.tools or (), drop=drop)
         chat = ChatRequest(
@@ -102,10 +102,10 @@ class AnthropicMessages(Dialect):
         switches |= thinking_switches(self.templates, thinking.type, reasons=self.reasons)
         if thinking.budget_tokens is not None:
             if "thinking_budget" not in self.templates.variables:
-                words = "the chat template has no switch thinking_budget"
+                problem = "the chat template has no switch thinking_budget"
                 raise refused(
                     "thinking.budget_tokens",
-                    f"thinking.budget_tokens cannot be honored: {words}. Leave it out, or send "
+                    f"thinking.budget_tokens cannot be honored: {problem}. Leave it out, or send "
                     '{"type": "adaptive"}',
                 )
             switches["thinking_budget"] = thinking.budget_tokens

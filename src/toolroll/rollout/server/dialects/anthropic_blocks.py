@@ -46,24 +46,24 @@ _FILLER = "[System: Empty message content sanitised to satisfy protocol]"
 """litellm's placeholder for the text of a reply that contains only calls."""
 
 
-def read_blocks(given: Sequence[Any]) -> list[Message]:
+def read_blocks(values: Sequence[Any]) -> list[Message]:
     """Return Anthropic's messages as chat messages. Raise `ApiError`, with the location, if a block
     cannot be converted.
     """
-    found: list[Message] = []
-    for message, place in entries(given, "messages"):
+    messages: list[Message] = []
+    for message, place in entries(values, "messages"):
         only(message, ("role", "content", "cache_control"), place)
         role, content, where = message.get("role"), message.get("content"), f"{place}.content"
         if role == "assistant":
-            found.append(_assistant(content, where))
+            messages.append(_assistant(content, where))
         elif role == "user":
-            found += _user(content, where)
+            messages += _user(content, where)
         elif role == "system":
-            found.append({"role": role, "content": text_parts(content, where, _TEXT, PARAGRAPH)})
+            messages.append({"role": role, "content": text_parts(content, where, _TEXT, PARAGRAPH)})
         else:
-            words = f"{place}.role is {role!r}; it must be user, assistant or system"
-            raise invalid(f"{place}.role", words)
-    return found
+            problem = f"{place}.role is {role!r}; it must be user, assistant or system"
+            raise invalid(f"{place}.role", problem)
+    return messages
 
 
 def _user(content: Any, place: str) -> list[Message]:
@@ -74,16 +74,16 @@ def _user(content: Any, place: str) -> list[Message]:
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
         raise invalid(place, f"{place} must be text or blocks")
-    found: list[Message] = []
+    messages: list[Message] = []
     for kind, blocks in groupby(entries(content, place), lambda entry: entry[0].get("type")):
         if kind == "text":
-            said = PARAGRAPH.join(part_text(block, where) for block, where in blocks)
-            found.append({"role": "user", "content": said})
+            joined_text = PARAGRAPH.join(part_text(block, where) for block, where in blocks)
+            messages.append({"role": "user", "content": joined_text})
         elif kind == "tool_result":
-            found += [_result(block, where) for block, where in blocks]
+            messages += [_result(block, where) for block, where in blocks]
         else:
             raise unknown_type(kind, next(blocks)[1])
-    return found
+    return messages
 
 
 def _result(block: Mapping[str, Any], place: str) -> Message:
@@ -103,25 +103,25 @@ def _assistant(content: Any, place: str) -> Message:
     if not isinstance(content, list):
         raise invalid(place, f"{place} must be text or blocks")
     thoughts: list[str] = []
-    said: list[str] = []
+    texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for block, where in entries(content, place):
         kind = block.get("type")
         if kind == "text":
-            said.append(part_text(block, where))
+            texts.append(part_text(block, where))
         elif kind == "thinking":
             only(block, _FIELDS[kind], where)
             thoughts.append(text(block, "thinking", where))
         elif kind == "tool_use":
             only(block, _FIELDS[kind], where)
-            given = mapping(block.get("input", {}), f"{where}.input")
+            tool_input = mapping(block.get("input", {}), f"{where}.input")
             name = text(block, "name", where)
-            calls.append(call_of(text(block, "id", where), name, arguments_of(given)))
+            calls.append(call_of(text(block, "id", where), name, arguments_of(tool_input)))
         else:
             raise unknown_type(kind, where)
-    if calls and said == [_FILLER]:
-        said = []
-    message: Message = {"role": "assistant", "content": "".join(said) or None}
+    if calls and texts == [_FILLER]:
+        texts = []
+    message: Message = {"role": "assistant", "content": "".join(texts) or None}
     if any(thoughts):
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -132,17 +132,17 @@ def _assistant(content: Any, place: str) -> Message:
 # --- tools ----------------------------------------------------------------------------------------
 
 
-def read_tools(given: Sequence[Any], *, drop: bool) -> list[Tool]:
+def read_tools(values: Sequence[Any], *, drop: bool) -> list[Tool]:
     """Return Anthropic's tools in the form of chat completions. `drop`: True leaves out tools that
     run on Anthropic's servers, and False refuses them.
     """
-    found: list[Tool] = []
-    for tool, place in entries(given, "tools"):
+    tools: list[Tool] = []
+    for tool, place in entries(values, "tools"):
         if not is_function(tool, (None, "custom"), _TOOL, place, drop=drop):
             continue
         schema = mapping(tool.get("input_schema"), f"{place}.input_schema")
-        found.append(function_tool(tool, place, schema))
-    return found
+        tools.append(function_tool(tool, place, schema))
+    return tools
 
 
 def tool_choice(request: MessagesRequest) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def tool_choice(request: MessagesRequest) -> dict[str, Any]:
     if choice.type == "tool" and not choice.name:
         raise invalid("tool_choice.name", "tool_choice.name is missing")
     if choice.type != "tool" and choice.name:
-        words = f"tool_choice.name has no meaning for the type {choice.type!r}: leave it out"
-        raise invalid("tool_choice.name", words)
+        problem = f"tool_choice.name has no meaning for the type {choice.type!r}: leave it out"
+        raise invalid("tool_choice.name", problem)
     named = NamedChoice(function=NamedFunction(name=choice.name or ""))
     return {
         "tool_choice": {"auto": "auto", "none": "none", "any": "required"}.get(choice.type, named),

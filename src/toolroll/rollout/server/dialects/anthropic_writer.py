@@ -43,8 +43,8 @@ def message_body(result: CompletionResult) -> dict[str, Any]:
     for step in choice.pieces:
         if step.call is not None:
             function = openai_function(step.call)
-            given = input_of(function["arguments"])
-            content.append(_tool_use(step.call.id, function["name"], given))
+            tool_input = input_of(function["arguments"])
+            content.append(_tool_use(step.call.id, function["name"], tool_input))
         elif step.kind == "reasoning":
             block = {"type": "thinking", "thinking": step.text, "signature": signature(step.text)}
             content.append(block)
@@ -103,8 +103,8 @@ def _usage(read: int, sampled: int, cached: int = 0) -> dict[str, Any]:
     }
 
 
-def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+def _tool_use(call_id: str, name: str, tool_input: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": tool_input}
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -181,8 +181,8 @@ class MessagesWriter:
     def _call(self, call: ToolCall) -> Iterable[Event]:
         function = openai_function(call)
         yield from self._start_block("tool_use", _tool_use(call.id, function["name"], {}))
-        given = input_json(function["arguments"])
-        yield self._delta({"type": "input_json_delta", "partial_json": given})
+        tool_input = input_json(function["arguments"])
+        yield self._delta({"type": "input_json_delta", "partial_json": tool_input})
         yield from self._close()
 
     def _start_block(self, kind: str, block: dict[str, Any]) -> Iterable[Event]:

@@ -41,51 +41,51 @@ _TEXT_PART = frozenset(
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
-def mapping(given: Any, place: str) -> Mapping[str, Any]:
-    """Return `given`. Raise `ApiError` if it is not an object."""
-    if not isinstance(given, Mapping):
+def mapping(value: Any, place: str) -> Mapping[str, Any]:
+    """Return `value`. Raise `ApiError` if it is not an object."""
+    if not isinstance(value, Mapping):
         raise invalid(place, f"{place} must be an object")
-    return given
+    return value
 
 
-def entries(given: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield each entry of `given`, the list at `place`, with the location of the entry. Raise
+def entries(values: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each entry of `values`, the list at `place`, with the location of the entry. Raise
     `ApiError` if an entry is not an object.
     """
-    for index, entry in enumerate(given):
+    for index, entry in enumerate(values):
         where = f"{place}[{index}]"
         yield mapping(entry, where), where
 
 
-def text(given: Mapping[str, Any], name: str, place: str) -> str:
-    """Return the text `given[name]`. Raise `ApiError` if it is not a string."""
-    value = given.get(name)
+def text(fields: Mapping[str, Any], name: str, place: str) -> str:
+    """Return the text `fields[name]`. Raise `ApiError` if it is not a string."""
+    value = fields.get(name)
     if not isinstance(value, str):
         raise invalid(f"{place}.{name}", f"{place}.{name} must be text")
     return value
 
 
-def optional_text(given: Mapping[str, Any], name: str, place: str) -> str:
-    """Return the text `given[name]`, or "" if it is missing or null. Raise `ApiError` if it is not
+def optional_text(fields: Mapping[str, Any], name: str, place: str) -> str:
+    """Return the text `fields[name]`, or "" if it is missing or null. Raise `ApiError` if it is not
     a string.
     """
-    return "" if given.get(name) is None else text(given, name, place)
+    return "" if fields.get(name) is None else text(fields, name, place)
 
 
-def only(given: Mapping[str, Any], known: Collection[str], place: str) -> None:
-    """Raise `ApiError` if `given` has a field that is not null and whose name is not in `known`."""
-    for name, value in given.items():
-        if name not in known and value is not None:
+def only(fields: Mapping[str, Any], names: Collection[str], place: str) -> None:
+    """Raise `ApiError` if one of the `fields` is not null and has a name that is not in `names`."""
+    for name, value in fields.items():
+        if name not in names and value is not None:
             raise not_rendered(f"{place}.{name}")
 
 
 def unknown_type(kind: Any, place: str) -> ApiError:
     """Return the error for a part whose type `kind` is not supported."""
     if kind in _PICTURES:
-        words = f"{place} is {kind!r}: this endpoint serves text only, no images"
+        problem = f"{place} is {kind!r}: this endpoint serves text only, no images"
     else:
-        words = f"{place} is {kind!r}, which no chat template renders"
-    return refused(f"{place}.type", words)
+        problem = f"{place} is {kind!r}, which no chat template renders"
+    return refused(f"{place}.type", problem)
 
 
 def part_text(part: Mapping[str, Any], place: str) -> str:
@@ -94,21 +94,21 @@ def part_text(part: Mapping[str, Any], place: str) -> str:
     return text(part, "text", place)
 
 
-def text_parts(given: Any, place: str, kinds: Collection[str], glue: str) -> str:
-    """Return the text of `given`, which is a string or a list of parts. The type of each part must
+def text_parts(value: Any, place: str, kinds: Collection[str], glue: str) -> str:
+    """Return the text of `value`, which is a string or a list of parts. The type of each part must
     be one of `kinds`. The texts of the parts are joined with `glue`.
     """
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
         raise invalid(place, f"{place} must be text or a list of parts")
-    found = []
-    for part, where in entries(given, place):
+    texts = []
+    for part, where in entries(value, place):
         kind = part.get("type")
         if kind not in kinds:
             raise unknown_type(kind, where)
-        found.append(part_text(part, where))
-    return glue.join(found)
+        texts.append(part_text(part, where))
+    return glue.join(texts)
 
 
 def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -117,20 +117,20 @@ def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def arguments_of(given: Mapping[str, Any]) -> str:
-    """Return the arguments of a tool call as JSON text. `given` is the input of Anthropic's
+def arguments_of(tool_input: Mapping[str, Any]) -> str:
+    """Return the arguments of a tool call as JSON text. `tool_input` is the input of Anthropic's
     `tool_use` block. This is the inverse of `input_of`.
     """
-    unparsed = _unparsed(given)
-    return orjson.dumps(given).decode() if unparsed is None else unparsed
+    unparsed = _unparsed(tool_input)
+    return orjson.dumps(tool_input).decode() if unparsed is None else unparsed
 
 
 def input_of(arguments: str) -> dict[str, Any]:
     """Return the arguments of a tool call as the input of a `tool_use` block, which must be an
     object. Arguments that cannot be an input are wrapped in an object (see `_UNPARSED`).
     """
-    found = _object(arguments)
-    return {_UNPARSED: arguments} if found is None else found
+    tool_input = _object(arguments)
+    return {_UNPARSED: arguments} if tool_input is None else tool_input
 
 
 def input_json(arguments: str) -> str:
@@ -146,20 +146,20 @@ def _object(arguments: str) -> dict[str, Any] | None:
     arguments (see `_UNPARSED`).
     """
     try:
-        found = orjson.loads(arguments)
+        data = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(found, dict) or _unparsed(found) is not None:
+    if not isinstance(data, dict) or _unparsed(data) is not None:
         return None
-    return None if too_deep(found, around=_AROUND_INPUT) else found
+    return None if too_deep(data, around=_AROUND_INPUT) else data
 
 
-def _unparsed(given: Mapping[str, Any]) -> str | None:
-    """Return the arguments that `input_of` wrapped in `given`. Return None if `given` is an
+def _unparsed(tool_input: Mapping[str, Any]) -> str | None:
+    """Return the arguments that `input_of` wrapped in `tool_input`. Return None if it is an
     ordinary input.
     """
-    text = given.get(_UNPARSED)
-    return text if len(given) == 1 and isinstance(text, str) else None
+    text = tool_input.get(_UNPARSED)
+    return text if len(tool_input) == 1 and isinstance(text, str) else None
 
 
 def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Message]:
@@ -186,11 +186,13 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     param = error.param
     if param is None or isinstance(error, UnknownFieldError):
         return error  # the client sent this name
-    own = names.get(param, param.replace(".function.strict", ".strict"))
-    if own == param:
+    name = names.get(param, param.replace(".function.strict", ".strict"))
+    if name == param:
         return error
-    words = str(error).replace(param, own)
-    return ApiError(error.status, error.code, words, param=own, retry=error.retry)
+    # the message of an overflow names no field: "messages" in it is the engine's own word
+    named = error.code != "context_length_exceeded"
+    problem = str(error).replace(param, name) if named else str(error)
+    return ApiError(error.status, error.code, problem, param=name, retry=error.retry)
 
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
 def is_function(
     tool: Mapping[str, Any],
     kinds: Collection[str | None],
-    known: Collection[str],
+    fields: Collection[str],
     place: str,
     *,
     drop: bool,
@@ -208,16 +210,18 @@ def is_function(
     tool runs on the provider's servers. For such a tool, return False if `drop` is True, and raise
     `ApiError` if not.
 
-    Raise `ApiError` for a function that has a field that is not in `known`.
+    Raise `ApiError` for a function that has a field that is not in `fields`.
     """
     kind = tool.get("type")
     if kind not in kinds:
         if drop:
             return False
-        words = f"{place} is {kind!r}: this endpoint has only tools that the client runs"
-        raise refused(f"{place}.type", f"{words}. Leave it out, or serve with --server-tools drop")
+        problem = f"{place} is {kind!r}: this endpoint has only tools that the client runs"
+        raise refused(
+            f"{place}.type", f"{problem}. Leave it out, or serve with --server-tools drop"
+        )
     callers = tool.get("allowed_callers")
-    only({**tool, "allowed_callers": None if callers == ["direct"] else callers}, known, place)
+    only({**tool, "allowed_callers": None if callers == ["direct"] else callers}, fields, place)
     return True
 
 
@@ -227,11 +231,11 @@ def function_tool(tool: Mapping[str, Any], place: str, parameters: Mapping[str, 
     """
     name, strict = text(tool, "name", place), tool.get("strict")
     if not 0 < len(name) <= 256:
-        words = f"{place}.name must have 1 to 256 characters"
-        raise invalid(f"{place}.name", words)
+        problem = f"{place}.name must have 1 to 256 characters"
+        raise invalid(f"{place}.name", problem)
     if not isinstance(strict, bool | None):
-        words = f"{place}.strict must be true or false"
-        raise invalid(f"{place}.strict", words)
+        problem = f"{place}.strict must be true or false"
+        raise invalid(f"{place}.strict", problem)
     function: dict[str, Any] = {"name": name}
     if tool.get("description") is not None:
         function["description"] = text(tool, "description", place)
@@ -247,17 +251,17 @@ def function_tool(tool: Mapping[str, Any], place: str, parameters: Mapping[str, 
 _THINKING = ("enable_thinking", "thinking")
 
 
-def all_switches(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all switches of a request. `given` is its `chat_template_kwargs`, and `own` has the
-    switches that its other fields set. Raise `ApiError` if the two set a switch to different
+def all_switches(switches: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all switches of a request. `switches` are its `chat_template_kwargs`, and `others` are
+    the switches that its other fields set. Raise `ApiError` if the two set a switch to different
     values.
     """
-    for name, value in own.items():
-        if name in given and given[name] != value:
+    for name, value in others.items():
+        if name in switches and switches[name] != value:
             place = f"chat_template_kwargs.{name}"
-            words = f"{place} contradicts another field that sets the same switch: give one"
-            raise invalid(place, words)
-    return {**given, **own}
+            problem = f"{place} contradicts another field that sets the same switch: give one"
+            raise invalid(place, problem)
+    return {**switches, **others}
 
 
 def effort_switches(
@@ -290,5 +294,5 @@ def thinking_switches(
         return {name: wanted}
     if wanted == reasons:
         return {}
-    words = f"the chat template has no switch for thinking ({' or '.join(_THINKING)})"
-    raise refused("thinking.type", f"thinking cannot be {thinking}: {words}. Leave thinking out")
+    problem = f"the chat template has no switch for thinking ({' or '.join(_THINKING)})"
+    raise refused("thinking.type", f"thinking cannot be {thinking}: {problem}. Leave thinking out")

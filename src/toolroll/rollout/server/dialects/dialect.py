@@ -16,7 +16,7 @@ import orjson
 
 from toolroll.parsers.types import Delta
 from toolroll.rollout.server.answers.result import CompletionResult
-from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
+from toolroll.rollout.server.conversation.stored_response import ResponseStore, StoredResponse
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.requests.protocol import ChatRequest, CompletionRequest
 from toolroll.rollout.types import Tool
@@ -30,8 +30,8 @@ class ParsedRequest:
 
     `request` has all fields except the messages. `messages` are the client's messages in the form
     of chat completions. The endpoint clears this list after it has built the prompt. `tools` are
-    the client's tools in the form of chat completions. `own` is the request in the dialect's own
-    form. `lineage`: the client's labels for the agent that sent the request (`thread_id` and
+    the client's tools in the form of chat completions. `original` is the request in the dialect's
+    own form. `lineage`: the client's labels for the agent that sent the request (`thread_id` and
     similar labels).
 
     A text completion has only `request`, which is a `CompletionRequest`.
@@ -40,7 +40,7 @@ class ParsedRequest:
     request: ChatRequest | CompletionRequest
     messages: list[Any] = field(default_factory=list)
     tools: list[Tool] = field(default_factory=list)
-    own: Any = None
+    original: Any = None
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -112,7 +112,7 @@ class Dialect(ABC):
         """Return `event` as a server-sent event, with its type in the `event:` field."""
         return b"event: " + str(event["type"]).encode() + b"\n" + data_line(event)
 
-    def kept(self, parsed: ParsedRequest, result: CompletionResult) -> KeptResponse | None:
+    def stored(self, parsed: ParsedRequest, result: CompletionResult) -> StoredResponse | None:
         """Return the data to store, so that later requests can refer to the answer by id. Return
         None if the answer is not stored.
         """

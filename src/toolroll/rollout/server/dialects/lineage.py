@@ -44,31 +44,31 @@ def split_attribution(system: str) -> tuple[dict[str, str], str]:
     return {_ATTRIBUTION: line[1].strip()}, system[line.end() :]
 
 
-def lineage_of(given: Any) -> dict[str, str]:
-    """Return the conversation labels in `given`: the names in `_KNOWN`, and names that start with
-    `parent_`. Integers become text. Labels whose value is empty, or neither text nor an integer,
-    are left out. `given` is an object, or the JSON text of an object. For anything else, return an
-    empty dict.
+def lineage_of(metadata: Any) -> dict[str, str]:
+    """Return the conversation labels in `metadata`: the names in `_KNOWN`, and names that start
+    with `parent_`. Integers become text. Labels whose value is empty, or neither text nor an
+    integer, are left out. `metadata` is an object, or the JSON text of an object. For anything
+    else, return an empty dict.
 
     A value of the object may itself be the JSON text of an object (Codex's `x-codex-turn-metadata`,
     Claude Code's `user_id`). The labels in that inner object are returned too.
     """
-    found: dict[str, str] = {}
-    labels = _object(given)
+    lineage: dict[str, str] = {}
+    labels = _object(metadata)
     for name, value in labels.items():
         if name in _KNOWN or name.startswith("parent_"):
             if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
-                found[name] = str(value)
+                lineage[name] = str(value)
         elif isinstance(value, str):
             inner = _object(value)
-            found |= {key: text for key, text in lineage_of(inner).items() if key not in found}
-    return found
+            lineage |= {key: text for key, text in lineage_of(inner).items() if key not in lineage}
+    return lineage
 
 
-def _object(given: Any) -> Mapping[str, Any]:
-    if isinstance(given, str) and given.startswith("{"):
+def _object(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str) and value.startswith("{"):
         try:
-            given = orjson.loads(given)
+            value = orjson.loads(value)
         except orjson.JSONDecodeError:
             return {}
-    return given if isinstance(given, Mapping) else {}
+    return value if isinstance(value, Mapping) else {}

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.messages import with_role
-from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
+from toolroll.rollout.server.conversation.stored_response import ResponseStore, StoredResponse
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.blocks import (
     all_switches,
@@ -116,8 +116,8 @@ class OpenAIResponses(Dialect):
         )
         chat.messages = []
         metadata = mapping(data.get("metadata") or {}, "metadata")
-        own = Own(request, names, metadata)
-        return ParsedRequest(chat, messages, tools, own, lineage_of(request.client_metadata))
+        details = Own(request, names, metadata)
+        return ParsedRequest(chat, messages, tools, details, lineage_of(request.client_metadata))
 
     def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
         instructions = request.instructions or ""
@@ -134,8 +134,8 @@ class OpenAIResponses(Dialect):
         if not self.templates.developer:
             messages = with_role(messages, "developer", "system")
         if not new or new[-1]["role"] == "assistant":
-            words = "input must end with a message or a call's output, not with the model's reply"
-            raise invalid("input", words)
+            problem = "input must end with a message or a call's output, not with the model's reply"
+            raise invalid("input", problem)
         return system_places(messages, anywhere=self.templates.system_anywhere)
 
     def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
@@ -149,8 +149,8 @@ class OpenAIResponses(Dialect):
         if verbosity is not None and "verbosity" in self.templates.variables:
             switches["verbosity"] = verbosity
         elif verbosity not in (None, "medium"):
-            words = "text.verbosity cannot be honored: the chat template has no switch verbosity"
-            raise refused("text.verbosity", f"{words}. Leave it out")
+            problem = "text.verbosity cannot be honored: the chat template has no switch verbosity"
+            raise refused("text.verbosity", f"{problem}. Leave it out")
         return all_switches(request.chat_template_kwargs, switches)
 
     # --- answers ----------------------------------------------------------------------------------
@@ -160,20 +160,20 @@ class OpenAIResponses(Dialect):
         return {**self._answer(parsed, result), **self._echo(parsed, result)}
 
     def _answer(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        own: Own = parsed.own
+        details: Own = parsed.original
         return {
             "id": result.id,
             "object": "response",
             "created_at": result.created,
             **state_of(result),
-            "output": output_of(result, self.encoder, own.names, encrypted=own.encrypted),
+            "output": output_of(result, self.encoder, details.names, encrypted=details.encrypted),
             "usage": usage_of(result, self.encoder),
         }
 
     def _echo(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return the fields of the request that the response repeats."""
-        own: Own = parsed.own
-        request = own.request
+        details: Own = parsed.original
+        request = details.request
         choice: Any = request.tool_choice or "auto"
         if isinstance(choice, FunctionChoice):
             choice = choice.model_dump(exclude_none=True)
@@ -182,7 +182,7 @@ class OpenAIResponses(Dialect):
         return {
             "model": result.model,
             "instructions": request.instructions,
-            "metadata": own.metadata,
+            "metadata": details.metadata,
             "tools": request.tools or [],
             "tool_choice": choice,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
@@ -211,32 +211,34 @@ class OpenAIResponses(Dialect):
             "usage": None,
             **self._echo(parsed, result),
         }
-        own: Own = parsed.own
-        return self.writer_type(result, response, self.encoder, own.names, encrypted=own.encrypted)
+        details: Own = parsed.original
+        return self.writer_type(
+            result, response, self.encoder, details.names, encrypted=details.encrypted
+        )
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         """Return OpenAI's error body."""
         return renamed(error, _NAMES).body
 
-    def kept(self, parsed: ParsedRequest, result: CompletionResult) -> KeptResponse | None:
+    def stored(self, parsed: ParsedRequest, result: CompletionResult) -> StoredResponse | None:
         """Return the response, so that `previous_response_id` can refer to it. Return None if the
         request's `store` is false.
         """
-        request: ResponsesRequest = parsed.own.request
+        request: ResponsesRequest = parsed.original.request
         if not request.store:
             return None
         echo, answer = orjson.dumps(self._echo(parsed, result)), self._answer(parsed, result)
-        return KeptResponse(result.id, request.instructions or "", echo, orjson.dumps(answer))
+        return StoredResponse(result.id, request.instructions or "", echo, orjson.dumps(answer))
 
 
 def not_found(response_id: str, param: str | None = None) -> ApiError:
     """Return the error for a response that is not stored."""
-    words = (
+    problem = (
         f"there is no response {response_id!r} in this session. A response is kept only if its "
         "request names a session (in the path, a header, the key or the body) and store is not "
         "false"
     )
-    return ApiError(404, "response_not_found", words, param=param)
+    return ApiError(404, "response_not_found", problem, param=param)
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
@@ -247,8 +249,8 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
     if wanted.type != "json_schema":
         return {"response_format": {"type": wanted.type}}
     if wanted.schema_ is None:
-        words = "text.format.schema is missing"
-        raise invalid("text.format.schema", words)
+        problem = "text.format.schema is missing"
+        raise invalid("text.format.schema", problem)
     return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}
 
 

@@ -73,7 +73,7 @@ Names = dict[str, ClientTool]
 """Maps the name that the model sees to the tool, if the tool is custom or in a namespace."""
 
 
-def read_items(given: str | Sequence[Any], *, reasons: bool, find: FindItem) -> list[Message]:
+def read_items(items: str | Sequence[Any], *, reasons: bool, find: FindItem) -> list[Message]:
     """Return the input as chat messages. Raise `ApiError`, with the location, if an item cannot be
     converted. `find` returns the item with an id, for references.
 
@@ -81,11 +81,11 @@ def read_items(given: str | Sequence[Any], *, reasons: bool, find: FindItem) -> 
     assistant message `<think>...</think>` is read as reasoning. Otherwise such a message stays
     text.
     """
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    found: list[Message] = []
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    messages: list[Message] = []
     before = None
-    for item, place in entries(given, "input"):
+    for item, place in entries(items, "input"):
         untyped = "message" if "role" in item else "item_reference" if "id" in item else None
         kind = item.get("type") or untyped
         if kind == "item_reference":
@@ -95,18 +95,18 @@ def read_items(given: str | Sequence[Any], *, reasons: bool, find: FindItem) -> 
             raise unknown_type(kind, place)
         only(item, _FIELDS[kind], place)
         if kind in ("function_call_output", "custom_tool_call_output"):
-            found.append(_output(item, place))
+            messages.append(_output(item, place))
         elif kind == "message" and item.get("role") != "assistant":
-            found.append(_message(item, place))
+            messages.append(_message(item, place))
         else:
             first = not (before or "").startswith("assistant")
             if reasons and kind == "message" and first:  # later in a reply, the tags are text
                 item = _untagged(item, place)
                 kind = item.get("type") or kind
             kind = f"assistant {kind}"
-            _add(_assistant(found, both=kind == before == "assistant message"), item, place)
+            _add(_assistant(messages, both=kind == before == "assistant message"), item, place)
         before = kind
-    return found
+    return messages
 
 
 def _referenced(item: Mapping[str, Any], place: str, find: FindItem) -> Mapping[str, Any]:
@@ -114,22 +114,22 @@ def _referenced(item: Mapping[str, Any], place: str, find: FindItem) -> Mapping[
     item_id = text(item, "id", place)
     referenced = find(item_id)
     if referenced is None:
-        words = (
+        problem = (
             f"{place}: there is no item {item_id!r} in this session. Only items of stored "
             "responses of the same session can be referred to. With store: false, clients send "
             "the items themselves"
         )
-        raise ApiError(404, "item_not_found", words, param=f"{place}.id")
+        raise ApiError(404, "item_not_found", problem, param=f"{place}.id")
     return referenced
 
 
 def _message(item: Mapping[str, Any], place: str) -> Message:
     role = item.get("role")
     if role not in _ROLES:
-        words = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
-        raise invalid(f"{place}.role", words)
-    said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
-    return {"role": role, "content": said}
+        problem = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
+        raise invalid(f"{place}.role", problem)
+    content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+    return {"role": role, "content": content}
 
 
 def _output(item: Mapping[str, Any], place: str) -> Message:
@@ -137,21 +137,21 @@ def _output(item: Mapping[str, Any], place: str) -> Message:
     return {"role": "tool", "tool_call_id": text(item, "call_id", place), "content": answer}
 
 
-def _assistant(found: list[Message], *, both: bool) -> Message:
-    """Return the assistant message to which the next item belongs: the last message of `found`, or
-    a new one, which is added to `found`. `both`: True if the next item and the item before it are
+def _assistant(messages: list[Message], *, both: bool) -> Message:
+    """Return the assistant message to which the next item belongs: the last of `messages`, or a new
+    one, which is added to `messages`. `both`: True if the next item and the item before it are
     both messages. Then the next item starts a new reply.
     """
-    if both or not found or found[-1]["role"] != "assistant":
-        found.append({"role": "assistant", "content": None})
-    return found[-1]
+    if both or not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": None})
+    return messages[-1]
 
 
 def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
     kind = item.get("type") or "message"
     if kind == "message":
-        said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
-        message["content"] = (message["content"] or "") + said
+        content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+        message["content"] = (message["content"] or "") + content
     elif kind == "reasoning":
         thought = _thought(item, place)
         if thought:
@@ -172,38 +172,38 @@ def _untagged(item: Mapping[str, Any], place: str) -> Mapping[str, Any]:
     """Return a reasoning item if the text of the assistant message `item` is `<think>...</think>`.
     Otherwise return `item`.
     """
-    said = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
-    tagged = _TAGGED.fullmatch(said)
+    content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+    tagged = _TAGGED.fullmatch(content)
     if tagged is None:
         return item
     return {"type": "reasoning", "summary": [{"type": "summary_text", "text": tagged[1]}]}
 
 
 def _thought(item: Mapping[str, Any], place: str) -> str:
-    shown = text_parts(item.get("summary") or "", f"{place}.summary", ("summary_text",), "")
+    summary = text_parts(item.get("summary") or "", f"{place}.summary", ("summary_text",), "")
     kinds = ("reasoning_text", "text")
-    return shown or text_parts(item.get("content") or "", f"{place}.content", kinds, "")
+    return summary or text_parts(item.get("content") or "", f"{place}.content", kinds, "")
 
 
 # --- tools ----------------------------------------------------------------------------------------
 
 
-def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
+def read_tools(values: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
     """Return the tools in the form of chat completions, and those that the client knows
     differently. `drop`: True leaves out tools that cannot be offered, such as those that run on the
     provider's servers, and False refuses them.
     """
-    found: list[Tool] = []
+    tools: list[Tool] = []
     names: Names = {}
-    for tool, place, namespace, about in _flattened(given):
+    for tool, place, namespace, about in _flattened(values):
         custom = tool.get("type") == "custom"
         fields = _CUSTOM if custom else _FUNCTION
         if not is_function(tool, ("function", "custom"), fields, place, drop=drop):
             continue
         if custom and not _is_free_text(tool, place, drop=drop):
             continue
-        own = optional_text(tool, "description", place)
-        described = {**tool, "description": "\n\n".join(filter(None, (about, own))) or None}
+        description = optional_text(tool, "description", place)
+        described = {**tool, "description": "\n\n".join(filter(None, (about, description))) or None}
         schema = _FREE_TEXT if custom else tool.get("parameters")
         schema = _NO_PARAMETERS if schema is None else mapping(schema, f"{place}.parameters")
         chat = function_tool(described, place, schema)
@@ -212,8 +212,8 @@ def read_tools(given: Sequence[Any], *, drop: bool) -> tuple[list[Tool], Names]:
             flat = flat_name(namespace, name) if namespace else name
             chat["function"]["name"] = flat
             names[flat] = ClientTool(name, namespace, custom)
-        found.append(chat)
-    return found, names
+        tools.append(chat)
+    return tools, names
 
 
 def _is_free_text(tool: Mapping[str, Any], place: str, *, drop: bool) -> bool:
@@ -223,17 +223,17 @@ def _is_free_text(tool: Mapping[str, Any], place: str, *, drop: bool) -> bool:
     form = mapping(tool.get("format") or {"type": "text"}, f"{place}.format")
     if form.get("type") == "text" or drop:
         return form.get("type") == "text"
-    words = (
+    problem = (
         f"{place}.format cannot be honored, because its type is {form.get('type')!r}: the engine "
         "cannot enforce a grammar within an argument of a call. Leave the tool out, or serve with "
         "--server-tools drop"
     )
-    raise refused(f"{place}.format", words)
+    raise refused(f"{place}.format", problem)
 
 
-def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
+def _flattened(values: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, str, str]]:
     """Yield each tool with its location, and with the name and description of its namespace."""
-    for tool, place in entries(given, "tools"):
+    for tool, place in entries(values, "tools"):
         if tool.get("type") != "namespace":
             yield tool, place, "", ""
             continue
@@ -242,8 +242,8 @@ def _flattened(given: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, s
         if not isinstance(inner, list):
             raise invalid(f"{place}.tools", f"{place}.tools must be a list")
         name, about = text(tool, "name", place), optional_text(tool, "description", place)
-        for one, where in entries(inner, f"{place}.tools"):
-            yield one, where, name, about
+        for inner_tool, where in entries(inner, f"{place}.tools"):
+            yield inner_tool, where, name, about
 
 
 def flat_name(namespace: str, name: str) -> str:

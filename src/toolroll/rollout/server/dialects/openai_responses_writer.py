@@ -175,8 +175,8 @@ class ResponsesWriter:
         if thinks:
             empty["encrypted_content"] = None
         self._opened = empty
-        at = len(self.items)
-        yield self._event("response.output_item.added", output_index=at, item=empty)
+        index = len(self.items)
+        yield self._event("response.output_item.added", output_index=index, item=empty)
         name = "reasoning_summary_part" if thinks else "content_part"
         yield self._part(f"response.{name}.added", part=part)
 
@@ -200,10 +200,10 @@ class ResponsesWriter:
         yield self._done(item)
 
     def _done(self, item: Item) -> Event:
-        at = len(self.items)
+        index = len(self.items)
         self.items.append(item)
         self._kind, self._texts = None, []
-        return self._event("response.output_item.done", output_index=at, item=item)
+        return self._event("response.output_item.done", output_index=index, item=item)
 
     def _call(self, call: ToolCall) -> Iterable[Event]:
         """Return the events of a call. A call that cannot be read stays open, because the reply may
@@ -212,9 +212,9 @@ class ResponsesWriter:
         item = self._call_item(call)
         field, kind = _PAYLOADS[item["type"]]
         empty = {**item, "status": "in_progress", field: ""}
-        at = len(self.items)
-        yield self._event("response.output_item.added", output_index=at, item=empty)
-        where = {"item_id": item["id"], "output_index": at}
+        index = len(self.items)
+        yield self._event("response.output_item.added", output_index=index, item=empty)
+        where = {"item_id": item["id"], "output_index": index}
         yield self._event(f"response.{kind}.delta", **where, delta=item[field])
         self._kind, self._opened = "tool_call", item
         if call.arguments is not None:
@@ -244,9 +244,9 @@ class ResponsesWriter:
             "encrypted_content": signature(thought) if self._encrypted else None,
         }
 
-    def _message(self, said: str) -> Item:
+    def _message(self, content_text: str) -> Item:
         """Return an item that contains text."""
-        content = [{"type": "output_text", "text": said, "annotations": [], "logprobs": []}]
+        content = [{"type": "output_text", "text": content_text, "annotations": [], "logprobs": []}]
         return {**self._head("msg", "message"), "role": "assistant", "content": content}
 
     def _call_item(self, call: ToolCall) -> Item:
@@ -259,7 +259,11 @@ class ResponsesWriter:
         named = {"call_id": call.id, "name": tool.name}
         if tool.namespace:
             named["namespace"] = tool.namespace
-        given = call.arguments or {}
-        if tool.custom and given.keys() == {"input"} and isinstance(given["input"], str):
-            return {**self._head("ctc", "custom_tool_call"), **named, "input": given["input"]}
+        values = call.arguments or {}
+        if tool.custom and values.keys() == {"input"} and isinstance(values["input"], str):
+            return {
+                **self._head("ctc", "custom_tool_call"),
+                **named,
+                "input": values["input"],
+            }
         return {**self._head("fc", "function_call"), **named, "arguments": arguments}

@@ -19,7 +19,7 @@ import orjson
 from toolroll.rollout.server.answers.result import Choice, CompletionResult
 from toolroll.rollout.server.conversation.completions import TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
-from toolroll.rollout.server.conversation.stored_response import KeptResponse
+from toolroll.rollout.server.conversation.stored_response import StoredResponse
 from toolroll.rollout.server.disk.journal import Journal
 from toolroll.rollout.server.errors import ApiError, server_stopping
 from toolroll.rollout.session.tree import Node
@@ -81,11 +81,11 @@ class SessionLog:
         switches: Mapping[str, Any],
         kind: str,
         lineage: Mapping[str, str],
-        kept: KeptResponse | None,
+        response: StoredResponse | None,
     ) -> asyncio.Future[None]:
         """Write the answers to a chat request, which were committed as `nodes`. `kind`: the name of
-        the reply's API in the trace. `lineage`: the client's labels. `kept`: the stored response of
-        the Responses API, if any.
+        the reply's API in the trace. `lineage`: the client's labels. `response`: the stored
+        response of the Responses API, if any.
         """
         turn = prompt.turn
         return self._append(
@@ -108,8 +108,8 @@ class SessionLog:
             prefill_ids=packed(prompt.prefill_ids, IDS),
             choices=[_chat_choice(choice) for choice in result.choices],
             kept=None
-            if kept is None
-            else [kept.instructions, self._once(kept.echo), kept.answer.decode()],
+            if response is None
+            else [response.instructions, self._once(response.echo), response.answer.decode()],
         )
 
     def text(
@@ -149,9 +149,9 @@ class SessionLog:
         this for texts that many answers share: the tools, and the part of a response that repeats
         its request.
         """
-        known = self.texts.get(text)
-        if known is not None:
-            return known
+        number = self.texts.get(text)
+        if number is not None:
+            return number
         self.texts[text] = len(self.texts)
         return text.decode()
 

@@ -28,12 +28,12 @@ def session_key(key: str, session_id: str) -> str:
 
 def has_key(request: web.Request, key: str) -> bool:
     """Return True if `request` has `key`, alone or in the form `session:NAME:KEY`."""
-    found = False
-    for given in _keys(request):
-        secret = given.rpartition(":")[2] if given.startswith(_SESSION) else given
-        for one in (given, secret):
-            found |= hmac.compare_digest(one.encode(errors="surrogateescape"), key.encode())
-    return found
+    matches = False
+    for sent in _keys(request):
+        secret = sent.rpartition(":")[2] if sent.startswith(_SESSION) else sent
+        for candidate in (sent, secret):
+            matches |= hmac.compare_digest(candidate.encode(errors="surrogateescape"), key.encode())
+    return matches
 
 
 def sessions_in_keys(request: web.Request, *, keyed: bool) -> set[str]:
@@ -41,13 +41,13 @@ def sessions_in_keys(request: web.Request, *, keyed: bool) -> set[str]:
     no path and no header, names its session in this key: `session:NAME`, or `session:NAME:KEY` if
     the endpoint is `keyed`.
     """
-    named = [given.removeprefix(_SESSION) for given in _keys(request) if given.startswith(_SESSION)]
+    named = [key.removeprefix(_SESSION) for key in _keys(request) if key.startswith(_SESSION)]
     return {name.rpartition(":")[0] for name in named} if keyed else set(named)
 
 
 def _keys(request: web.Request) -> list[str]:
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-    return [given for given in (bearer, request.headers.get("x-api-key", "").strip()) if given]
+    return [key for key in (bearer, request.headers.get("x-api-key", "").strip()) if key]
 
 
 def check_sender(request: web.Request) -> None:
@@ -56,18 +56,18 @@ def check_sender(request: web.Request) -> None:
     """
     host = request.headers.get("Host", "")
     if _name_of(host) not in LOOPBACK:
-        words = (
+        problem = (
             f"without a key this endpoint serves only the hosts {', '.join(sorted(LOOPBACK))}, not "
             f"{host!r}: use one of these hosts in the address, or serve with a key (--api-key-env)"
         )
-        raise ApiError(403, "forbidden_host", words)
+        raise ApiError(403, "forbidden_host", problem)
     origin = request.headers.get("Origin")
     if origin is not None and origin.lower() != f"{request.scheme}://{host}".lower():
-        words = (
+        problem = (
             f"a web page of {origin!r} may not use this endpoint without a key: call it from a "
             "program that sends no Origin, or serve with a key (--api-key-env)"
         )
-        raise ApiError(403, "forbidden_origin", words)
+        raise ApiError(403, "forbidden_origin", problem)
 
 
 def _name_of(host: str) -> str | None:

@@ -24,7 +24,7 @@ from aiohttp import web
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.answers.result import LONG, Traced
 from toolroll.rollout.server.dialects.dialect import Dialect
-from toolroll.rollout.server.endpoint import Endpoint, Reply
+from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.http.access import (
     check_sender,
@@ -34,6 +34,7 @@ from toolroll.rollout.server.http.access import (
 )
 from toolroll.rollout.server.metrics import CONTENT_TYPE
 from toolroll.rollout.server.queries import QUERIES, Query, tokenize
+from toolroll.rollout.server.replies import Reply
 from toolroll.rollout.server.requests.paths import hint_for, instead_of
 from toolroll.rollout.server.requests.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.requests.received import Received, receive
@@ -185,10 +186,10 @@ class EndpointServer:
         except ConnectionError:
             raise  # the client has closed the connection
         except Exception as error:  # the request's border: no other request is affected
-            found = api_error(error)
-            if found.code == "internal_error":
+            refusal = api_error(error)
+            if refusal.code == "internal_error":
                 logger.exception("a request to %s failed", request.path)
-            return self._refusal(found, request)
+            return self._refusal(refusal, request)
 
     def _refusal(self, error: ApiError, request: web.Request) -> web.Response:
         """Return the response for `error`, in the error format of the API that `request` uses."""
@@ -230,8 +231,8 @@ class EndpointServer:
         in_keys = sessions_in_keys(request, keyed=self.settings.api_key is not None)
         named = {request.match_info.get("session"), *in_keys} - {None}
         if len(named) > 1:
-            words = "the path and the keys name more than one session"
-            raise ApiError(400, "invalid_session_id", words, param="session_id")
+            problem = "the path and the keys name more than one session"
+            raise ApiError(400, "invalid_session_id", problem, param="session_id")
         name = next(iter(named), None) or request.headers.get(SESSION_HEADER)
         if not name:
             return None
@@ -289,17 +290,17 @@ class EndpointServer:
         dropped when the request ends.
         """
         named = self._named(request)
-        given = body.get("session_id") if isinstance(body, dict) else None
-        if given is not None and named is not None and given != named:
+        in_body = body.get("session_id") if isinstance(body, dict) else None
+        if in_body is not None and named is not None and in_body != named:
             raise ApiError(
                 400,
                 "invalid_session_id",
                 "the body names a different session from the path, the header or the key",
                 param="session_id",
             )
-        if given is not None and self._only(request) not in (None, given):
+        if in_body is not None and self._only(request) not in (None, in_body):
             raise ApiError(401, "invalid_api_key", "the key belongs to another session")
-        session_id = named or given
+        session_id = named or in_body
         if session_id is not None:
             _SESSION.set(check_id(str(session_id)))
             return self.endpoint.sessions.of(str(session_id))
@@ -319,8 +320,8 @@ class EndpointServer:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        given = (await receive(request, self.settings)).data if request.can_read_body else {}
-        parsed = read(SessionRequest, given, labels=False)
+        body = (await receive(request, self.settings)).data if request.can_read_body else {}
+        parsed = read(SessionRequest, body, labels=False)
         only = self._only(request)
         if only is not None and parsed.session_id != only:
             raise ApiError(
@@ -331,12 +332,13 @@ class EndpointServer:
         if live.log is not None:
             await live.log.saved()
         key = self.settings.api_key
-        made = {
+        created = {
             "session_id": live.id,
             "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1",
         }
         return _json(
-            {**made, "api_key": session_key(key, live.id)} if key is not None else made, status=201
+            {**created, "api_key": session_key(key, live.id)} if key is not None else created,
+            status=201,
         )
 
     def _found(self, request: web.Request) -> LiveSession:
@@ -348,7 +350,7 @@ class EndpointServer:
     async def _trajectories(self, request: web.Request) -> web.StreamResponse:
         live = self._found(request)
         await self.endpoint.settle(live)
-        found = live.session.trajectories()
+        trajectories = live.session.trajectories()
         state = {
             "session_id": live.id,
             "reward": live.reward,
@@ -357,23 +359,27 @@ class EndpointServer:
             "mismatches": dict(live.mismatches),
             "in_flight": live.pending.in_flight,
         }
-        large = sum(len(one.input_ids) for one in found) > LONG
+        large = sum(len(trajectory.input_ids) for trajectory in trajectories) > LONG
         return await _json_of_size(
-            lambda: {**state, "trajectories": list(map(to_json, found))}, large=large
+            lambda: {**state, "trajectories": list(map(to_json, trajectories))}, large=large
         )
 
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         live = self._found(request)
         await self.endpoint.settle(live)
-        found = []
+        answers = []
         for node, kind in live.trace:
             completion = node.completion
             assert completion is not None
             prompt_ids = live.session.path_ids(node.parent)
-            found.append(Traced(kind, prompt_ids, completion, node.excluded))
-        large = sum(len(one.prompt_ids) + len(one.completion.output_ids) for one in found) > LONG
+            answers.append(Traced(kind, prompt_ids, completion, node.excluded))
+        large = (
+            sum(len(entry.prompt_ids) + len(entry.completion.output_ids) for entry in answers)
+            > LONG
+        )
         return await _json_of_size(
-            lambda: {"session_id": live.id, "trace": [one.body for one in found]}, large=large
+            lambda: {"session_id": live.id, "trace": [entry.body for entry in answers]},
+            large=large,
         )
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
@@ -414,8 +420,8 @@ class EndpointServer:
     async def _export(self, request: web.Request) -> web.StreamResponse:
         store, name = self.endpoint.store, check_id(request.match_info["session"])
         if store is None:
-            words = "this server keeps no files: start it with --out FOLDER"
-            raise ApiError(409, "no_folder", words)
+            problem = "this server keeps no files: start it with --out FOLDER"
+            raise ApiError(409, "no_folder", problem)
         self.endpoint.sessions.check_open()
         live = self.endpoint.sessions.get(name)
         if live is None:
@@ -424,11 +430,11 @@ class EndpointServer:
                 self.endpoint.sessions.find(name)  # raises `ApiError`
             return _json(store.written(name, max(samples)))
         if live.pending.in_flight:
-            words = f"the session has {live.pending.in_flight} requests in flight: wait for them"
-            raise ApiError(409, "requests_in_flight", words, param="session_id")
+            problem = f"the session has {live.pending.in_flight} requests in flight: wait for them"
+            raise ApiError(409, "requests_in_flight", problem, param="session_id")
         if not live.trace:
-            words = f"the session {name!r} has no answer yet: there is nothing to write"
-            raise ApiError(409, "session_empty", words, param="session_id")
+            problem = f"the session {name!r} has no answer yet: there is nothing to write"
+            raise ApiError(409, "session_empty", problem, param="session_id")
         return _json(await self.endpoint.sessions.drop(name))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
@@ -449,17 +455,17 @@ class EndpointServer:
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {405: "method_not_allowed", 413: "body_too_large"}
-    words = error.text or error.reason
+    problem = error.text or error.reason
     path = request.rel_url.raw_path
     # a wrong path may match the route of another method, such as /v1/responses/ID
     if error.status == 404 or (error.status == 405 and hint_for(path) is not None):
         return ApiError(404, "not_found", instead_of(path))
     if isinstance(error, web.HTTPMethodNotAllowed):
-        words = (
+        problem = (
             f"{request.path!r} is not served for {request.method!r}: use "
             f"{' or '.join(sorted(error.allowed_methods))}"
         )
-    return ApiError(error.status, codes.get(error.status, "http_error"), words)
+    return ApiError(error.status, codes.get(error.status, "http_error"), problem)
 
 
 def _route(request: web.Request) -> str:
@@ -470,9 +476,9 @@ def _route(request: web.Request) -> str:
     return resource.canonical if resource is not None else "other"
 
 
-async def _json_of_size(made: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return the result of `made` as JSON. If the result is `large`, call `made` in a thread."""
-    body = await call_of_size(lambda: orjson.dumps(made()), large=large)
+async def _json_of_size(build: Callable[[], Any], *, large: bool) -> web.Response:
+    """Return the result of `build` as JSON. If the result is `large`, call `build` in a thread."""
+    body = await call_of_size(lambda: orjson.dumps(build()), large=large)
     return web.Response(body=body, content_type="application/json")
 
 

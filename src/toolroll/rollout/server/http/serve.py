@@ -32,11 +32,11 @@ async def serve(
     episodes. After SIGTERM, the next server with the same folder continues them.
     """
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(one, _stop, stop, one)
-    async with Model.from_args(args) as served:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, _stop, stop, signum)
+    async with Model.from_args(args) as model:
         # wait now: the start asks the engine for its capabilities and context length
-        waiting = asyncio.create_task(served.engine.wait_until_healthy())
+        waiting = asyncio.create_task(model.engine.wait_until_healthy())
         both: list[asyncio.Future[Any]] = [waiting, stop]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -45,14 +45,14 @@ async def serve(
         health = waiting.result()
         if not health.ok:
             raise UsageError(health.why)
-        for line in await served.check_identity(allow_mismatch=args.allow_model_mismatch):
+        for line in await model.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)
         store = None
         if out is not None:
-            facts = await served.run_in_thread(store_settings, served, args.hf_checkpoint)
-            store = SessionStore(out, facts, provenance=await provenance(served))
+            facts = await model.run_in_thread(store_settings, model, args.hf_checkpoint)
+            store = SessionStore(out, facts, provenance=await provenance(model))
         try:
-            async with EndpointServer(Endpoint(served, settings, store)) as server:
+            async with EndpointServer(Endpoint(model, settings, store)) as server:
                 ready(server.url)
                 number = await stop
                 if store is not None:

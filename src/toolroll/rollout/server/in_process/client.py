@@ -126,5 +126,5 @@ class TextCompletions(AsyncTextCompletions):
 
 def _with_model(kwargs: Mapping[str, Any], client: Any) -> dict[str, Any]:
     """Return `kwargs` with the model of `client`, a `ToolrollClient`, if they name none."""
-    given = kwargs.get("model")
-    return {**kwargs, "model": client.endpoint.model_name if given is None else given}
+    name = kwargs.get("model")
+    return {**kwargs, "model": client.endpoint.model_name if name is None else name}

@@ -140,7 +140,11 @@ class ManagedSession:
         if self.track_tree:
             nodes = tree_nodes(live.session, [node for node, _ in live.trace], encoder)
             return {"sequences": nodes, "tree": dict(nodes)}
-        return {"nodes": [trajectory_node(found, encoder) for found in live.session.trajectories()]}
+        return {
+            "nodes": [
+                trajectory_node(sequence, encoder) for sequence in live.session.trajectories()
+            ]
+        }
 
     def reset(self) -> None:
         """Drop all nodes. Later calls use a new session."""
@@ -181,24 +185,24 @@ async def managed_session(
     parser and template are ignored.
     """
     if isinstance(engine, Model):
-        served, owned = engine, False
+        model, owned = engine, False
     else:
-        found = tokenizer if tokenizer is not None else await served_model(engine)
-        if found is None or isinstance(found, str):
-            found = load_tokenizer(found)
+        loaded = tokenizer if tokenizer is not None else await served_model(engine)
+        if loaded is None or isinstance(loaded, str):
+            loaded = load_tokenizer(loaded)
         template = ChatTemplate(
-            found,
+            loaded,
             chat_template=chat_template,
             kwargs=chat_template_kwargs,
             history="preserve" if history == "preserve" else "fork",
         )
         if isinstance(engine, str):
-            engine = EngineConfig(url=engine, vocab_size=len(found))
+            engine = EngineConfig(url=engine, vocab_size=len(loaded))
         owned = isinstance(engine, EngineConfig)
         client = Engine(engine) if isinstance(engine, EngineConfig) else engine
-        served = Model(client, template, get_parser(tool_parser, template.encoder.control))
+        model = Model(client, template, get_parser(tool_parser, template.encoder.control))
     try:
-        async with Endpoint(served, settings) as endpoint:
+        async with Endpoint(model, settings) as endpoint:
             managed = ManagedSession(
                 endpoint, session=session or f"managed-{uuid.uuid4().hex}", track_tree=track_tree
             )
@@ -208,9 +212,9 @@ async def managed_session(
                 await managed.aclose()
     finally:
         if owned:
-            await served.aclose()
-        elif served is not engine:
-            served.release()
+            await model.aclose()
+        elif model is not engine:
+            model.release()
 
 
 async def served_model(engine: EngineClient | EngineConfig | str) -> str | None:
@@ -236,9 +240,9 @@ def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any
     """Return `kwargs` as arguments for `create`. Names that the SDK does not know go into
     `extra_body`. The endpoint then refuses those that it does not support.
     """
-    known = inspect.signature(create).parameters
-    named = {name: value for name, value in kwargs.items() if name in known}
-    extra = {name: value for name, value in kwargs.items() if name not in known}
+    parameters = inspect.signature(create).parameters
+    named = {name: value for name, value in kwargs.items() if name in parameters}
+    extra = {name: value for name, value in kwargs.items() if name not in parameters}
     extra |= named.pop("extra_body", None) or {}
     for name in ATROPOS_ONLY:
         extra.pop(name, None)
@@ -275,12 +279,12 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     }
     answer = await endpoint.model.post(f"{engine.url}/generate", payload)
     meta = answer.get("meta_info") or {}
-    own, others = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
-    if not own or not others or not len(own) == len(others) == len(sent):
+    tokens, others = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
+    if not tokens or not others or not len(tokens) == len(others) == len(sent):
         raise EngineError(f"the engine at {engine.url} returned no logprobs of the prompt")
-    if [entry[1] for entry in own] != sent:
+    if [entry[1] for entry in tokens] != sent:
         raise EngineError(f"the engine at {engine.url} returned logprobs of other tokens")
-    places = [_place(*pair) for pair in zip(own[1:], others[1:], strict=True)]
+    places = [_place(*pair) for pair in zip(tokens[1:], others[1:], strict=True)]
     return {
         "prompt_tokens": sent,
         "prompt_topk_token_ids": [[], *map(list, places)],
@@ -288,9 +292,9 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     }
 
 
-def _place(own: Sequence[Any], others: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
+def _place(token: Sequence[Any], others: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
     """Return one position's logprobs by token id. Raise `EngineError` if a value is missing."""
-    found = {int(entry[1]): entry[0] for entry in (own, *(others or ()))}
-    if not others or not all(isinstance(value, float) for value in found.values()):
+    logprobs = {int(entry[1]): entry[0] for entry in (token, *(others or ()))}
+    if not others or not all(isinstance(value, float) for value in logprobs.values()):
         raise EngineError("the engine returned no logprobs for a position of the prompt")
-    return found
+    return logprobs

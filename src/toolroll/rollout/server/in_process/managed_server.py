@@ -65,7 +65,7 @@ class ManagedServer(ManagedSession):
         chat_template: Jinja text that replaces the tokenizer's own template.
         settings: The settings of the endpoint. Default: the default settings, except that `n` may
             be up to 1024.
-        served: The model at `server`, if it is open already (`open_model`). It stays open.
+        model: The model at `server`, if it is open already (`open_model`). It stays open.
 
     Raises `UsageError` if no tokenizer is named, or if the server is not SGLang.
     """
@@ -81,12 +81,12 @@ class ManagedServer(ManagedSession):
         history: HistoryPolicy = "preserve",
         chat_template: str | None = None,
         settings: EndpointSettings | None = None,
-        served: Model | None = None,
+        model: Model | None = None,
     ) -> None:
         self.server = server
-        given = server if isinstance(server, Model) else served
-        self._borrowed = given is not None
-        self._served: Model | None = None
+        opened = server if isinstance(server, Model) else model
+        self._borrowed = opened is not None
+        self._model: Model | None = None
         self._reads_calls = isinstance(server, Model) or tool_parser is not None
         self._settings = settings or EndpointSettings(max_choices=_MAX_CHOICES)
         self.track_tree = bool(track_tree)
@@ -99,22 +99,22 @@ class ManagedServer(ManagedSession):
             chat_template=chat_template,
         )
         named = _named_tokenizer(server, tokenizer)
-        if given is not None or named is not None or not _is_engine(server):
-            self._start(given or self._model_of(named))
+        if opened is not None or named is not None or not _is_engine(server):
+            self._start(opened or self._model_of(named))
 
-    def _start(self, served: Model) -> None:
-        super().__init__(Endpoint(served, self._settings), track_tree=self.track_tree)
-        self._served, self.tokenizer = served, served.template.tokenizer
+    def _start(self, model: Model) -> None:
+        super().__init__(Endpoint(model, self._settings), track_tree=self.track_tree)
+        self._model, self.tokenizer = model, model.template.tokenizer
 
     async def _open(self) -> None:
-        if self._served is not None:
+        if self._model is not None:
             return
         async with self._opening:
-            if self._served is None:
+            if self._model is None:
                 self._start(self._model_of(await served_model(self.server)))
 
     def _live(self) -> LiveSession | None:
-        return None if self._served is None else super()._live()
+        return None if self._model is None else super()._live()
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Return a chat completion, as `ManagedSession.chat_completion` does.
@@ -129,25 +129,25 @@ class ManagedServer(ManagedSession):
         return await super().chat_completion(**kwargs)
 
     def _slot(self, split: str) -> AbstractAsyncContextManager[Any]:
-        found = getattr(self.server, "sem" if split == "train" else "eval_sem", None)
-        return found if found is not None else nullcontext()
+        semaphore = getattr(self.server, "sem" if split == "train" else "eval_sem", None)
+        return semaphore if semaphore is not None else nullcontext()
 
     def reset(self) -> None:
         """Drop all nodes. Later calls use a new session."""
-        if self._served is not None:
+        if self._model is not None:
             super().reset()
 
     async def aclose(self) -> None:
         """Drop the session, and close the connections that were opened for it."""
-        if self._served is None:
+        if self._model is None:
             return
         await super().aclose()
         if self._borrowed:
             return
-        if isinstance(self._served.engine, Engine) and self._served.engine is not self.server:
-            await self._served.aclose()
+        if isinstance(self._model.engine, Engine) and self._model.engine is not self.server:
+            await self._model.aclose()
         else:
-            self._served.release()
+            self._model.release()
 
 
 def open_model(
@@ -159,18 +159,18 @@ def open_model(
     chat_template: str | None = None,
 ) -> Model:
     """Return the model that `server` serves. The arguments are the same as for `ManagedServer`."""
-    found = _named_tokenizer(server, tokenizer)
-    if found is None:
+    loaded = _named_tokenizer(server, tokenizer)
+    if loaded is None:
         raise UsageError(
             "no tokenizer is named: give tokenizer=..., or a server whose configuration names one "
             "(tokenizer_name or model_name), or an engine that reports its model"
         )
-    if isinstance(found, str):
-        found = load_tokenizer(found)
-    template = ChatTemplate(found, chat_template=chat_template, history=history)
+    if isinstance(loaded, str):
+        loaded = load_tokenizer(loaded)
+    template = ChatTemplate(loaded, chat_template=chat_template, history=history)
     name = getattr(getattr(server, "config", None), "model_name", "")
     return Model(
-        _engine(server, vocab_size=len(found)),
+        _engine(server, vocab_size=len(loaded)),
         template,
         _raw_parser(tool_parser, template),
         name="" if name in _UNNAMED else name,
@@ -188,9 +188,9 @@ def _named_tokenizer(server: Any, tokenizer: Any) -> Any:
     """Return `tokenizer`, or else the tokenizer of `server`, or else the name in its configuration.
     Return None if there is none.
     """
-    found = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
-    if found is not None:
-        return found
+    direct = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
+    if direct is not None:
+        return direct
     config = getattr(server, "config", None)
     names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
     return next((name for name in names if name and name not in _UNNAMED), None)

@@ -35,18 +35,18 @@ class SequenceNode(BaseModel):
     metadata: dict[str, Any] | None = None
 
 
-def trajectory_node(found: Trajectory, encoder: Encoder) -> SequenceNode:
-    """Return the trajectory `found` as one node."""
-    trained = found.loss_mask.astype(bool)
-    last = found.turns[-1] if found.turns else None
+def trajectory_node(trajectory: Trajectory, encoder: Encoder) -> SequenceNode:
+    """Return `trajectory` as one node."""
+    trained = trajectory.loss_mask.astype(bool)
+    last = trajectory.turns[-1] if trajectory.turns else None
     metadata = {
         "finish_reason": last.finish_reason if last is not None else None,
-        "turns": len(found.turns),
-        "fork_reason": found.fork_reason,
+        "turns": len(trajectory.turns),
+        "fork_reason": trajectory.fork_reason,
     }
-    logprobs = np.where(trained, found.logprobs, PROMPT_LOGPROB)
-    text = encoder.decode(found.input_ids)
-    return _node(text, found.input_ids, trained, logprobs, metadata)
+    logprobs = np.where(trained, trajectory.logprobs, PROMPT_LOGPROB)
+    text = encoder.decode(trajectory.input_ids)
+    return _node(text, trajectory.input_ids, trained, logprobs, metadata)
 
 
 def tree_nodes(
@@ -59,28 +59,28 @@ def tree_nodes(
     `metadata["parent"]` is the key of the last sampled node on the path to this node, or None.
     """
     keys: dict[Node, str] = {}
-    found: dict[str, SequenceNode] = {}
+    nodes: dict[str, SequenceNode] = {}
     for node in sampled:
         ids = session.path_ids(node)
         text = encoder.decode(ids)
-        key = keys[node] = new_key(text, found)
+        key = keys[node] = new_key(text, nodes)
         completion = node.completion
         assert completion is not None
         trained = np.zeros(len(ids), dtype=bool)
         trained[node.start :] = node.excluded is None
         logprobs = np.full(len(ids), PROMPT_LOGPROB)
         if node.excluded is None:
-            given = completion.logprobs
-            logprobs[node.start :] = np.nan if given is None else given
+            sampled_logprobs = completion.logprobs
+            logprobs[node.start :] = np.nan if sampled_logprobs is None else sampled_logprobs
         parent = next((keys[step] for step in reversed(node.path()[:-1]) if step in keys), None)
         metadata = {"finish_reason": completion.finish_reason, "parent": parent}
-        found[key] = _node(text, ids, trained, logprobs, metadata)
-    return found
+        nodes[key] = _node(text, ids, trained, logprobs, metadata)
+    return nodes
 
 
 def new_key(text: str, taken: Collection[str]) -> str:
     """Return `text`. If it is in `taken`, add the first suffix "#2", "#3" ... that makes it new."""
-    names = (text, *(f"{text}#{at}" for at in range(2, len(taken) + 2)))
+    names = (text, *(f"{text}#{number}" for number in range(2, len(taken) + 2)))
     return next(name for name in names if name not in taken)
 
 

@@ -31,9 +31,10 @@ from toolroll.rollout.server.conversation.stored_response import ResponseStore
 from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest
 from toolroll.rollout.server.dialects.openai_responses import OpenAIResponses
 from toolroll.rollout.server.dialects.openai_responses_writer import ResponsesWriter
-from toolroll.rollout.server.endpoint import Endpoint, Reply
+from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.queries import QUERIES, Query
+from toolroll.rollout.server.replies import Reply
 from toolroll.rollout.server.requests.received import Received, decoded
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import retry_number

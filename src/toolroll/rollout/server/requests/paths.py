@@ -47,8 +47,8 @@ def hint_for(path: str) -> str | None:
     if hint is not None or route is None:
         return hint
     name, base, after = route[1], f"{session}/v1", rest[route.end() :]
-    served = f"{base}/{name}"
-    if path == served or (path.startswith(f"{served}/") and after not in ("/", route[0])):
+    expected = f"{base}/{name}"
+    if path == expected or (path.startswith(f"{expected}/") and after not in ("/", route[0])):
         return None  # the second: something below a route, such as a model's name
     if name.startswith("messages"):
         return (
@@ -61,7 +61,7 @@ def hint_for(path: str) -> str | None:
 _SERVED = {
     "POST": "/v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, "
     "/v1/completions, /tokenize, /v1/tokenize, /sessions",
-    "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics, /docs",
+    "GET": "/v1/models, /v1/models/MODEL, /sessions, /health, /metrics",
 }
 _CHAT_INSTEAD = "use /v1/chat/completions (chat.completions.create in OpenAI's SDK)"
 _INSTEAD = {

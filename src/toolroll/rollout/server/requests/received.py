@@ -55,8 +55,8 @@ def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Recei
     """
     text = _decompressed(raw, settings.max_body) if compressed else raw
     if has_more_items(text, settings.max_items):
-        words = f"the body has more than {settings.max_items} names and values (--max-items)"
-        raise ApiError(413, "too_many_items", words)
+        problem = f"the body has more than {settings.max_items} names and values (--max-items)"
+        raise ApiError(413, "too_many_items", problem)
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -66,22 +66,22 @@ def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Recei
     if len(text) > settings.max_text:
         _check_texts(data, settings.max_text)
     if too_deep(data):
-        words = f"the body is nested deeper than the limit of {DEEPEST} levels"
-        raise ApiError(400, "invalid_json", words)
+        problem = f"the body is nested deeper than the limit of {DEEPEST} levels"
+        raise ApiError(400, "invalid_json", problem)
     return Received(data, len(text) > LARGE)
 
 
 def _decompressed(raw: bytes, limit: int) -> bytes:
     """Decompress `raw`, without producing more than `limit` bytes."""
-    made = zlib.decompressobj(_GZIP_OR_ZLIB)
+    decompressor = zlib.decompressobj(_GZIP_OR_ZLIB)
     try:
-        text = made.decompress(raw, limit + 1)
+        text = decompressor.decompress(raw, limit + 1)
     except zlib.error as error:
-        words = f"the body does not have the encoding in its Content-Encoding: {error}"
-        raise ApiError(400, "invalid_body", words) from error
+        problem = f"the body does not have the encoding in its Content-Encoding: {error}"
+        raise ApiError(400, "invalid_body", problem) from error
     if len(text) > limit:
-        raise body_too_large(limit)
-    if not made.eof or made.unused_data:
+        raise _too_large(limit)
+    if not decompressor.eof or decompressor.unused_data:
         raise ApiError(
             400, "invalid_body", "the compressed body is incomplete, or has data after its end"
         )
@@ -97,7 +97,7 @@ def has_more_items(text: bytes, limit: int) -> bool:
     return next(islice(_ITEM.finditer(text), limit, None), None) is not None
 
 
-def body_too_large(limit: int) -> ApiError:
+def _too_large(limit: int) -> ApiError:
     return ApiError(
         413, "body_too_large", f"the body is larger than the limit of {limit} bytes (--max-body)"
     )
@@ -121,8 +121,8 @@ def _check_texts(data: Any, limit: int) -> None:
             inner.append(_entries(item))
         elif _longer(item, limit):
             place = "".join(steps).removeprefix(".")[:200]
-            words = f"{place} is longer than the limit of {limit} bytes for one text (--max-text)"
-            raise ApiError(413, "text_too_large", words, param=place)
+            problem = f"{place} is longer than the limit of {limit} bytes for one text (--max-text)"
+            raise ApiError(413, "text_too_large", problem, param=place)
 
 
 def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
@@ -186,8 +186,8 @@ async def receive(request: web.Request, settings: EndpointSettings) -> Received:
     not a JSON object.
     """
     if request.content_type != "application/json":
-        words = f"send Content-Type: application/json, not {request.content_type!r}"
-        raise ApiError(415, "unsupported_media_type", words)
+        problem = f"send Content-Type: application/json, not {request.content_type!r}"
+        raise ApiError(415, "unsupported_media_type", problem)
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "deflate"):
         raise ApiError(
@@ -207,10 +207,10 @@ async def _raw(request: web.Request, settings: EndpointSettings) -> bytes:
             async for chunk in request.content.iter_any():
                 raw += chunk
                 if len(raw) > settings.max_body:
-                    raise body_too_large(settings.max_body)
+                    raise _too_large(settings.max_body)
     except TimeoutError as error:
-        words = f"the request did not arrive within {settings.receive:g} s"
-        raise ApiError(408, "request_timeout", words, retry=True) from error
+        problem = f"the request did not arrive within {settings.receive:g} s"
+        raise ApiError(408, "request_timeout", problem, retry=True) from error
     except web.RequestPayloadError as error:
         raise ApiError(400, "invalid_body", "the body does not match its headers") from error
     return bytes(raw)

@@ -71,11 +71,11 @@ def sampling_params(
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
         if not capabilities.deterministic and settings.seed == "refuse":
-            words = (
+            problem = (
                 "the engine is not deterministic (--enable-deterministic-inference): a seed "
                 "would not repeat an answer"
             )
-            raise refused("seed", f"{words}; to send it anyway, serve with --seed best_effort")
+            raise refused("seed", f"{problem}; to send it anyway, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
     limit = request.token_limit
     if limit is None:
@@ -110,8 +110,8 @@ def _check(
     params: Mapping[str, Any],
 ) -> None:
     if request.n > settings.max_choices:
-        words = f"n is {request.n}; this endpoint gives at most {settings.max_choices}"
-        raise invalid("n", words)
+        problem = f"n is {request.n}; this endpoint gives at most {settings.max_choices}"
+        raise invalid("n", problem)
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
     top_k = params.get("top_k")
@@ -186,20 +186,20 @@ def apply_tool_choice(
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):
         [(twice, _)] = Counter(names).most_common(1)
-        words = f"two tools are named {twice!r}, so a call of that name would be ambiguous"
-        raise invalid("tools", words)
+        problem = f"two tools are named {twice!r}, so a call of that name would be ambiguous"
+        raise invalid("tools", problem)
     if forced and not names:
         raise invalid("tool_choice", "tool_choice requires a call, but the request has no tools")
     constrained = _response_format(request, params)
     if not names or choice == "none":
         return ToolUse([], False, constrained)
     if named is not None and named not in names:
-        words = f"tool_choice names {named!r}; the tools are {', '.join(names)}"
-        raise invalid("tool_choice", words)
+        problem = f"tool_choice names {named!r}; the tools are {', '.join(names)}"
+        raise invalid("tool_choice", problem)
     if forced and constrained:
-        words = "response_format cannot be combined with a forced tool call"
-        raise invalid("response_format", words)
-    one = request.parallel_tool_calls is False or named is not None
+        problem = "response_format cannot be combined with a forced tool call"
+        raise invalid("response_format", problem)
+    only_one = request.parallel_tool_calls is False or named is not None
     callable_names = names if named is None else [named]
     callable_tools = [tool for tool in tools if tool["function"]["name"] in callable_names]
     strict = tuple(
@@ -215,13 +215,13 @@ def apply_tool_choice(
                 f"the router drops the grammar that {place} needs: leave it out or set it to false",
             )
         params["structural_tag"] = strict_tag(
-            parser, callable_tools, place, forced=forced, several=not one
+            parser, callable_tools, place, forced=forced, several=not only_one
         )
         constrained = "strict"
     elif forced:
-        params["ebnf"] = call_grammar(parser, callable_names, several=not one)
+        params["ebnf"] = call_grammar(parser, callable_names, several=not only_one)
         constrained = "tool_choice"
-    elif one:
+    elif only_one:
         params["stop"] = [*stop_strings(params), call_closer(parser)]
         params["no_stop_trim"] = True
     return ToolUse(list(tools), True, constrained, tuple(callable_names) if forced else (), strict)

@@ -144,7 +144,7 @@ def strict_tag(
 def check_called(
     forced: Sequence[str],
     strict: Sequence[str],
-    reading: ParsedTurn,
+    turn: ParsedTurn,
     completion: Completion,
     template: ChatTemplate,
 ) -> None:
@@ -162,16 +162,18 @@ def check_called(
     )
     if completion.finish_reason != "stop" or cut:
         return
-    calls = reading.parsed.tool_calls
-    words = None
+    calls = turn.parsed.tool_calls
+    problem = None
     if forced and not any(call.name in forced for call in calls):
-        words = f"tool_choice forces a call of {' or '.join(forced)}, but the reply has none"
+        problem = f"tool_choice forces a call of {' or '.join(forced)}, but the reply has none"
     wrong = next((call for call in calls if call.name in strict and not call.ok), None)
     if wrong is not None:
-        words = f"{wrong.name} is strict, but its call does not follow its schema ({wrong.error})"
-    if words is not None:
+        problem = f"{wrong.name} is strict, but its call does not follow its schema ({wrong.error})"
+    if problem is not None:
         raise ApiError(
-            502, "engine_error", f"{words}: the engine did not follow the grammar that it was sent"
+            502,
+            "engine_error",
+            f"{problem}: the engine did not follow the grammar that it was sent",
         )
 
 

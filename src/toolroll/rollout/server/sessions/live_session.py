@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.completions import CompletionIndex, TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import ConversationTree, Prompt
-from toolroll.rollout.server.conversation.stored_response import KeptResponse, ResponseStore
+from toolroll.rollout.server.conversation.stored_response import ResponseStore, StoredResponse
 from toolroll.rollout.server.conversation.turn import TurnNode, sequence_of
 from toolroll.rollout.server.disk.session_log import SessionLog
 from toolroll.rollout.server.errors import ApiError
@@ -96,11 +96,11 @@ class LiveSession:
         *,
         kind: str,
         lineage: Mapping[str, str],
-        kept: KeptResponse | None,
+        response: StoredResponse | None,
     ) -> list[TurnNode]:
         """Add the replies `result` to the session, and return their turns. `kind`: the name of the
-        reply's API in the trace. `lineage`: the client's labels. `kept`: the stored response of the
-        Responses API, if any.
+        reply's API in the trace. `lineage`: the client's labels. `response`: the stored response of
+        the Responses API, if any.
         """
         nodes, turns = self._add(self.tree.observe(prompt), result, kind), []
         for node, choice in zip(nodes, result.choices, strict=True):
@@ -108,8 +108,8 @@ class LiveSession:
             turn = self.tree.commit(prompt, node, choice.turn)
             if lineage:
                 self.session.label(node, lineage)
-            if kept is not None:
-                self.responses.add(turn, kept)
+            if response is not None:
+                self.responses.add(turn, response)
             turns.append(turn)
         if prompt.preserved:
             self.mismatches["preserved"] += 1
@@ -158,8 +158,8 @@ class LiveSession:
                 finished, _ = await asyncio.wait(self.checks.values())
                 for task in finished:
                     if task.cancelled():
-                        words = "the session was deleted while it was verified"
-                        raise ApiError(409, "request_aborted", words)
+                        problem = "the session was deleted while it was verified"
+                        raise ApiError(409, "request_aborted", problem)
                     task.result()
             nodes = self.session.nodes
             self._record_checked(await asyncio.to_thread(self._record_check()))

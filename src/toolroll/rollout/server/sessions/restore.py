@@ -23,7 +23,7 @@ from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.answers.result import Choice, CompletionResult
 from toolroll.rollout.server.conversation.completions import TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
-from toolroll.rollout.server.conversation.stored_response import KeptResponse
+from toolroll.rollout.server.conversation.stored_response import StoredResponse
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.conversation.turn import TurnNode
 from toolroll.rollout.server.disk.journal import read_lines
@@ -53,16 +53,16 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
 
     Raise `UsageError` with the line number if a line cannot be read or contradicts earlier lines.
     """
-    found, builders, ended = Restored(), dict[Key, _Builder](), set(done)
+    restored, builders, ended = Restored(), dict[Key, _Builder](), set(done)
     for number, line in read_lines(path):
         try:
             data = orjson.loads(line)
             key = (data["s"], data["k"])
-            found.samples[key[0]] = max(found.samples[key[0]], key[1] + 1)
+            restored.samples[key[0]] = max(restored.samples[key[0]], key[1] + 1)
             if data["kind"] == "end":
                 ended.add(key)
             if key in ended:
-                found.stale += len(line) + (builders.pop(key).log.size if key in builders else 0)
+                restored.stale += len(line) + (builders.pop(key).log.size if key in builders else 0)
                 continue
             if key not in builders:
                 builders[key] = _Builder(*make(*key), templates)
@@ -72,8 +72,8 @@ def restore(path: Path, make: Make, templates: TemplateCache, done: Collection[K
                 f"{path}, line {number}, cannot be restored ({error!r}): repair the file, or move "
                 f"it away (the unfinished sessions are then lost)"
             ) from error
-    found.sessions = {key: (builder.live, builder.log) for key, builder in builders.items()}
-    return found
+    restored.sessions = {key: (builder.live, builder.log) for key, builder in builders.items()}
+    return restored
 
 
 class _Builder:
@@ -105,14 +105,16 @@ class _Builder:
             raise ValueError(f"unknown kind {kind!r}")
 
     def _chat(self, data: dict[str, Any]) -> None:
-        live, prompt, kept = self.live, self._prompt(data), None
+        live, prompt, response = self.live, self._prompt(data), None
         if data["kept"] is not None:
             instructions, echo, answer = data["kept"]
-            kept = KeptResponse(data["id"], instructions, self._text_of(echo), answer.encode())
+            response = StoredResponse(
+                data["id"], instructions, self._text_of(echo), answer.encode()
+            )
         choices = [Choice(completion_of(choice), turn=_turn(choice)) for choice in data["choices"]]
         result = self._result(data, prompt.input_ids, choices)
         turns = live.add_chat(
-            prompt, result, kind=data["object"], lineage=data["lineage"], kept=kept
+            prompt, result, kind=data["object"], lineage=data["lineage"], response=response
         )
         nodes = [turn.node for turn in turns]
         self._turns |= {turn.node.index: turn for turn in turns}

@@ -116,24 +116,26 @@ class SessionStore:
             path = self.folder / JOURNAL_NAME
             torn = cut_torn_line(path)
             self._journal = Journal(path)
-            found = restore(path, self._restored, templates, self.finished)
+            restored = restore(path, self._restored, templates, self.finished)
         except BaseException:
             if self._journal is not None:
                 await self._journal.aclose()
                 self._journal = None  # so that this method can be called again
             self._open.close()
             raise
-        self._take(found, torn)
+        self._take(restored, torn)
 
-    def _take(self, found: Restored, torn: int) -> None:
-        self._samples = found.samples
+    def _take(self, restored: Restored, torn: int) -> None:
+        self._samples = restored.samples
         for name, sample in self.finished:
             self._samples[name] = max(self._samples[name], sample + 1)
-        lives = sorted((live for live, _ in found.sessions.values()), key=lambda live: live.created)
-        self._logs = {key: log for key, (_, log) in found.sessions.items()}
+        lives = sorted(
+            (live for live, _ in restored.sessions.values()), key=lambda live: live.created
+        )
+        self._logs = {key: log for key, (_, log) in restored.sessions.items()}
         newest = {live.id: live for live in sorted(lives, key=lambda live: live.sample)}
         self._sessions.restore(live for live in lives if newest[live.id] is live)
-        self._stale = found.stale
+        self._stale = restored.stale
         self._compact()
         for live in lives:
             if newest[live.id] is not live:  # it was being finished when its name was used again
@@ -186,8 +188,8 @@ class SessionStore:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             trace = None if isinstance(error, ApiError) else error
-            words = "the session %s could not be finished: %s"
-            logger.error(words, live.id, api_error(error), exc_info=trace)
+            problem = "the session %s could not be finished: %s"
+            logger.error(problem, live.id, api_error(error), exc_info=trace)
             self._sessions.put_back(live)
 
     async def _finish(self, live: LiveSession) -> dict[str, Any]:
@@ -228,8 +230,8 @@ class SessionStore:
         """Remove finished sessions from the journal if they take up more than half of it, and more
         bytes than the limit `stale`.
         """
-        kept = sum(log.size for log in self._logs.values())
-        if self._stale > max(self._most_stale, kept):
+        unfinished = sum(log.size for log in self._logs.values())
+        if self._stale > max(self._most_stale, unfinished):
             self._stale = 0
             self.journal.compact(self._kept)
 
@@ -286,13 +288,13 @@ def store_settings(model: Model, name: str | None) -> dict[str, Any]:
 
 def _finished(path: Path) -> dict[Key, int]:
     """Return the number of answers of each session in the episode file `path`."""
-    found: dict[Key, int] = {}
+    answers: dict[Key, int] = {}
     if path.is_file():
         for _, line in read_lines(path):
             data = orjson.loads(line)
             if data["env"] == ENV:
-                found[data["task_id"], data["sample"]] = int(data["metrics"].get("turns", 0))
-    return found
+                answers[data["task_id"], data["sample"]] = int(data["metrics"].get("turns", 0))
+    return answers
 
 
 def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:
@@ -304,14 +306,14 @@ def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | 
     if not live.trace:
         return None
     last = live.tree.last_turn()
-    own = {"id": live.id, "created": live.created, "forks": list(live.tree.forks)}
+    session = {"id": live.id, "created": live.created, "forks": list(live.tree.forks)}
     result = InteractionResult.of(
         live.session.trajectories(),
         messages=last.messages() if last is not None else [],
         stop_reason=StopReason.DONE,
         prompt="",
         reward=live.reward,
-        info={"session": own, **live.info},
+        info={"session": session, **live.info},
         metrics=_metrics(live),
         tools=orjson.loads(last.tools_key) or [] if last is not None else [],
     )
@@ -322,12 +324,14 @@ def _metrics(live: LiveSession) -> dict[str, float]:
     answers = [node.completion for node, _ in live.trace]
     counted: dict[str, Any] = {
         "turns": len(answers),
-        "prompt_tokens": sum(one.prompt_tokens for one in answers if one is not None),
-        "completion_tokens": sum(len(one.output_ids) for one in answers if one is not None),
-        "cached_tokens": sum(one.cached_tokens for one in answers if one is not None),
+        "prompt_tokens": sum(answer.prompt_tokens for answer in answers if answer is not None),
+        "completion_tokens": sum(
+            len(answer.output_ids) for answer in answers if answer is not None
+        ),
+        "cached_tokens": sum(answer.cached_tokens for answer in answers if answer is not None),
         "trained_tokens": sum(part.trained_tokens for part in live.session.trajectories()),
         "forks": len(live.tree.forks),
-        "seconds": sum(one.latency for one in answers if one is not None),
+        "seconds": sum(answer.latency for answer in answers if answer is not None),
         **{f"token_mismatches/{kind}": count for kind, count in live.mismatches.items()},
     }
     return {name: float(value) for name, value in counted.items()}

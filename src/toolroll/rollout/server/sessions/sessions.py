@@ -30,11 +30,11 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 def check_id(session_id: str) -> str:
     """Return `session_id`. Raises `ApiError` if it is not valid."""
     if not _ID.fullmatch(session_id):
-        words = (
+        problem = (
             "a session id has 1 to 128 characters: letters, digits and . _ : @ -, and begins with "
             "a letter or a digit"
         )
-        raise ApiError(400, "invalid_session_id", words, param="session_id")
+        raise ApiError(400, "invalid_session_id", problem, param="session_id")
     return session_id
 
 
