@@ -37,7 +37,7 @@ def engine(paced: list[bool], tokenizer: Any) -> Iterator[EmbeddedEngine]:
 
 
 def run(engine: EmbeddedEngine, *arguments: object) -> Result:
-    given = [
+    command = [
         "run",
         "desk",
         "--engine",
@@ -50,7 +50,7 @@ def run(engine: EmbeddedEngine, *arguments: object) -> Result:
         f"0-{TASKS - 1}",
         "--no-do-nothing",
     ]
-    return CliRunner().invoke(app, [*given, *map(str, arguments)], env={"COLUMNS": "200"})
+    return CliRunner().invoke(app, [*command, *map(str, arguments)], env={"COLUMNS": "200"})
 
 
 def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
@@ -64,16 +64,12 @@ def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
 
     monkeypatch.setattr(os, "fsync", counted)
     counts = {}
-    for name, given in {
-        "default": [],
-        "end": ["--sync", "end"],
-        "always": ["--sync", "always"],
-    }.items():
+    for name, options in {"default": [], "always": ["--sync", "always"]}.items():
         synced.clear()
-        assert run(engine, "--out", tmp_path / name, *given).exit_code == 0
+        assert run(engine, "--out", tmp_path / name, *options).exit_code == 0
         assert len(list(read_episodes(tmp_path / name))) == TASKS
         counts[name] = synced.count((tmp_path / name / FILE_NAME).stat().st_ino)
-    assert counts == {"default": 1, "end": 1, "always": TASKS + 1}
+    assert counts == {"default": 1, "always": TASKS + 1}
 
 
 def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
@@ -82,14 +78,12 @@ def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
     assert str(result.exception) == "--sync: must be 'always' or 'end'"
 
 
-@pytest.mark.parametrize(
-    ("given", "is_paced"), [([], True), (["--gc"], True), (["--no-gc"], False)]
-)
+@pytest.mark.parametrize(("options", "is_paced"), [([], True), (["--no-gc"], False)])
 def test_no_gc_leaves_the_garbage_collector_as_it_is(
-    engine: EmbeddedEngine, paced: list[bool], given: list[str], is_paced: bool
+    engine: EmbeddedEngine, paced: list[bool], options: list[str], is_paced: bool
 ) -> None:
     before = gc.get_threshold()
-    assert run(engine, *given).exit_code == 0
+    assert run(engine, *options).exit_code == 0
     assert len(paced) >= TASKS
     assert set(paced) == {is_paced}
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)

@@ -1,0 +1,745 @@
+"""slime's tau-bench example: each defect of its tokens and episodes, with the number of the defect.
+
+The checks of tokens are shown to fail on the published way of making tokens, which is re-made here
+or in `support.published`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import threading
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from support import slime_mirror
+from support.episodes import agent, call, judge, serving
+from support.published import (
+    TOOLS_LAST,
+    DiffingAgent,
+    episode,
+    observed,
+    qwen,
+    retold,
+    text_of,
+    with_bos,
+)
+from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
+from support.results import trajectory as a_trajectory
+from support.slime_mirror import Sample
+from support.tau import MINI, SyncUser, scripted
+from support.worlds import ListedWorld
+
+from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.trainable_agents import (
+    TrainableAgentMixin,
+    TrainableToolCallingAgent,
+    agent_factory,
+    call_to_action_sglang,
+)
+from toolroll.rollout.adapters.slime import to_samples
+from toolroll.rollout.model.config import read_args
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply
+from toolroll.rollout.types import (
+    Action,
+    InteractionResult,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+    Trajectory,
+)
+
+pytestmark = pytest.mark.tokens
+
+RESULT = "<tool_response>\nORDER-1\n</tool_response>"
+
+
+def _begins_after_generation_prompt(tokenizer: Any, result: InteractionResult, _: Any) -> None:
+    [trajectory] = result.trajectories
+    for turn in trajectory.turns:
+        before = tokenizer.decode(trajectory.input_ids[: turn.start])
+        assert before.endswith("<|im_start|>assistant\n")
+        assert not trajectory.loss_mask[turn.start - 3 : turn.start].any()
+
+
+def _holds_result(tokenizer: Any, result: InteractionResult, _: Any) -> None:
+    for trajectory in result.trajectories:
+        assert text_of(tokenizer, trajectory).count(RESULT) == 7
+        for turn in trajectory.turns:
+            assert "<think>" not in tokenizer.decode(trajectory.input_ids[turn.start : turn.stop])
+
+
+def _holds_user(tokenizer: Any, result: InteractionResult, _: Any) -> None:
+    """The template drops reasoning before a user message, so there is a fork."""
+    shown = "<|im_start|>user\nMy order is 17.<|im_end|>\n<|im_start|>assistant\n"
+    assert shown in text_of(tokenizer, result.trajectories[min(1, len(result.trajectories) - 1)])
+
+
+def _renders_as_the_template(
+    tokenizer: Any, result: InteractionResult, engine: EmbeddedEngine
+) -> None:
+    ends = [place for place, one in enumerate(result.messages) if one["role"] == "assistant"]
+    for entry, end in zip(engine.log, ends, strict=True):
+        text = tokenizer.apply_chat_template(
+            result.messages[:end], tools=result.tools, tokenize=False, add_generation_prompt=True
+        )
+        assert tokenizer.decode(entry.input_ids) == text
+
+
+def _holds_both(tokenizer: Any, result: InteractionResult, _: Any) -> None:
+    both = "".join(f"<tool_response>\n{text}\n</tool_response>\n" for text in ("R1", "R2"))
+    both = f"<|im_start|>user\n{both.rstrip()}<|im_end|>\n"
+    assert both in text_of(tokenizer, result.trajectories[0])
+
+
+THOUGHT = [
+    "<think>\nThey want it soon.\n</think>\n\nWhich order?",
+    "<think>\nFound.\n</think>\n\nIt shipped.",
+    "Goodbye.",
+]
+ONE_SEQUENCE = {"history": "preserve"}
+ALL_CALLS = {"policy": CallPolicy(parallel_calls="all")}
+CASES: dict[str, Any] = {
+    "a01 every turn is sampled and trained after a generation prompt": (
+        qwen,
+        (["Where is it?", "Thanks."], ["on its way"]),
+        [call(at="here"), "It shipped.", "You are welcome."],
+        _begins_after_generation_prompt,
+        (1, {}, {}),
+    ),
+    "a03 no reasoning is put into a turn and no character of a result is lost": (
+        lambda: qwen("qwen3"),
+        (["Where is it?"], ["ORDER-1"] * 7),
+        [call(at="here")] * 7 + ["It shipped."],
+        _holds_result,
+        (None, {}, {}),
+    ),
+    "a04 a user message after reasoning is there whole": (
+        lambda: qwen("qwen3"),
+        (["Where is it?", "My order is 17."], []),
+        THOUGHT,
+        _holds_user,
+        (2, {}, ONE_SEQUENCE),
+    ),
+    "a09 tools that move with the last user message fork": (
+        lambda: tokenizer_for(TOOLS_LAST),
+        (["Hi", "And now?"], []),
+        ["Hello.", "Bye."],
+        _renders_as_the_template,
+        (2, {"policy": CallPolicy()}, ONE_SEQUENCE),
+    ),
+    "a10 two tool results in a row are one block and whole": (
+        qwen,
+        (["Look twice."], ["R1", "R2"]),
+        [call(at="a") + "\n" + call(at="b"), "Both."],
+        _holds_both,
+        (1, ALL_CALLS, {}),
+    ),
+}
+"""For each defect: the tokenizer, the texts of the user and of the tool, the replies, the check,
+the number of sequences, the options of both episodes, and those of the published one only.
+"""
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_tokens_are_right_and_the_published_ones_are_not(case: str) -> None:
+    make_tokenizer, (user_texts, tool_texts), replies, check, options = CASES[case]
+    sequences, ours, published = options
+    tokenizer = make_tokenizer()
+    world = lambda: ListedWorld(user_texts=user_texts, tool_texts=tool_texts)
+    result, engine = await episode(tokenizer, world(), replies, **ours)
+    check(tokenizer, result, engine)
+    judge(result, engine, "s")
+    assert sequences in (None, len(result.trajectories))
+    options = {**ours, **published}
+    wrong, engine = await episode(tokenizer, world(), replies, kind=DiffingAgent, **options)
+    with pytest.raises(AssertionError):
+        check(tokenizer, wrong, engine)
+
+
+async def test_a02_only_what_was_sampled_is_trained() -> None:
+    """Neither the newline behind a stop token nor the close of a turn that was cut."""
+    tokenizer = qwen()
+    cut = Reply(output_ids=tokenizer.encode("It will arrive on"), stop=False)
+    world = ListedWorld(user_texts=["When?", "Go on.", "Yes?"])
+    result, engine = await episode(
+        tokenizer, world, ["One moment.", cut, "Monday."], on_length="continue"
+    )
+    judge(result, engine, "s")
+    [trajectory] = result.trajectories
+    assert trajectory.input_ids[trajectory.turns[0].stop - 1] == tokenizer.eos_token_id, (
+        "the model sampled this stop token, and trains it"
+    )
+    assert tokenizer.decode(observed(trajectory, 0)).startswith("\n<|im_start|>user")
+    assert trajectory.turns[1].finish_reason == "length"
+    assert tokenizer.decode(observed(trajectory, 1)).startswith("<|im_end|>\n<|im_start|>user")
+    for at in (0, 1):
+        mask = trajectory.loss_mask.copy()
+        mask[trajectory.turns[at].stop] = 1
+        with pytest.raises(AssertionError):
+            judge(_with_mask(result, mask), engine, "s")
+
+
+def _with_mask(result: InteractionResult, mask: Any) -> InteractionResult:
+    [trajectory] = result.trajectories
+    return dataclasses.replace(
+        result, trajectories=(dataclasses.replace(trajectory, loss_mask=mask),)
+    )
+
+
+@pytest.mark.parametrize("on_length", ["stop", "continue"])
+async def test_a02_a_tool_call_that_was_cut_is_nothing_said_to_the_user(on_length: str) -> None:
+    tokenizer = qwen()
+    cut = Reply(output_ids=tokenizer.encode('Let me look. <tool_call>{"name": "lo'), stop=False)
+    world = ListedWorld(user_texts=["When?", "What?"])
+    result, _ = await episode(tokenizer, world, [cut, "Never."], on_length=on_length)
+    assert "tool_call" not in " ".join(action.content for action in world.seen)
+    if on_length == "stop":
+        assert world.seen == [] and (result.status, result.stop_reason) == (
+            Status.TRUNCATED,
+            StopReason.LENGTH,
+        )
+    else:
+        assert result.messages[3]["role"] == "tool" and result.messages[3]["content"].startswith(
+            "Error: "
+        )
+
+
+def _every_prompt_begins(engine: EmbeddedEngine, sequences: list[list[int]]) -> None:
+    for entry in engine.log:
+        prompt = entry.input_ids.tolist()
+        assert any(sequence[: len(prompt)] == prompt for sequence in sequences)
+
+
+async def test_a05_what_was_served_is_the_beginning_of_what_is_trained() -> None:
+    tokenizer = qwen("qwen3")
+    world = ListedWorld(user_texts=["Where is it?", "My order is 17.", "Thanks."])
+    result, engine = await episode(tokenizer, world, THOUGHT)
+    assert len(engine.log) == 3
+    _every_prompt_begins(
+        engine, [trajectory.input_ids.tolist() for trajectory in result.trajectories]
+    )
+    raw = [
+        {
+            "role": message["role"],
+            "content": THOUGHT[at // 2 - 1]
+            if message["role"] == "assistant"
+            else message["content"],
+        }
+        for at, message in enumerate(result.messages)
+    ]
+    with pytest.raises(AssertionError):
+        _every_prompt_begins(engine, [retold(tokenizer, raw)])
+
+
+@pytest.mark.parametrize("ids", [[49122, 385], [198, 198, 9707], [198, 198, 49122, 385]])
+async def test_a06_the_split_that_was_sampled_is_the_split_that_is_trained(ids: list[int]) -> None:
+    tokenizer = qwen3_tokenizer(trl_template("qwen2_5"))  # the ids are of the whole vocabulary
+    end = tokenizer.eos_token_id
+    result, engine = await episode(
+        tokenizer,
+        ListedWorld(user_texts=["Hi", "Yes?"]),
+        [Reply(output_ids=[*ids, end])],  # pyright: ignore[reportArgumentType]
+    )
+    [trajectory] = result.trajectories
+    turn = trajectory.turns[0]
+    assert (
+        trajectory.input_ids[turn.start : turn.stop].tolist()
+        == [*ids, end]
+        == engine.log[0].output_ids
+    )
+    judge(result, engine, "s")
+    again = tokenizer.encode(tokenizer.decode(ids))
+    assert again != ids, "text would give other tokens"
+    ids_then = trajectory.input_ids.tolist()
+    retokenised = [*ids_then[: turn.start], *again, *ids_then[turn.stop - 1 :]]
+    _every_answer_stands(engine, [ids_then])
+    with pytest.raises(AssertionError):
+        _every_answer_stands(engine, [retokenised])
+
+
+def _every_answer_stands(engine: EmbeddedEngine, sequences: list[list[int]]) -> None:
+    for entry in engine.log:
+        whole = [*entry.input_ids.tolist(), *entry.output_ids]
+        assert any(sequence[: len(whole)] == whole for sequence in sequences)
+
+
+class Recording(TrainableToolCallingAgent):
+    """Keeps the payloads; `without` and `text` make them as the published example does."""
+
+    payloads: list[dict[str, Any]]
+    without = ""
+    text = False
+
+    async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if "payloads" not in vars(self):
+            self.payloads = []
+        payload = {name: value for name, value in payload.items() if name != self.without}
+        if self.text:
+            assert isinstance(self.model, Model)
+            payload["text"] = self.model.template.encoder.decode(payload.pop("input_ids"))
+        self.payloads.append(payload)
+        return await super()._call_llm(url, payload)
+
+
+class WithoutLogprobs(Recording):
+    without = "return_logprob"
+
+
+class AsText(Recording):
+    text = True
+
+
+def _has_logprobs(result: InteractionResult) -> None:
+    trained = [t.logprobs[t.loss_mask == 1] for t in result.trajectories]
+    assert sum(map(len, trained)) > 0 and all(np.isfinite(found).all() for found in trained)
+    assert len(result.logprobs or ()) == len(result.loss_mask) == result.response_length
+
+
+async def test_a07_every_trained_token_has_the_engine_s_logprob() -> None:
+    world = lambda: ListedWorld(user_texts=["Hi", "Yes?"])
+    result, engine = await episode(qwen(), world(), ["Hello."])
+    _has_logprobs(result)
+    judge(result, engine, "s")
+    recorded, _ = await episode(qwen(), world(), ["Hello."], kind=Recording)
+    _has_logprobs(recorded)
+    wrong, _ = await episode(qwen(), world(), ["Hello."], kind=WithoutLogprobs)
+    assert wrong.status is Status.ABORTED and wrong.reward is None, (
+        "an answer without logprobs is an error, and no sample"
+    )
+    with pytest.raises(AssertionError):
+        _has_logprobs(wrong)
+
+
+async def test_a08_the_engine_is_given_ids_and_one_bos() -> None:
+    tokenizer = with_bos()
+    payloads: list[Mapping[str, Any]] = []
+
+    class Spy(Recording):
+        async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+            payloads.append(payload)
+            return await super()._call_llm(url, payload)
+
+    one_bos = lambda engine: [
+        entry.input_ids.tolist().count(tokenizer.bos_token_id) for entry in engine.log
+    ]
+    for kind in (TrainableToolCallingAgent, Spy):
+        result, engine = await episode(
+            tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), ["Hello.", "Bye."], kind=kind
+        )
+        assert one_bos(engine) == [1, 1]
+        assert result.trajectories[0].input_ids.tolist().count(tokenizer.bos_token_id) == 1
+    assert [sorted(payload) for payload in payloads] == [
+        ["input_ids", "return_logprob", "sampling_params"]
+    ] * 2
+    wrong, engine = await episode(
+        tokenizer, ListedWorld(user_texts=["Hi", "Yes?"]), ["Hello."], kind=AsText
+    )
+    assert one_bos(engine)[0] == 2
+    assert wrong.status is Status.ABORTED, (
+        "the engine says how long its prompt was, and it is not ours"
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+def res_to_sample(res: InteractionResult, task_index: int) -> Any:
+    """The function of slime's example, at `support.slime_mirror.COMMIT`, without its comments."""
+    status_mapping = {
+        Status.COMPLETED: "completed",
+        Status.TRUNCATED: "truncated",
+        Status.ABORTED: "aborted",
+    }
+    status: Any = status_mapping.get(res.status)
+    logger.debug(
+        f"res_to_sample: response_length="
+        f"{res.response_length if hasattr(res, 'response_length') else 'None'}, "
+        f"loss_mask_len={len(res.loss_mask) if res.loss_mask else 'None'}, "
+        f"tokens_len={len(res.tokens) if res.tokens else 'None'}"
+    )
+    sample: Any = Sample(
+        index=task_index,
+        prompt=res.prompt,
+        tokens=res.tokens,
+        response=res.response,
+        reward=res.reward,
+        loss_mask=res.loss_mask,
+        status=status,
+        metadata=res.info,
+    )
+    if hasattr(res, "response_length"):
+        sample.response_length = res.response_length
+    return sample
+
+
+def _result(*trajectories: Trajectory) -> InteractionResult:
+    return InteractionResult.of(
+        trajectories, prompt="P", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE
+    )
+
+
+def test_the_result_and_its_published_sample_are_lists_of_numbers() -> None:
+    result = _result(a_trajectory(500, ((4, 300), (310, 422))))
+    sample = res_to_sample(result, 7)
+    mask, tokens, logprobs = sample.loss_mask, sample.tokens, result.logprobs
+    assert sum(mask) == 408 and len(mask) == len(logprobs or ()) == sample.response_length == 496
+    assert tokens + [5] == [*range(100, 600), 5]  # noqa: RUF005 - as users write it
+    assert {type(value) for value in [*mask, *tokens]} == {int}
+    assert logprobs is not None and logprobs[0] == -0.25 and logprobs[300] == 0.0
+    plain = json.loads(json.dumps([mask, tokens, logprobs, sample.metadata], allow_nan=False))
+    assert plain == [mask, tokens, logprobs, {}]
+    empty = res_to_sample(_result(), 7)
+    assert (empty.tokens, empty.loss_mask, empty.response_length) == ([], [], 0)
+
+
+def test_the_result_has_no_logprobs_if_a_trained_token_has_none() -> None:
+    unknown = a_trajectory()
+    unknown.logprobs[11] = np.nan
+    assert _result(unknown).logprobs is None
+    excluded = dataclasses.replace(unknown, loss_mask=np.zeros_like(unknown.loss_mask))
+    assert _result(excluded).logprobs == [-0.25, -0.5, -0.75, 0.0, 0.0, -0.25, -0.5, 0.0]
+
+
+# --- episodes ---------------------------------------------------------------------------------
+
+
+async def test_a11_a_second_call_is_answered_and_only_the_first_is_executed(tokenizer: Any) -> None:
+    world = ListedWorld(user_texts=["Look twice."], tool_texts=["R1", "R2"])
+    result, engine = await episode(tokenizer, world, [call(at="a") + call(at="b"), "Done."])
+    assert [[c.arguments for c in action.tool_calls] for action in world.seen] == [
+        [{"at": "a"}],
+        [],
+    ]
+    made, answers = result.messages[2]["tool_calls"], result.messages[3:5]
+    assert [entry["id"] for entry in made] == [answer["tool_call_id"] for answer in answers]
+    assert answers[0]["content"] == "R1" and answers[1]["content"].startswith(
+        "Not executed: only one tool call per turn"
+    )
+    assert "Not executed" in tokenizer.decode(engine.log[1].input_ids), "the model sees it"
+    judge(result, engine, "s")
+
+
+BAD = {
+    "bad JSON": '<tool_call>{"name": "look", "arguments": {"at": </tool_call>',
+    "unknown tool": call("fly", to="the moon"),
+    "cut": '<tool_call>{"name": "look", "arg',
+    "list arguments": '<tool_call>{"name": "look", "arguments": [1]}</tool_call>',
+    "missing argument": call(),
+}
+
+
+@pytest.mark.parametrize("said", BAD.values(), ids=BAD)
+async def test_a12_a13_an_unreadable_reply_is_corrected_and_ends_nothing(
+    tokenizer: Any, said: str
+) -> None:
+    world = ListedWorld(user_texts=["Look."], tool_texts=["R1"])
+    result, engine = await episode(tokenizer, world, [said, call(at="a"), "Done."])
+    assert [(action.content, len(action.tool_calls)) for action in world.seen] == [
+        ("", 1),
+        ("Done.", 0),
+    ]
+    assert result.messages[3]["role"] == "tool" and result.messages[3]["content"].startswith(
+        "Error: "
+    )
+    assert result.messages[3]["content"] in tokenizer.decode(engine.log[1].input_ids)
+    assert result.metrics["invalid_calls"] == 1.0 and result.reward == 1.0
+    judge(result, engine, "s")
+
+
+async def test_a12_an_empty_reply_is_no_blank_turn_of_the_user_s(tokenizer: Any) -> None:
+    factory = MINI.factory()
+    env = factory.make(scripted("Hi"))
+    result, engine = await episode(tokenizer, env, ["<think>\nhm\n</think>\n\n", "Goodbye."])
+    assert result.messages[3]["content"].startswith("Your reply was empty")
+    assert env.metrics()["user_calls"] == 2.0, "the first line, and the answer to the goodbye"
+    judge(result, engine, "s")
+
+
+@pytest.mark.parametrize("parameters", ["{bad", "[1]", "", "null", None, '"text"', 5])
+def test_a13_the_published_rule_never_raises(parameters: Any) -> None:
+    found = call_to_action_sglang([{"name": "look", "parameters": parameters}], "text")
+    assert (found.name, found.kwargs) == ("respond", {"content": "text"})
+
+
+async def test_a13_an_aborted_sample_is_not_trained(tokenizer: Any) -> None:
+    result, _ = await episode(
+        tokenizer,
+        ListedWorld(user_texts=["a", "b"]),
+        ["One."],
+        faults=lambda request: Fault(status=400) if request.call == 1 else None,
+    )
+    assert result.status is Status.ABORTED
+    [sample] = to_samples(slime_mirror.Sample(index=0), result)
+    assert sample.status is slime_mirror.Sample.Status.ABORTED, (
+        "slime asks whether the status is its own enum's"
+    )
+    assert sample.reward is None and sample.remove_sample and not any(sample.loss_mask)
+
+
+class BlockingUser(SyncUser):
+    """A user simulator that waits for its model without letting go of its thread."""
+
+    def __init__(self) -> None:
+        self.waiting, self.release = threading.Event(), threading.Event()
+
+    def step(self, content: str) -> str:
+        self.waiting.set()
+        assert self.release.wait(60), "nobody else was played meanwhile"
+        return super().step(content)
+
+
+async def test_a14_a_blocking_user_stops_nobody_else(tokenizer: Any) -> None:
+    raw, user = MINI.stock_env("retail", "test", 0), BlockingUser()
+    raw.user = user
+    async with serving(tokenizer, lambda request: "Goodbye.") as (_, served):
+        slow = asyncio.create_task(agent(served).asolve(raw, task_index=0, session_id="slow"))
+        while not user.waiting.is_set():
+            await asyncio.sleep(0.005)
+        quick = await agent(served).asolve(ListedWorld(), task=Task("t", 0), session_id="quick")
+        assert quick.status is Status.COMPLETED and not slow.done()
+        user.release.set()
+        assert (await slow).status is Status.COMPLETED
+
+
+async def test_a14_the_database_is_read_once_for_all_episodes() -> None:
+    factory = MINI.factory()
+    for task in factory.tasks("test")[:3]:
+        await factory.make(scripted()).reset(task, 0)
+    bench = factory.bench("test")
+    assert bench is factory.bench("test") and bench.database is factory.bench("train").database
+    assert bench.domain.data == {}, "the loaded form is not kept beside the compact one"
+
+
+async def test_a15_the_user_hears_no_reasoning(tokenizer: Any) -> None:
+    world = ListedWorld(user_texts=["Hi", "Yes?"])
+    result, engine = await episode(
+        tokenizer, world, ["<think>\nsecret plan\n</think>\n\nHello", "Bye."]
+    )
+    assert [action.content for action in world.seen] == ["Hello", "Bye."]
+    assert result.messages[2]["reasoning_content"].strip() == "secret plan"
+    judge(result, engine, "s")
+
+
+async def test_a16_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
+    config = Namespace(
+        agent_strategy="tool-calling", model="m", model_provider="p", temperature=0.0
+    )
+    made = agent_factory([], "wiki", config)
+    assert made.rollout_args == {
+        "sglang_router_ip": "127.0.0.1",
+        "sglang_router_port": 30000,
+        "use_http2": False,
+    }
+    assert read_args(made.rollout_args).url == "http://127.0.0.1:30000"
+    async with serving(tokenizer, lambda request: "Goodbye.") as (engine, _):
+        ip, port = engine.url.removeprefix("http://").split(":")
+        where: Mapping[str, Any] = {
+            "sglang_router_ip": ip,
+            "sglang_router_port": int(port),
+            "hf_checkpoint": "embedded",
+        }
+        for form in (dict(where), Namespace(**where)):
+            player = agent_factory([], "wiki", config, rollout_args=form)
+            result = await player.asolve(
+                ListedWorld(tools=()), player.rollout_args, player.sampling_params, 0
+            )
+            await player.aclose()
+            assert result.status is Status.COMPLETED
+    with pytest.raises(NotImplementedError):
+        agent_factory([], "wiki", Namespace(agent_strategy="react"))
+
+
+async def test_a17_an_abort_in_the_first_turn_is_still_a_sample(tokenizer: Any) -> None:
+    result, engine = await episode(
+        tokenizer, ListedWorld(), ["Hello."], faults=lambda request: Fault(abort_after=0)
+    )
+    assert (
+        result.status is Status.ABORTED
+        and result.response_length == 0
+        and len(result.tokens) == len(engine.log[0].input_ids)
+    )
+    nothing = InteractionResult("", None, [], {}, status=Status.ABORTED)
+    for found in (result, nothing):
+        [sample] = to_samples(slime_mirror.Sample(index=0), found)
+        assert sample.response_length == len(sample.loss_mask) == len(sample.rollout_log_probs) >= 1
+        assert sample.remove_sample and len(sample.tokens) > sample.response_length
+
+
+async def test_a18_no_steps_are_an_episode_of_no_turns(tokenizer: Any) -> None:
+    result, engine = await episode(tokenizer, ListedWorld(), [], steps=0)
+    assert (result.status, result.stop_reason, result.reward) == (
+        Status.TRUNCATED,
+        StopReason.MAX_STEPS,
+        0.0,
+    )
+    assert engine.log == []
+
+
+async def test_a18_a_full_context_ends_the_episode_and_nothing_over_long_is_sent(
+    tokenizer: Any,
+) -> None:
+    world = ListedWorld(user_texts=["Hi", "word " * 400])
+    result, engine = await episode(tokenizer, world, ["Hello."], context_length=400)
+    assert (result.status, result.stop_reason, result.reward) == (
+        Status.TRUNCATED,
+        StopReason.CONTEXT_FULL,
+        0.0,
+    )
+    assert [entry.status for entry in engine.log] == [200]
+    assert engine.log[0].sampling_params["max_new_tokens"] < 400 - len(engine.log[0].input_ids) + 1
+    judge(result, engine, "s")
+
+
+class Paid(ListedWorld):
+    """Gives a reward for each step."""
+
+    def __init__(self, reward_mode: Any, truncated_reward: float | None = None) -> None:
+        paid = iter([0.25, 0.5, 0.125])
+        super().__init__(user_texts=["a"] * 9, on_step=self._pay)
+        self.reward_mode, self._verdict, self._paid = reward_mode, truncated_reward, paid
+
+    def _pay(self, action: Action) -> StepResult:
+        reward = next(self._paid)
+        return StepResult([{"role": "user", "content": "more"}], reward, done=reward == 0.125)
+
+    def truncated_reward(self) -> float | None:
+        return self._verdict
+
+
+@pytest.mark.parametrize(
+    ("mode", "truncated_reward", "steps", "reward"),
+    [
+        ("sum", None, 9, 0.875),
+        ("final", None, 9, 0.125),
+        ("sum", None, 2, 0.75),
+        ("final", None, 2, 0.0),
+        ("final", 0.625, 2, 0.625),
+    ],
+)
+async def test_a19_no_step_s_reward_is_lost(
+    tokenizer: Any, mode: str, truncated_reward: float | None, steps: int, reward: float
+) -> None:
+    """The last or the sum, as the environment says; cut short, the environment's verdict where
+    it gives one.
+    """
+    result, _ = await episode(tokenizer, Paid(mode, truncated_reward), ["1", "2", "3"], steps=steps)
+    assert result.reward == reward and result.step_rewards == (0.25, 0.5, 0.125)[:steps]
+    assert result.status is (Status.COMPLETED if steps == 9 else Status.TRUNCATED)
+
+
+class Seeded(ListedWorld):
+    """Keeps its seed."""
+
+    def reset(self, task: Task, seed: int) -> Any:
+        self.at = seed
+        return super().reset(task, seed)
+
+
+async def test_a20_an_episode_tells_what_it_took_and_stays_at_one_worker(tokenizer: Any) -> None:
+    world, params = (
+        Seeded(user_texts=["Hi", "Yes?"], tool_texts=["R"]),
+        {"max_new_tokens": 4096, "temperature": 0.5},
+    )
+    result, engine = await episode(
+        tokenizer,
+        world,
+        ["Hello.", call(at="x"), call("fly")],
+        params=params,
+        seed=7,
+        context_length=900,
+    )
+    assert {entry.routing_key for entry in engine.log} == {"s"} and len(engine.log) > 3
+    assert world.at == 7
+    numbers = result.metrics
+    assert numbers["turns"] == len(engine.log)
+    assert numbers["completion_tokens"] == sum(len(entry.output_ids) for entry in engine.log)
+    assert numbers["prompt_tokens"] == sum(len(entry.input_ids) for entry in engine.log)
+    assert 0 < numbers["cached_tokens"] < numbers["prompt_tokens"]
+    assert numbers["seconds"] > numbers["engine_seconds"] > 0 and numbers["env_seconds"] >= 0
+    assert (
+        numbers["tool_calls"],
+        numbers["invalid_calls"],
+        numbers["invalid_calls/unknown_tool"],
+    ) == (2.0, 1.0, 1.0)
+    turns = result.trajectories[0].turns
+    assert [dict(turn.sampling_params) for turn in turns] == [
+        dict(entry.sampling_params) for entry in engine.log
+    ]
+    limits = [turn.sampling_params["max_new_tokens"] for turn in turns]
+    assert sorted(set(limits), reverse=True) == limits, "each turn is told what room is left"
+    assert params == {"max_new_tokens": 4096, "temperature": 0.5}, (
+        "what the trainer passes is shared by all its episodes"
+    )
+
+
+async def test_a20_what_a_step_said_is_not_wiped_by_the_next(tokenizer: Any) -> None:
+    said = iter(
+        [
+            {"source": "look", "reward_info": {"r": 1}},
+            {"source": "user", "reward_info": None, "cost": None},
+        ]
+    )
+    answers = lambda action: StepResult([{"role": "user", "content": "x"}], info=next(said))  # type: ignore[arg-type]
+    result, _ = await episode(tokenizer, ListedWorld(on_step=answers), ["1", "2"], steps=2)
+    assert result.info == {"source": "user", "reward_info": {"r": 1}, "cost": None}
+
+
+class Solver:
+    """A published agent's place in the order of classes: behind the mixin."""
+
+    async def asolve(self, *args: Any, **kwargs: Any) -> str:
+        return "the agent's own"
+
+
+def test_a21_the_mixin_comes_first() -> None:
+    class Both(TrainableToolCallingAgent, Solver):  # type: ignore[misc]
+        """As somebody combines it with an agent of tau-bench's."""
+
+    assert Both.asolve is TrainableAgentMixin.asolve
+    assert TrainableToolCallingAgent.__mro__.index(TrainableAgentMixin) == 1
+
+
+async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokenizer: Any) -> None:
+    """The template is rendered once a turn."""
+    renders: Counter[int] = Counter()
+    world = ListedWorld(user_texts=["Hi"] * 30, tool_texts=["R"] * 30)
+
+    def tick() -> str:
+        renders[len(world.seen)] += 1
+        return ""
+
+    say = lambda request: "Hello." if request.call % 2 else call(at="x")
+    async with serving(tokenizer, say) as (engine, served):
+        source = "{{- tick() -}}" + served.template.renderer.source
+        served.template = ChatTemplate(tokenizer, chat_template=source, kwargs={"tick": tick})
+        result = await agent(served, verify="off").asolve(
+            world, None, max_num_steps=40, task=Task("t", 0), session_id="s"
+        )
+    judge(result, engine, "s")
+    assert len(world.seen) == 40 and renders[0] > 0 and renders[1] > 0
+    assert {renders[at] for at in range(2, 40)} == {1}, dict(renders)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a22_a_message_without_content_is_no_crash(content: Any) -> None:
+    messages = [{"role": "assistant", "content": content}, {"role": "assistant", "content": "Bye."}]
+    result = InteractionResult("", 0.0, [], {})
+    filled = TrainableToolCallingAgent()._build_final_result(
+        result, 1.0, {}, messages, [1], [1, 2], [3]
+    )
+    assert (filled.response, filled.response_length, list(filled.tokens)) == ("Bye.", 1, [1, 2, 3])
+
+
+async def test_a22_a_turn_of_nothing_but_a_call_is_in_the_response(tokenizer: Any) -> None:
+    result, _ = await episode(tokenizer, ListedWorld(tool_texts=["R"]), [call(at="x"), "Bye."])
+    assert result.messages[2]["content"] is None and result.response == "Bye."
