@@ -42,7 +42,7 @@ class ToolrollData(vf.TaskData):  # type: ignore[misc]
     env: str
     split: str
     index: int
-    env_settings: dict[str, Any]
+    env_args: dict[str, Any]
     seed: int
 
 
@@ -53,7 +53,7 @@ class ToolrollConfig(vf.TasksetConfig):  # type: ignore[misc]
     """A name that `toolroll envs` lists, `path/to/file.py:NAME` or `package.module:NAME`."""
     split: str | None = None
     """The split of the tasks. Default: the environment's first split."""
-    env_settings: dict[str, Any] = Field(default_factory=dict)
+    env_args: dict[str, Any] = Field(default_factory=dict)
     seed: int = 0
 
 
@@ -86,7 +86,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
         environment or the split does not exist.
         """
         config = self.config
-        own = {"env": config.env, "env_settings": config.env_settings, "seed": config.seed}
+        own = {"env": config.env, "env_args": config.env_args, "seed": config.seed}
         player = EnvironmentPlayer(EpisodeSettings(split=config.split, **own))
         for row in player.rows():
             yield ToolrollTask(ToolrollData(split=player.split, **own, **row), config.task)
@@ -144,7 +144,7 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         settings = EpisodeSettings(
             env=data.env,
             split=data.split,
-            env_settings=data.env_settings,
+            env_args=data.env_args,
             seed=data.seed,
             **{name: getattr(self.config, name) for name in _NAMES},
         )

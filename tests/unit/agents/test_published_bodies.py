@@ -24,8 +24,8 @@ from toolroll.agents.trainable_agents import (
     call_to_action_sglang,
 )
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StopReason
 
@@ -614,9 +614,7 @@ async def test_an_agent_closes_only_a_model_that_it_opened() -> None:
         agent = agent_of(TrainableToolCallingAgent, served)
         await agent.aclose()
         assert agent.served is served
-        own = TrainableToolCallingAgent(
-            rollout_args={"engine_url": engine.url, "hf_checkpoint": "embedded"}
-        )
+        own = TrainableToolCallingAgent(rollout_args={"engine": engine.url, "model": "embedded"})
         await own.asolve(Shop(), task_index=0, max_num_steps=1)
         assert own.served is not None
         await own.aclose()

@@ -448,7 +448,7 @@ class OwnLoop(AsPublished):
 async def test_hooks_called_directly_are_the_published_ones(opened: bool) -> None:
     tokenizer, shop = load_embedded_tokenizer(), Shop()
     async with serving(tokenizer, look_then_buy) as (engine, served):
-        agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine_url": served.url})
+        agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine": served.url})
         agent.tokenizer, agent.url = tokenizer, served.url
         if opened:
             agent.served = served

@@ -12,9 +12,9 @@ from support.results import episode
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app, main
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
 from toolroll.rollout.runs.report import report
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Status, StopReason, status_of
 
@@ -25,7 +25,7 @@ SHOWN = {
     "--concurrency": "Default: 64",
     "--temperature": "Default: 1.",
     "--parser": "Default: auto",
-    "--max-steps": "Default: 30",
+    "--max-turns": "Default: 30",
     "--verify": "Default: sample",
 }
 RUN = ["run", "desk", "--model", "embedded"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from support.source import ROOT
 
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.provenance import (
     benchmark_packages,
     command_without_secrets,
@@ -20,6 +19,7 @@ from toolroll.rollout.runs.provenance import (
     without_secrets,
 )
 from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory, read_settings
 from toolroll.rollout.runs.setup import prepare
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer

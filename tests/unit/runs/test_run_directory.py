@@ -95,18 +95,6 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_setting_that_an_older_version_did_not_know_has_its_default(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path, "pond", {"seed": 1}) as first:
-        first.append(episode())
-    new = {"seed": 1, "strategy": "llm"}
-    with RunDirectory(tmp_path, "pond", new, defaults={"strategy": "llm", "seed": 0}):
-        pass
-    for settings in (new | {"strategy": "react"}, new | {"seed": 0}):
-        folder = RunDirectory(tmp_path, "pond", settings, defaults={"strategy": "llm", "seed": 0})
-        with pytest.raises(UsageError, match="was started with other settings"), folder:
-            pass
-
-
 def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import RolloutError, first_error
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime import event_loop
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode, Task
 
 

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from toolroll.rollout.cli.console import print_line
 from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
-from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
+from toolroll.rollout.cli.options import option_parameters, used_options, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
-from toolroll.rollout.runs.config import PANELS, RunConfig, json_object, load_config
+from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.threads import end_within
 
@@ -89,7 +89,7 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    settings = load_config(config, {"env": env, **given_values(RunConfig, options)})
+    settings = load_config(config, {"env": env, **used_options(RunConfig, options)})
     from toolroll.rollout.cli.run_command import run as run_environment
 
     outcome = _run(run_environment(settings, console))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolroll.rollout.cli.console import print_line
-from toolroll.rollout.runs.config import json_object
+from toolroll.rollout.runs.run_config import json_object
 from toolroll.rollout.runtime.event_loop import run
 
 if TYPE_CHECKING:

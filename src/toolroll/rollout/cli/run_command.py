@@ -15,23 +15,23 @@ from rich.console import Console
 from toolroll.rollout.cli.console import print_line, shortened
 from toolroll.rollout.cli.display import RunDisplay
 from toolroll.rollout.cli.signals import StoppedError, until_stopped
-from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
-from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
+from toolroll.rollout.runs.setup import Plan, open_runner, prepare, worker_settings
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.settings import split_credentials
 from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
 
@@ -81,7 +81,6 @@ async def play(
         out,
         env,
         plan.identity,
-        defaults=RunConfig.defaults(),
         sync=plan.config.sync,
         provenance=now,
     ) as folder:
@@ -136,7 +135,7 @@ async def _play(
             if episode.result.status is Status.ABORTED:
                 failure = _failure(error_in(episode.result.info), config)
 
-        with paced_garbage(enabled=config.gc):
+        with paced_garbage(enabled=config.pace_gc):
             stopped, error = await _end(runner.run(plan.tasks, take, done=done), config)
 
     async def play_do_nothing() -> None:
@@ -144,9 +143,9 @@ async def _play(
         floor = await play_floor(
             plan.factory,
             _played(plan, summary),
-            max_num_steps=config.max_steps,
+            max_turns=config.max_turns,
             episode_timeout=config.episode_timeout,
-            pace_gc=config.gc,
+            pace_gc=config.pace_gc,
             limits={
                 "step_timeout": config.step_timeout,
                 "max_observation_bytes": config.max_observation_bytes,
@@ -222,7 +221,7 @@ def runner_of(plan: Plan) -> Runner | ProcessRunner | RayRunner:
             concurrency=config.concurrency,
             samples=config.samples,
         )
-    return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
+    return Runner(plan.factory, plan.make_agent, config, plan.options)
 
 
 async def _open_worker(

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.rollout.engine.config import EngineConfig
 from toolroll.rollout.engine.control_plane import ControlPlane
+from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
@@ -75,7 +75,7 @@ class Engine(EngineClient):
         model_info: ModelInfo | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
+        self.config = config if isinstance(config, EngineConfig) else EngineConfig(engine=config)
         self._sleep = sleep
         self._transport = Transport(self.config)
         self._control_plane = ControlPlane(self.config, self._transport, model_info=model_info)
@@ -95,7 +95,7 @@ class Engine(EngineClient):
     @property
     def url(self) -> str:
         """The address of the engine or router, without `/generate`."""
-        return self.config.url
+        return self.config.engine
 
     async def __aenter__(self) -> Engine:
         return self
@@ -308,9 +308,9 @@ class Engine(EngineClient):
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
         """Return the seconds until the next attempt, or None if no attempt is left."""
-        if attempt >= self.config.attempts:
+        if attempt > self.config.retries:
             return None
-        backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
+        backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.max_backoff)
         asked = min(failure.retry_after or 0.0, _MAX_RETRY_AFTER)
         return max(backoff * random.uniform(0.5, 1.5), asked)
 

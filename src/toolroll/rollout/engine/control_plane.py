@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import orjson
 
-from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
@@ -32,7 +32,7 @@ _MAY_PASS = (408, 425, 429)
 
 
 class ControlPlane:
-    """The engine at `config.url`, or the router at this address and its workers.
+    """The engine at `config.engine`, or the router at this address and its workers.
 
     `model_info`: the served model's limits and version. If it is None, the engine is asked for
     them.
@@ -64,12 +64,12 @@ class ControlPlane:
     @property
     def routed(self) -> bool:
         """True if `workers` has found a router."""
-        return self._workers is not None and self._workers != [self._config.url]
+        return self._workers is not None and self._workers != [self._config.engine]
 
     async def workers(self) -> list[str]:
         """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         if self._workers is None:
-            url = self._config.url
+            url = self._config.engine
             listed, told = await self.ask(f"{url}/workers")
             entries = listed.get("workers", []) if isinstance(listed, dict) else listed
             urls = [
@@ -121,7 +121,7 @@ class ControlPlane:
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
-        return await check_health(self._transport, self._config.url)
+        return await check_health(self._transport, self._config.engine)
 
     async def probe(self) -> Health:
         """Check the health during an outage. Raise `UsageError` if the model has changed."""
@@ -175,8 +175,8 @@ class ControlPlane:
         self._other_model = ""
         if self._model not in (None, path) and not updated:
             words = (
-                f"the engine at {self._config.url} now serves a different model: {path!r} instead "
-                f"of {self._model!r}"
+                f"the engine at {self._config.engine} now serves a different model: {path!r} "
+                f"instead of {self._model!r}"
             )
             if not self._config.allow_model_mismatch:
                 self._other_model = words

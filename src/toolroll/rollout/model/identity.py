@@ -218,10 +218,7 @@ def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None
 
 def _served(answer: _Answered, name: str) -> str:
     model = repr(answer.names[0]) if answer.names else "an unnamed model"
-    return (
-        f"{answer.url} serves {model}, whose tokenizer is not that of {name!r} (hf_checkpoint, "
-        f"--model)"
-    )
+    return f"{answer.url} serves {model}, whose tokenizer is not that of {name!r} (--model)"
 
 
 def _same(name: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.errors import UnknownParserError
 from toolroll.parsers.infer import better_parser, infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import (
@@ -27,12 +28,12 @@ from toolroll.rollout.engine import (
     generate_resumed,
 )
 from toolroll.rollout.errors import TemplateError, UsageError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.identity import check_identity
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.optional import import_transformers
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import EngineSettings, RolloutArgs
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -79,35 +80,34 @@ class Model:
         """Create a model for the engine at the address in `args`.
 
         `tokenizer` replaces the tokenizer that `args` names. `engine` creates the engine client.
-        If `args.tool_call_parser` is "auto", the parser for the format that the chat template
-        writes is selected. Raise `UnknownParserError` if no parser reads this format.
+        If `args.parser` is "auto", the parser for the format that the chat template
+        writes is selected. Raise `UsageError` if no parser reads this format.
         """
-        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
-        source, parser = read_template(args.chat_template), args.tool_call_parser
+        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.model)
+        source = read_template(args.chat_template)
         template = ChatTemplate(
             tokenizer,
             chat_template=source,
-            kwargs=args.apply_chat_template_kwargs,
+            kwargs=args.chat_template_kwargs,
             history=args.history,
         )
         check_syntax(template, args.chat_template)
         config = EngineConfig(
-            url=args.url,
-            context_length=args.context_length,
+            engine=args.engine,
             vocab_size=len(tokenizer),
-            use_http2=args.use_http2,
-            engine_timeout=args.engine_timeout,
-            allow_model_mismatch=args.allow_model_mismatch,
             return_routed_experts=args.return_routed_experts,
+            **args.part(EngineSettings),
         )
+        try:
+            name = infer_parser(tokenizer, source) if args.parser == "auto" else args.parser
+            parser = get_parser(name, template.encoder.control)
+        except UnknownParserError as error:
+            raise UsageError(f"--parser: {error}") from error
         served = cls(
             engine(config),
             template,
-            get_parser(
-                infer_parser(tokenizer, source) if parser == "auto" else parser,
-                template.encoder.control,
-            ),
-            name=args.hf_checkpoint or "",
+            parser,
+            name=args.model,
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
@@ -168,7 +168,7 @@ class Model:
         if better is not None:
             found.append(
                 f"the chat template writes tool calls that the parser {self.parser.name!r} "
-                f"(tool_call_parser, --parser) cannot read, but {better!r} can: a call that the "
+                f"(--parser) cannot read, but {better!r} can: a call that the "
                 "parser cannot read counts as text"
             )
         return found
@@ -203,7 +203,7 @@ class Model:
         await self.aclose()
 
 
-def load_tokenizer(name: str | None) -> Any:
+def load_tokenizer(name: str) -> Any:
     """Return the tokenizer `name`: a folder, a model name on a hub, `embedded` for the small
     tokenizer in this package, or `desk-1m` for the tokenizer of the model that comes with the
     package.
@@ -212,8 +212,8 @@ def load_tokenizer(name: str | None) -> Any:
     """
     if not name:
         raise UsageError(
-            "no tokenizer is named: set hf_checkpoint (--model on the command line) to the model's "
-            "folder or name"
+            "no tokenizer is named: set model (--model on the command line) to the model's folder "
+            "or name"
         )
     if name == "embedded":
         from toolroll.rollout.model.embedded_tokenizer import load_embedded_tokenizer

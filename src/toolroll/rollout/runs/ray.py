@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import from_line, to_line
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, remaining
 from toolroll.rollout.runs.setup import open_runner, worker_settings
 from toolroll.rollout.runs.worker_pool import (

@@ -43,8 +43,7 @@ class RunDirectory:
     """One environment's part of the run in the folder `path`. This is a context manager: call
     `append` inside it.
 
-    `settings`: everything that determines the episodes, as plain data. `defaults`: values for
-    settings that an older version did not write to `run.json`. `provenance`: from
+    `settings`: everything that determines the episodes, as plain data. `provenance`: from
     `toolroll.rollout.runs.provenance`. `run.json` contains the first run's provenance and, for each
     later run, the values that changed.
 
@@ -61,7 +60,6 @@ class RunDirectory:
         env: str,
         settings: Mapping[str, Any],
         *,
-        defaults: Mapping[str, Any] | None = None,
         sync: Sync = "end",
         provenance: Provenance | None = None,
         bound_when_empty: bool = False,
@@ -88,7 +86,6 @@ class RunDirectory:
         self._sync: Sync = sync
         self._bound_when_empty = bound_when_empty
         self._settings = _plain(settings)
-        self._defaults = _plain(defaults or {})
         self._store: EpisodeStore | None = None
         self._done: set[EpisodeKey] = set()
 
@@ -143,7 +140,7 @@ class RunDirectory:
         run_file = _read_run_file(self.path)
         known, written = run_file["environments"], run_file["provenance"]
         recorded = known.get(self.env)
-        different = difference(self._defaults | (recorded or {}), self._settings)
+        different = difference(recorded or {}, self._settings)
         if recorded is None or different:
             if self._has_finished() or (recorded is not None and self._bound_when_empty):
                 raise UsageError(

@@ -23,7 +23,6 @@ from toolroll.rollout.adapters.slime.settings import (
     SlimeSettings,
     attribute,
     clean_sampling_params,
-    concurrency,
     rollout_args,
 )
 from toolroll.rollout.engine import Engine, EngineConfig, Progress
@@ -86,7 +85,7 @@ class Player:
 
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
-        self.limit = asyncio.Semaphore(concurrency(args, settings))
+        self.limit = asyncio.Semaphore(settings.concurrency)
         self.served = Model.from_args(
             rollout_args(args, settings),
             engine=lambda config: StoppableEngine(config, _is_stopped),
@@ -94,7 +93,6 @@ class Player:
         self._episodes = EpisodePlayer(
             self.served,
             settings,
-            seed=int(attribute(args, "rollout_seed", 0)),
             stopped=_is_stopped,
             name=lambda field: PREFIX + field,
         )

@@ -1,6 +1,6 @@
 """TRL's `GRPOTrainer` (1.16.0): a `rollout_func`, and environments for `environment_factory`.
 
-    rollout = make_rollout_func(TrlSettings(env="desk"), engine_url="http://127.0.0.1:30000")
+    rollout = make_rollout_func(EpisodeSettings(env="desk"), engine="http://127.0.0.1:30000")
     trainer = GRPOTrainer(model, reward_funcs=reward, rollout_func=rollout, train_dataset=...)
 
 Rules:
@@ -30,12 +30,10 @@ from toolroll.rollout.adapters.trl.environments import (
 )
 from toolroll.rollout.adapters.trl.rollout_func import RolloutFunc, make_rollout_func
 from toolroll.rollout.adapters.trl.samples import reward, to_output
-from toolroll.rollout.adapters.trl.settings import TrlSettings
 from toolroll.rollout.adapters.trl.weights import weights_from_disk
 
 __all__ = [
     "RolloutFunc",
-    "TrlSettings",
     "environment_class",
     "environment_rows",
     "finish_episodes",

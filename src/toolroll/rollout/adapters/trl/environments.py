@@ -172,7 +172,7 @@ def environment_class(
     env: str,
     *,
     split: str | None = None,
-    env_settings: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Callable[[], Any]:
     """Return a class for `GRPOTrainer(environment_factory=...)` that plays the environment `env`.
@@ -190,7 +190,7 @@ def environment_class(
         ...     train_dataset=Dataset.from_list(environment_rows("desk")),
         ... )  # doctest: +SKIP
     """
-    factory, tasks = _tasks(env, split, env_settings)
+    factory, tasks = _tasks(env, split, env_args)
     tools = _first(factory, tasks, seed).tools
     members: dict[str, Any] = {
         "factory": factory,
@@ -210,13 +210,13 @@ def environment_rows(
     env: str,
     *,
     split: str | None = None,
-    env_settings: Mapping[str, Any] | None = None,
+    env_args: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Return the rows of a data set for `environment_class`. Each row has `prompt` (the system
     message and an empty user message, which `reset` fills) and `index`.
     """
-    factory, tasks = _tasks(env, split, env_settings)
+    factory, tasks = _tasks(env, split, env_args)
     rows = []
     for task in tasks:
         system, _ = _opening(factory, task, _first(factory, [task], seed))

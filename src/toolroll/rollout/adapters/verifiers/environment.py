@@ -30,7 +30,7 @@ _THREADS = 64
 class EnvironmentPlayer:
     """Plays the tasks of `settings.env`, which is a name or `path/to/file.py:NAME`.
 
-    These fields of `settings` have an effect: env, split, env_settings, seed, max_turns,
+    These fields of `settings` have an effect: env, split, env_args, seed, max_turns,
     on_invalid_call, parallel_calls, step_timeout, user and user_settings. Raise `UsageError` if the
     environment does not exist.
     """
@@ -42,7 +42,7 @@ class EnvironmentPlayer:
                 "path/to/file.py:NAME"
             )
         self.settings = settings
-        self._factory: EnvironmentFactory = load_environment(settings.env, settings.env_settings)
+        self._factory: EnvironmentFactory = load_environment(settings.env, settings.env_args)
         self.split = settings.split or self._factory.splits[0]
         self._tasks: Sequence[Task] = self._factory.tasks(self.split)
         self._threads = Threads(_THREADS)
@@ -74,7 +74,7 @@ class EnvironmentPlayer:
         has a different seed.
         """
         task = self._tasks[index]
-        seed = episode_seed(self.settings.seed or 0, f"{task.id}/{session}", 0)
+        seed = episode_seed(self.settings.seed, f"{task.id}/{session}", 0)
         async with AsyncExitStack() as stack:
             agent = agent_maker("baseline")(
                 self._threads,

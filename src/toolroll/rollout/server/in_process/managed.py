@@ -191,7 +191,7 @@ async def managed_session(
             history="preserve" if history == "preserve" else "fork",
         )
         if isinstance(engine, str):
-            engine = EngineConfig(url=engine, vocab_size=len(found))
+            engine = EngineConfig(engine=engine, vocab_size=len(found))
         owned = isinstance(engine, EngineConfig)
         client = Engine(engine) if isinstance(engine, EngineConfig) else engine
         served = Model(client, template, get_parser(tool_parser, template.encoder.control))
