@@ -115,6 +115,8 @@ class _Configured:
         self.missing = factory.missing
         self.tasks = factory.tasks
         self.reference = factory.reference
+        self.packages = getattr(factory, "packages", ())
+        self.sources = getattr(factory, "sources", {})
         self._factory = factory
         self._settings = settings
 
