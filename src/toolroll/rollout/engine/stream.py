@@ -153,7 +153,7 @@ class EventReader:
 
 
 def _joined(last: Mapping[str, Any], ids: list[int], parts: Sequence[bytes]) -> Mapping[str, Any]:
-    """Return the answer: the event `last` with `ids`, and with the text and the logprobs of `parts`."""
+    """Return the answer: the event `last` with `ids`, and the text and the logprobs of `parts`."""
     events = [_event(part) for part in parts]
     metas = [event.get("meta_info") or {} for event in events]
     lists = {
