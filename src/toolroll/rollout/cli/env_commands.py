@@ -37,24 +37,13 @@ def new_env(
         str, typer.Argument(help="the new name: lowercase letters, digits and hyphens")
     ],
     at: Annotated[Path, typer.Option(help="the folder to write into")] = Path(),
-    *,
-    package: Annotated[
-        bool, typer.Option("--package", help="write an installable package, with an entry point")
-    ] = False,
 ) -> None:
     """Write a small working environment and its test, as a starting point for your own.
 
     Example: toolroll new-env my-bench
     """
     from toolroll.rollout.cli.new_env import new_env as write_file
-    from toolroll.rollout.cli.new_env import new_package
 
-    if package:
-        folder = new_package(name, at)
-        print_line(console, f"Wrote {folder}. Install and test it:")
-        print_line(console, f"  pip install pytest -e {folder} && python -m pytest {folder}")
-        print_line(console, f"Then `toolroll envs` lists {name}.")
-        return
     file = write_file(name, at)
     test = file.with_name(f"test_{file.name}")
     print_line(console, f"Wrote {file} and {test}. Next:")
