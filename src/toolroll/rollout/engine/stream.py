@@ -30,7 +30,7 @@ import orjson
 
 from toolroll.rollout.engine.errors import Failure, broken_stream, foreign, from_response
 from toolroll.rollout.errors import CompletionError
-from toolroll.rollout.runtime.sequences import common_prefix
+from toolroll.rollout.runtime.jsonable import common_prefix
 
 Progress = Callable[[Sequence[int]], None]
 """A function that is called with all ids sampled so far, whenever there are more."""

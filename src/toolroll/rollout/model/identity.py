@@ -18,7 +18,7 @@ from toolroll.rollout.engine import EngineClient
 from toolroll.rollout.engine.response import check_ids
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
-from toolroll.rollout.runtime.sequences import common_prefix
+from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest
 

@@ -7,7 +7,7 @@ mean reward or pass rate.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toolroll.rollout.runs.pass_at_k import passed
@@ -117,11 +117,3 @@ class Summary:
 def whole(value: float) -> float:
     """Return a count as an int. Return it unchanged if it is too large to be one in JSON."""
     return int(value) if abs(value) < 2**53 else value
-
-
-def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:
-    """Return a summary for each environment."""
-    summaries: dict[str, Summary] = {}
-    for episode in episodes:
-        summaries.setdefault(episode.env, Summary(episode.env)).add(episode)
-    return summaries

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, time
 from enum import Enum
 from typing import Any
@@ -169,3 +169,9 @@ def shown(value: Any, limit: int = 100) -> str:
     """Return the beginning of `repr(value)` for a message."""
     text = _text_of(value) if not isinstance(value, str) else repr(value[: 2 * limit])
     return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the longest common prefix of two texts or lists."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
