@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.rollout.cli.options import option_parameters, used_options, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.cli.run_command import Outcome, play
 from toolroll.rollout.model.desk_model import DESK_MODEL, desk_model_path
 from toolroll.rollout.model.model import Model

@@ -1,5 +1,5 @@
-"""The output of a run: a live progress bar in a terminal, plain lines elsewhere, and the table at
-the end.
+"""The output of the commands: lines, the progress of a run (a live bar in a terminal, plain lines
+elsewhere), and the tables.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,14 +21,26 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from toolroll.rollout.adapters.frameworks import Framework
-from toolroll.rollout.cli.console import print_line
-from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.types import EnvironmentFactory, Episode
+if TYPE_CHECKING:
+    from toolroll.rollout.adapters.frameworks import Framework
+    from toolroll.rollout.runs.summary import Summary
+    from toolroll.rollout.types import EnvironmentFactory, Episode
 
 _BAR_FROM = 140  # columns: in a narrower terminal, the bar leaves no room for counts and times
 _TIMES = 2 * len("0:00:00") + 4  # columns of both times, with the blanks around them
 _LINES = 20  # without a terminal, print one line for each twentieth of the run
+_MOST_LINES = 5
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print `line` unchanged. rich does not interpret markup or emoji names, or wrap the line."""
+    console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Return the first of `lines`, and the number of the others."""
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"... and {more} more such lines"] if more > 0 else [])]
 
 
 class RunDisplay:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.runs.run_config import json_object
 from toolroll.rollout.runtime.event_loop import run
 

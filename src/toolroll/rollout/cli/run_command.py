@@ -4,17 +4,17 @@ results.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
-from toolroll.rollout.cli.console import print_line, shortened
-from toolroll.rollout.cli.display import RunDisplay
-from toolroll.rollout.cli.signals import StoppedError, until_stopped
+from toolroll.rollout.cli.display import RunDisplay, print_line, shortened
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
@@ -34,6 +34,10 @@ from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import split_credentials
 from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
+
+T = TypeVar("T")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,3 +275,38 @@ async def _check_template(served: Model, console: Console) -> None:
     )
     for line in found.remarks():
         print_line(console, f"- {line}")
+
+
+class StoppedError(Exception):
+    """The signal `number` ended the run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+async def until_stopped(awaitable: Awaitable[T]) -> T:
+    """Return the result of `awaitable`. At the first SIGINT or SIGTERM, cancel `awaitable`, wait
+    until it ends, and raise `StoppedError`.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(awaitable)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if not received:  # a second signal must not interrupt the clean-up
+            received.append(number)
+            task.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            raise StoppedError(received[0]) from None
+        task.cancel()
+        raise
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

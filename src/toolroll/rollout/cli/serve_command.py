@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 from rich.console import Console
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.cli.options import flag_of, option_parameters, used_options, with_parameters
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.event_loop import run

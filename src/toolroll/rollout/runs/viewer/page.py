@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toolroll.rollout.runs.viewer.data import conversation, row, sequences
-from toolroll.rollout.runs.viewer.pieces import Pieces
+from toolroll.rollout.runs.viewer.data import Pieces, conversation, row, sequences
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, Tool
