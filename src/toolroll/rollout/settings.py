@@ -49,22 +49,24 @@ def split_credentials(url: str) -> tuple[str, str | None]:
 
 def _engine_address(value: str) -> str:
     """Return the address without `/generate`. Raise `ValueError` if it cannot be an engine's."""
-    shown = split_credentials(value)[0]
-    url = shown.rstrip("/").removesuffix("/generate")
+    public = split_credentials(value)[0]
+    url = public.rstrip("/").removesuffix("/generate")
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"the engine's address must begin with http:// or https://, not {shown!r}")
+        raise ValueError(
+            f"the engine's address must begin with http:// or https://, not {public!r}"
+        )
     try:
         host = URL(url).raw_host or ""
         host.encode("idna")
     except ValueError as error:
-        raise ValueError(f"the engine's address {shown!r} is not valid: {error}") from error
+        raise ValueError(f"the engine's address {public!r} is not valid: {error}") from error
     if url.endswith("/v1"):
         raise ValueError(
-            f"{shown!r} is an OpenAI-compatible address; give the engine's own, without /v1: "
+            f"{public!r} is an OpenAI-compatible address; give the engine's own, without /v1: "
             f"{url.removesuffix('/v1')}"
         )
     if not host:
-        raise ValueError(f"the engine's address {shown!r} has no host")
+        raise ValueError(f"the engine's address {public!r} has no host")
     return value.rstrip("/").removesuffix("/generate")
 
 

@@ -186,9 +186,11 @@ def check_template(
     """
     from toolroll.rollout.cli.check_template import report, show
 
-    found = report(model, template, json_object(chat_template_kwargs, "--chat-template-kwargs"))
-    show(found, console, as_json=as_json)
-    if not found.exact:
+    certificate = report(
+        model, template, json_object(chat_template_kwargs, "--chat-template-kwargs")
+    )
+    show(certificate, console, as_json=as_json)
+    if not certificate.exact:
         raise typer.Exit(1)
 
 
@@ -371,9 +373,9 @@ def _show(
     for outcome in outcomes:
         name, lost = outcome.summary.env, outcome.report["lost"]
         if lost["episodes"] and not outcome.summary.graded:
-            words = "no episode has a reward"
+            problem = "no episode has a reward"
         elif lost["share"] > max_lost:
-            words = (
+            problem = (
                 f"{lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
                 f"--max-lost allows a share of {max_lost:g}"
             )
@@ -381,7 +383,7 @@ def _show(
             continue
         failed = True
         cause = f". The last aborted episode: {outcome.failure}" if outcome.failure else ""
-        print_line(console, f"{name}: {words}{cause}")
+        print_line(console, f"{name}: {problem}{cause}")
     if failed:
         raise typer.Exit(1)
 

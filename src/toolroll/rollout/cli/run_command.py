@@ -160,7 +160,7 @@ async def _play(
         raise error
     if config.do_nothing and stopped is None and error is None:
         stopped, error = await _end(play_do_nothing(), config)
-    found = report(
+    environment_report = report(
         summary,
         floor=floor,
         settings=plan.identity,
@@ -169,7 +169,7 @@ async def _play(
         allow_unequal=config.allow_unequal,
         provenance=history,
     )
-    return Outcome(summary, found, display.seconds, stopped, failure, error)
+    return Outcome(summary, environment_report, display.seconds, stopped, failure, error)
 
 
 async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exception | None]:
@@ -181,8 +181,8 @@ async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exc
     except Exception as error:  # noqa: BLE001 - raised after the table of what was played
         first = first_error(error)
         if isinstance(first, RunStoppedError):
-            words = f"{first}{no_such_address(first.failure, config)}"
-            first = RunStoppedError(words, first.failure)
+            message = f"{first}{no_such_address(first.failure, config)}"
+            first = RunStoppedError(message, first.failure)
         return None, first
     return None, None
 
@@ -198,8 +198,8 @@ def _played(plan: Plan, summary: Summary) -> list[Task]:
 
 
 def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
-    words = " ".join(str(error.get("message", "unknown error")).split())
-    return f"{words}{no_such_address(error, config)}"
+    message = " ".join(str(error.get("message", "unknown error")).split())
+    return f"{message}{no_such_address(error, config)}"
 
 
 def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
@@ -267,13 +267,13 @@ async def _check_template(served: Model, console: Console) -> None:
     """If tool calling is not exact with the chat template, print what the template does to the
     tokens.
     """
-    found = await served.run_in_thread(certify, served.template)
-    if found.exact:
+    certificate = await served.run_in_thread(certify, served.template)
+    if certificate.exact:
         return
     console.print(
         "[yellow]The chat template does not append tool results to the earlier tokens:[/]"
     )
-    for line in found.remarks():
+    for line in certificate.remarks():
         print_line(console, f"- {line}")
 
 

@@ -82,10 +82,10 @@ class EventReader:
             for index, item in enumerate(fresh):
                 if self._cumulative and index < len(fresh) - 2:
                     continue  # the last two contain all ids: the last one may be empty
-                found = self._take(item)
-                if isinstance(found, Failure):
-                    return found
-                last = found
+                outcome = self._take(item)
+                if isinstance(outcome, Failure):
+                    return outcome
+                last = outcome
             if _DONE in data:
                 break
         if last is None or _finish(last) is None:
@@ -98,8 +98,8 @@ class EventReader:
         """Report the ids of one event. Return the event if it is the last one, a `Failure` if it
         reports an error or belongs to a different request, and None otherwise.
         """
-        own = self._own in data or b'"id"' not in data
-        unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
+        is_own = self._own in data or b'"id"' not in data
+        unfinished = _IDS.search(data) if is_own and _UNFINISHED.search(data) else None
         if unfinished is not None:
             count = _COUNT.search(data)
             self._add(_decoded(unfinished[1]), int(count[1]) if count else None, data)
@@ -142,10 +142,11 @@ class EventReader:
             ids = [*sent, *ids]
         self._check(ids)
         if ids[: len(sent)] != sent:
-            at = common_prefix(sent, ids)
+            position = common_prefix(sent, ids)
             raise CompletionError(
-                f"the engine's stream changed ids that it had already sent: output_ids[{at}] was "
-                f"{sent[at]}, now it is {ids[at] if at < len(ids) else 'missing'} "
+                f"the engine's stream changed ids that it had already sent: output_ids[{position}] "
+                f"was {sent[position]}, now it is "
+                f"{ids[position] if position < len(ids) else 'missing'} "
                 f"({len(sent)} ids before, {len(ids)} now)"
             )
         self._reported = ids

@@ -166,8 +166,8 @@ class Transport:
         return aiohttp.ClientTimeout(total=seconds, connect=self._config.connect_timeout)
 
     def _authorized(self, url: str) -> Mapping[str, str]:
-        secret, own = self._config.authorization, self._config.engine
-        if secret is None or not (url == own or url.startswith(f"{own}/")):
+        secret, engine = self._config.authorization, self._config.engine
+        if secret is None or not (url == engine or url.startswith(f"{engine}/")):
             return {}
         return {"Authorization": secret.get_secret_value()}
 

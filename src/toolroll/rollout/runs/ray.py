@@ -104,8 +104,8 @@ class RayRunner:
     async def _end(self, workers: Sequence[Any]) -> None:
         closing = [asyncio.ensure_future(worker.close.remote()) for worker in workers]
         await asyncio.wait(closing, timeout=2 * _GRACE)
-        for one in closing:
-            one.cancel()
+        for future in closing:
+            future.cancel()
         await asyncio.gather(*closing, return_exceptions=True)
         for worker in workers:
             self._ray.kill(worker)

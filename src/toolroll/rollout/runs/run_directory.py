@@ -138,8 +138,8 @@ class RunDirectory:
         """
         file = self.path / SETTINGS_NAME
         run_file = _read_run_file(self.path)
-        known, written = run_file["environments"], run_file["provenance"]
-        recorded = known.get(self.env)
+        environments, written = run_file["environments"], run_file["provenance"]
+        recorded = environments.get(self.env)
         different = difference(recorded or {}, self._settings)
         if recorded is None or different:
             if self._has_finished() or (recorded is not None and self._bound_when_empty):
@@ -152,7 +152,7 @@ class RunDirectory:
                     + "\nUse the same settings to continue, or choose another --out."
                 )
             recorded = None
-            known.pop(self.env, None)
+            environments.pop(self.env, None)
             written.pop(self.env, None)
         self.provenance = list(written.get(self.env, ()))
         if self._now is not None:
@@ -163,7 +163,7 @@ class RunDirectory:
                 file,
                 {
                     "schema_version": SCHEMA_VERSION,
-                    "environments": {self.env: self._settings} | known,
+                    "environments": {self.env: self._settings} | environments,
                     "provenance": provenance,
                 },
             )
@@ -171,7 +171,8 @@ class RunDirectory:
     def _has_finished(self) -> bool:
         """Return True if the folder has an episode of this environment that was not aborted."""
         return any(
-            one.result.status is not Status.ABORTED for one in self._episodes(lambda message: None)
+            episode.result.status is not Status.ABORTED
+            for episode in self._episodes(lambda message: None)
         )
 
     def _read_finished(self) -> int:
@@ -214,8 +215,8 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
     Raise `UsageError` if the file cannot be read.
     """
-    found: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
-    return found
+    settings: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
+    return settings
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:
@@ -239,22 +240,22 @@ def _read_run_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def difference(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return one line for each setting that differs: `name: there X, now Y`. X is the value in
     `known`, and Y is the value in `given`.
     """
-    names = sorted({*known, *given})
+    names = sorted({*recorded, *current})
     return [
-        f"{name}: there {_shown(known, name)}, now {_shown(given, name)}"
+        f"{name}: there {_shown(recorded, name)}, now {_shown(current, name)}"
         for name in names
-        if known.get(name) != given.get(name)
+        if recorded.get(name) != current.get(name)
     ]
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings after a round trip through JSON."""
-    found: dict[str, Any] = orjson.loads(orjson.dumps(settings, default=str))
-    return found
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(settings, default=str))
+    return plain
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:
@@ -279,7 +280,7 @@ def refuse_other_files(path: Path) -> None:
     """Raise `UsageError` if the folder `path` contains files but is not a run."""
     if any((path / name).exists() for name in (SETTINGS_NAME, FILE_NAME)):
         return
-    names = sorted(found.name for found in path.iterdir() if not found.name.startswith("."))
+    names = sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
     if names:
         more = ", ..." if len(names) > 3 else ""
         raise UsageError(

@@ -316,15 +316,15 @@ def check_ids(tasks: Sequence[Task]) -> None:
     """Raise `UsageError` if two tasks have the same id, or if an id is not text that the episode
     file can store.
     """
-    known = set()
+    ids = set()
     for task in tasks:
         if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
             raise UsageError(
                 f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
             )
-        if task.id in known:
+        if task.id in ids:
             raise UsageError(f"two tasks have the id {shown(task.id)}: give each task its own id")
-        known.add(task.id)
+        ids.add(task.id)
 
 
 def checked_result(result: Any) -> InteractionResult:
@@ -335,10 +335,10 @@ def checked_result(result: Any) -> InteractionResult:
     """
     if not isinstance(result, InteractionResult):
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
-    given, result.reward = result.reward, finite(result.reward)
-    if given is not None and result.reward is None:
+    reward, result.reward = result.reward, finite(result.reward)
+    if reward is not None and result.reward is None:
         raise ValueError(
-            f"asolve returned the reward {shown(given)}: it must be a finite number, or None"
+            f"asolve returned the reward {shown(reward)}: it must be a finite number, or None"
         )
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]

@@ -67,8 +67,8 @@ class Summary:
         Tasks are sorted by name, so that the order in which episodes are played has no effect.
         """
         return {
-            task: [found[sample] for sample in sorted(found)]
-            for task, found in sorted(self.samples.items())
+            task: [samples[sample] for sample in sorted(samples)]
+            for task, samples in sorted(self.samples.items())
         }
 
     def mean(self, name: str) -> float:

@@ -140,8 +140,8 @@ def reward_reason(info: Mapping[str, Any]) -> str:
     parts = info.get("reward_info")
     if not isinstance(parts, Mapping):
         return ""
-    found = [part for part in _leaves(parts) if not part.startswith("reward ")]
-    return _short(", ".join(found[:_LEAVES]))
+    leaves = [part for part in _leaves(parts) if not part.startswith("reward ")]
+    return _short(", ".join(leaves[:_LEAVES]))
 
 
 def _leaves(parts: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
@@ -180,23 +180,23 @@ class Pieces:
 
     def of(self, ids: Sequence[int]) -> list[str]:
         """Return the piece of each token in `ids`."""
-        found: list[str] = []
+        pieces: list[str] = []
         waiting: list[int] = []
         for index in ids:
             alone = self._alone(int(index))
             if not waiting and _BROKEN not in alone:
-                found.append(alone)
+                pieces.append(alone)
                 continue
             waiting.append(int(index))
             text = self._decode(waiting)
             if _BROKEN in text and len(waiting) < _MOST_TOKENS:
-                found.append("")
+                pieces.append("")
                 continue
-            found.append(text)
+            pieces.append(text)
             waiting.clear()
         if waiting:
-            found[-1] = self._decode(waiting)
-        return found
+            pieces[-1] = self._decode(waiting)
+        return pieces
 
     def _alone(self, index: int) -> str:
         if index not in self._known:

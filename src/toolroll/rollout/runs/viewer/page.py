@@ -57,8 +57,8 @@ def write_page(
             block, place = conversations.add(episode)
             tokens = len(rows) < tokens_of
             if tokens:
-                found = sequences(episode.result, pieces_of(episode.env))
-                _write(file, f"tokens-{len(rows)}", json_bytes(found))
+                shown_sequences = sequences(episode.result, pieces_of(episode.env))
+                _write(file, f"tokens-{len(rows)}", json_bytes(shown_sequences))
             rows.append(row(episode) | {"block": block, "place": place, "hasTokens": tokens})
         conversations.flush()
         index = {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}}
@@ -80,8 +80,8 @@ class _Conversations:
         """Add a conversation. Return its block and its position in the block."""
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
-        found = conversation(episode.result, self._add_tools(episode.result.tools))
-        self._waiting.append(json_bytes(found))
+        data = conversation(episode.result, self._add_tools(episode.result.tools))
+        self._waiting.append(json_bytes(data))
         return self._block, len(self._waiting) - 1
 
     def flush(self) -> None:
