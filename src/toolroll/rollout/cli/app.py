@@ -19,7 +19,7 @@ from rich.text import Text
 
 from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
-from toolroll.rollout.cli.options import option_parameters, used_options, with_parameters
+from toolroll.rollout.cli.options import help_of, option_parameters, used_options, with_parameters
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
 from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
@@ -96,7 +96,7 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
     _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
-_ENV = typer.Argument(help=RunConfig.model_fields["env"].description, show_default=False)
+_ENV = typer.Argument(help=help_of("env"), show_default=False)
 _CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
 app.command(name="run")(
     with_parameters(
@@ -144,9 +144,7 @@ def frameworks() -> None:
 def tasks(
     env: Env,
     split: Split = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="which tasks: 3, 0-9 or 0-4,7; default: all")
-    ] = None,
+    tasks: Annotated[str | None, typer.Option(help=help_of("tasks"))] = None,
     env_args: EnvArgs = None,
     out: Annotated[Path | None, typer.Option(help="the file to write; default: stdout")] = None,
 ) -> None:
@@ -174,7 +172,7 @@ def check_template(
         Path | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
     ] = None,
     chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON: variables of the chat template")
+        str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolroll.rollout.cli.display import print_line
+from toolroll.rollout.cli.options import help_of
 from toolroll.rollout.runs.run_config import json_object
 from toolroll.rollout.runtime.event_loop import run
 
@@ -21,15 +22,9 @@ if TYPE_CHECKING:
 console = Console()
 _COLORS = {"ok": "green", "failed": "bold red", "not applicable": "dim"}
 
-Env = Annotated[
-    str,
-    typer.Argument(help="an environment: a name from `toolroll envs`, FILE.py:NAME or MODULE:NAME"),
-]
-EnvArgs = Annotated[
-    str | None,
-    typer.Option(help="JSON: arguments for the class or function that makes the environment"),
-]
-Split = Annotated[str | None, typer.Option(help="a split of the tasks; default: the first split")]
+Env = Annotated[str, typer.Argument(help=help_of("env"))]
+EnvArgs = Annotated[str | None, typer.Option(metavar="JSON", help=help_of("env_args"))]
+Split = Annotated[str | None, typer.Option(help=help_of("split"))]
 
 
 def new_env(

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from toolroll.rollout.runs.run_config import json_object
+from toolroll.rollout.runs.run_config import RunConfig, json_object
 from toolroll.rollout.settings import Settings
 
 
@@ -46,6 +46,11 @@ def used_options(settings: type[Settings], values: Mapping[str, Any]) -> dict[st
         for name, field in settings.model_fields.items()
         if values.get(name) not in (None, [])
     }
+
+
+def help_of(name: str) -> str:
+    """Return the help of the setting `name` of `toolroll run`, for other commands."""
+    return RunConfig.model_fields[name].description or ""
 
 
 def flag_of(name: str) -> str:

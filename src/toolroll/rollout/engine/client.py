@@ -232,7 +232,8 @@ class Engine(EngineClient):
             if position is not None:
                 raise TokenError(
                     f"input_ids[{position}] is {ids[position]}, outside the vocabulary of "
-                    f"{vocab_size}: this would crash the engine. Is this the served model's tokenizer?"
+                    f"{vocab_size}: this would crash the engine. Is this the served model's "
+                    f"tokenizer?"
                 )
         limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
