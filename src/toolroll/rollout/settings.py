@@ -10,6 +10,8 @@ The first classes are parts. The others combine them:
     ServeArgs        RolloutArgs, EndpointSettings            toolroll serve
     EngineConfig     EngineSettings, time limits, retries     Engine
 
+`EmbeddedEngineSettings` are those of the embedded engine, which replaces SGLang in tests.
+
 A class that needs another default overrides it, with a comment that says why. Names that a
 framework prescribes are translated by its adapter, and those of slime's published tau-bench example
 by `read_args`.
@@ -21,6 +23,7 @@ import base64
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import unquote
 
@@ -351,3 +354,36 @@ class RunSettings(EpisodeLimits, ProcessSettings):
     def params_of(self, seed: int) -> dict[str, Any]:
         """Return the sampling parameters of the episode whose seed is `seed`."""
         return dict(self.sampling_params) | ({"sampling_seed": seed} if self.sampling_seed else {})
+
+
+class EmbeddedEngineSettings(Settings):
+    """The options of `toolroll engine`. If `tokenizer`, `script` or `latency` is given, the engine
+    sends scripted replies instead of a model's, and `model` must be None.
+    """
+
+    model: str | None = Field(
+        default=None,
+        description="Folder of a small Llama model, which is sampled with numpy; default: "
+        "`desk-1m`, the model in the package; not with --script, --tokenizer or --latency, which "
+        "are for scripted replies.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="Folder or name of the tokenizer for scripted replies; default: `embedded`, "
+        "the one in the package.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=30000, ge=0, le=65535, description="0: any free port.")
+    script: Path | None = Field(
+        default=None,
+        description='JSON file of scripted replies: {"ENV/TASK#SAMPLE": ["reply", ...]} for '
+        'toolroll run, {"SESSION": ["reply", ...]} for toolroll serve; without --script, but with '
+        "--tokenizer or --latency, each reply gives the number of tokens in its prompt.",
+    )
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="In tokens; default: the model's, or 32768 for a script.",
+    )
+    latency: float = Field(default=0.0, ge=0, description="Seconds that each scripted reply takes.")
+    seed: int = Field(default=0, description="The seed of the sampling.")

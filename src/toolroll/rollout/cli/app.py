@@ -19,12 +19,19 @@ from rich.text import Text
 
 from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
-from toolroll.rollout.cli.options import help_of, option_parameters, used_options, with_parameters
+from toolroll.rollout.cli.options import (
+    flag_of,
+    help_of,
+    option_parameters,
+    used_options,
+    with_parameters,
+)
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
 from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.threads import end_within
+from toolroll.rollout.settings import EmbeddedEngineSettings
 
 if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
@@ -243,60 +250,22 @@ def export(
         print_line(console, line)
 
 
-@app.command()
-def engine(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="folder of a small Llama model, which is sampled with numpy; default: `desk-1m`, "
-            "the model in the package; not with --script, --tokenizer or --latency, which are for "
-            "scripted replies"
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="folder or name of the tokenizer for scripted replies; default: `embedded`, the "
-            "one in the package"
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 30000,
-    script: Annotated[
-        Path | None,
-        typer.Option(
-            help='JSON file of scripted replies: {"ENV/TASK#SAMPLE": ["reply", ...]} for '
-            'toolroll run, {"SESSION": ["reply", ...]} for toolroll serve; without --script, but '
-            "with --tokenizer or --latency, each reply gives the number of tokens in its prompt",
-        ),
-    ] = None,
-    context_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="in tokens; default: the model's, or 32768 for a script"),
-    ] = None,
-    latency: Annotated[
-        float, typer.Option(min=0, help="seconds that each scripted reply takes")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
-) -> None:
+def _engine(**options: Any) -> None:
     """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
 
     Example: toolroll engine --port 30000
     """
     _one_blas_thread()
-    from toolroll.rollout.testing.serve import EngineSettings, serve
+    from toolroll.rollout.testing.serve import serve
 
-    settings = EngineSettings(
-        host=host,
-        port=port,
-        context_length=context_length,
-        seed=seed,
-        model=model,
-        tokenizer=tokenizer,
-        script_file=script,
-        latency=latency,
-    )
-    _run(serve(settings))
+    used = used_options(EmbeddedEngineSettings, options)
+    _run(serve(EmbeddedEngineSettings.read(used, name_of=flag_of)))
+
+
+_ENGINE = EmbeddedEngineSettings.model_fields
+app.command(name="engine")(
+    with_parameters(_engine, option_parameters(_ENGINE, {"Options": " ".join(_ENGINE)}))
+)
 
 
 @app.command()

@@ -76,7 +76,6 @@ def with_parameters(
 
 
 def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
-    """Return the parameter of an option."""
     choices = _choices(field.annotation)
     kind = _kind(field)
     flag = flag_of(name)

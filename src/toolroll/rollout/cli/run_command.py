@@ -44,14 +44,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Outcome:
     """The result of playing one environment.
 
-    `seconds`: the duration of this run. `stopped`: the signal that ended the run early. `failure`:
-    the reason why the last aborted episode of the run was aborted, in one line. `error`: the error
-    that ended the run early.
+    `stopped`: the signal that ended the run early. `failure`: the reason why the last aborted
+    episode of the run was aborted, in one line. `error`: the error that ended the run early.
     """
 
     summary: Summary
     report: dict[str, Any]
-    seconds: float
     stopped: int | None = None
     failure: str = ""
     error: Exception | None = None
@@ -169,7 +167,7 @@ async def _play(
         allow_unequal=config.allow_unequal,
         provenance=history,
     )
-    return Outcome(summary, environment_report, display.seconds, stopped, failure, error)
+    return Outcome(summary, environment_report, stopped, failure, error)
 
 
 async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exception | None]:

@@ -95,7 +95,6 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
 
 
 def _overflow(message: str) -> tuple[int | None, int | None] | None:
-    """Return `Failure.overflow`."""
     if not _OVERFLOW.search(message):
         return None
     if total := _TOTAL.search(message):

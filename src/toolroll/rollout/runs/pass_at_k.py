@@ -39,9 +39,6 @@ class Estimate:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
 
 class UnequalSamplesError(UsageError):
     """Raised if tasks have different numbers of graded samples. If samples are missing because

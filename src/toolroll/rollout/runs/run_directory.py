@@ -76,10 +76,6 @@ class RunDirectory:
         """A message for each line of the episode file that is not a valid episode. Such a line
         remains in the file, and its episode is played again.
         """
-        self.repaired = 0
-        """The number of bytes of an incomplete last line that were removed when the folder was
-        opened.
-        """
         self.provenance: list[Provenance] = []
         """The first run's provenance, then the values that changed in later runs."""
         self._now = _plain(provenance) if provenance else None
@@ -113,7 +109,7 @@ class RunDirectory:
         self._lock = lock(self.path)
         try:
             self._agree()
-            self.repaired = cut_torn_line(self.path / FILE_NAME)
+            cut_torn_line(self.path / FILE_NAME)
             if self._read_finished():
                 self._drop_aborted()
             self._store = EpisodeStore(self.path, sync=self._sync)
