@@ -1,8 +1,8 @@
 """`ProcessRunner`: distributes the episodes of a run over processes on this machine.
 
 Each process has its own event loop, engine client, template and environments. It sends finished
-episodes, as lines of the episode file, to the parent process, and only the parent writes files. The
-invariants of `worker_pool` hold. In addition:
+episodes to the parent process, and only the parent writes files. The invariants of `worker_pool`
+hold. In addition:
 
 - If a process dies, it is restarted. If its event loop does not respond for `_STALL` seconds, for
   example because code holds the GIL, it is killed.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copyreg
 import logging
 import multiprocessing
 import pickle
@@ -23,11 +24,12 @@ import struct
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import fields, replace
 from multiprocessing import resource_tracker
+from operator import attrgetter
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError, remaining
 from toolroll.rollout.runs.worker_pool import (
     WorkerDiedError,
@@ -38,7 +40,7 @@ from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import plain
-from toolroll.rollout.types import Episode, Task
+from toolroll.rollout.types import Episode, Task, Turn, WeightVersion
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,18 @@ _LIMIT = 1 << 22  # bytes read ahead: an episode has several hundred thousand
 _PING = "ping"
 _LENGTH = struct.Struct("!Q")
 _QUIET = (signal.SIGINT, signal.SIGTERM)
+
+
+def _pickle_by_field(kind: type[Turn | WeightVersion]) -> None:
+    """Make `kind` pickle as its values. Python's default for frozen dataclasses with slots is slow:
+    it doubles the time for pickling an episode.
+    """
+    values = attrgetter(*(part.name for part in fields(kind)))
+    copyreg.pickle(kind, lambda record: (kind, values(record)))
+
+
+_pickle_by_field(Turn)
+_pickle_by_field(WeightVersion)
 
 
 class ProcessRunner:
@@ -91,7 +105,7 @@ class _Process:
     def __init__(self, open_: Open, share: int) -> None:
         self.share = share
         self._open = open_
-        self._waiting: dict[EpisodeKey, asyncio.Future[bytes]] = {}
+        self._waiting: dict[EpisodeKey, asyncio.Future[Episode]] = {}
         self._life: asyncio.Task[None] | None = None
         self._writer: asyncio.Future[asyncio.StreamWriter]
         """Set by `play`: done when the process has started."""
@@ -103,11 +117,11 @@ class _Process:
             self._writer = asyncio.get_running_loop().create_future()
             self._life = asyncio.create_task(self._live(self._writer))
         writer = await asyncio.shield(self._writer)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Episode] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
         try:
             _send(writer, key)
-            return from_line(await future)
+            return await future
         finally:
             self._waiting.pop(key, None)
 
@@ -184,10 +198,9 @@ class _Process:
                 self._responded.set()
                 future = self._waiting.get(key)
                 if future is not None and not future.done():
-                    if isinstance(outcome, bytes):
-                        future.set_result(outcome)
-                    else:
-                        future.set_exception(outcome)
+                    future.set_result(outcome) if isinstance(
+                        outcome, Episode
+                    ) else future.set_exception(outcome)
 
 
 def _ending(process: Any) -> asyncio.Future[None]:
@@ -274,7 +287,7 @@ async def _answer(
     task_id, sample = key
     try:
         runner, tasks = await asyncio.shield(opening)
-        outcome: bytes | Exception = to_line(await runner.play(tasks[task_id], sample))
+        outcome: Episode | Exception = _plain(await runner.play(tasks[task_id], sample))
     except asyncio.CancelledError:
         # this message is delivered only if the parent did not request the cancellation
         _send(writer, (key, RolloutError("the episode was cancelled in its process")))
@@ -290,9 +303,30 @@ async def _answer(
     _send(writer, (key, outcome))
 
 
+def _plain(episode: Episode) -> Episode:
+    """Return the episode with the environment's values converted to JSON types, because it may be
+    impossible to pickle or unpickle third-party objects.
+    """
+    result = episode.result
+    sent = replace(
+        result,
+        messages=plain(result.messages),
+        tools=plain(result.tools),
+        info=plain(result.info),
+        metrics=plain(result.metrics),
+        step_rewards=plain(result.step_rewards),
+    )
+    return replace(episode, result=sent)
+
+
 def _send(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
+    try:
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001 - without an answer the parent would wait forever
+        data = pickle.dumps(
+            (message[0], RolloutError(f"the episode cannot be sent from its process: {error!r}"))
+        )
     if not writer.is_closing():  # otherwise the parent has ended, which `_receive` reports
-        data = pickle.dumps(message)
         writer.write(_LENGTH.pack(len(data)) + data)
 
 
