@@ -40,7 +40,7 @@ async def serving(
         template = ChatTemplate(tokenizer, history=history)
         client = Engine(
             EngineConfig(
-                url=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
+                engine=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
             )
         )
         model = Model(

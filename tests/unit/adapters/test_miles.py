@@ -124,11 +124,9 @@ def test_flags_are_the_settings() -> None:
     vars(generate)["add_arguments"](parser)
     assert read_settings(parser.parse_args([])) == SlimeSettings()
     given = "--toolroll-env desk --toolroll-max-turns 4 --toolroll-pace-gc false"
-    settings = read_settings(
-        parser.parse_args([*given.split(), "--toolroll-env-settings", '{"a": 1}'])
-    )
+    settings = read_settings(parser.parse_args([*given.split(), "--toolroll-env-args", '{"a": 1}']))
     assert (settings.env, settings.max_turns, settings.pace_gc) == ("desk", 4, False)
-    assert settings.env_settings == {"a": 1}
+    assert settings.env_args == {"a": 1}
     with pytest.raises(UsageError, match="toolroll_max_turns"):
         read_settings(parser.parse_args(["--toolroll-max-turns", "many"]))
 

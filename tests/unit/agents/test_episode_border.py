@@ -87,7 +87,7 @@ async def serving(
     async with EmbeddedEngine(
         tokenizer, lambda _: "Fine.", context_length=context_length
     ) as engine:
-        client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
+        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
         async with Model(
             client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads
         ) as model:
@@ -341,7 +341,7 @@ async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
     async with EmbeddedEngine(
         tokenizer, lambda _: '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     ) as engine:
-        client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
+        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
         async with Model(
             client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1
         ) as model:

@@ -18,8 +18,8 @@ from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
@@ -215,7 +215,7 @@ async def returned(where: str, value: Any) -> InteractionResult:
     factory = ScriptedFactory(
         lambda: Scripted(lambda name, task: value if name == where else None), count=1
     )
-    [episode] = await play(factory, max_num_steps=1)
+    [episode] = await play(factory, max_turns=1)
     return episode.result
 
 

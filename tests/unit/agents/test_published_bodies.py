@@ -507,9 +507,7 @@ async def test_an_agent_closes_only_a_model_that_it_opened() -> None:
         agent = agent_of(TrainableToolCallingAgent, model)
         await agent.aclose()
         assert agent.model is model
-        own = TrainableToolCallingAgent(
-            rollout_args={"engine_url": engine.url, "hf_checkpoint": "embedded"}
-        )
+        own = TrainableToolCallingAgent(rollout_args={"engine": engine.url, "model": "embedded"})
         await own.asolve(Shop(), task_index=0, max_num_steps=1)
         assert own._opened is not None
         await own.aclose()

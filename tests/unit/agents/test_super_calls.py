@@ -473,7 +473,7 @@ class OwnLoop(AsPublished):
 async def test_hooks_called_directly_are_the_published_ones(opened: bool) -> None:
     tokenizer, shop = load_embedded_tokenizer(), Shop()
     async with serving(tokenizer, look_then_buy) as (engine, model):
-        agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine_url": model.url})
+        agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine": model.url})
         agent.tokenizer, agent.url = tokenizer, model.url
         if opened:
             agent.model = model
