@@ -16,8 +16,14 @@ import orjson
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.choice_stream import ChoiceStream, TextStream
-from toolroll.rollout.server.answers.result import LONG, Choice, CompletionResult, is_long
+from toolroll.rollout.server.answers.result import (
+    LONG,
+    Choice,
+    ChoiceStream,
+    CompletionResult,
+    TextStream,
+    is_long,
+)
 from toolroll.rollout.server.conversation.completions import TextPrompt, plan_text
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
 from toolroll.rollout.server.conversation.prefill import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.conversation.turn import TurnNode
+from toolroll.rollout.server.conversation.conversation_tree import TurnNode
 from toolroll.rollout.types import Message
 
 

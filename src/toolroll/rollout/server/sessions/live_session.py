@@ -17,9 +17,13 @@ from weakref import WeakValueDictionary
 
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.completions import CompletionIndex, TextPrompt
-from toolroll.rollout.server.conversation.conversation_tree import ConversationTree, Prompt
+from toolroll.rollout.server.conversation.conversation_tree import (
+    ConversationTree,
+    Prompt,
+    TurnNode,
+    sequence_of,
+)
 from toolroll.rollout.server.conversation.stored_response import ResponseStore, StoredResponse
-from toolroll.rollout.server.conversation.turn import TurnNode, sequence_of
 from toolroll.rollout.server.disk.session_log import SessionLog
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests

@@ -22,10 +22,9 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.answers.result import Choice, CompletionResult
 from toolroll.rollout.server.conversation.completions import TextPrompt
-from toolroll.rollout.server.conversation.conversation_tree import Prompt
+from toolroll.rollout.server.conversation.conversation_tree import Prompt, TurnNode
 from toolroll.rollout.server.conversation.stored_response import StoredResponse
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
-from toolroll.rollout.server.conversation.turn import TurnNode
 from toolroll.rollout.server.disk.journal import read_lines
 from toolroll.rollout.server.disk.session_log import IDS, SessionLog, completion_of, unpacked
 from toolroll.rollout.server.sessions.live_session import LiveSession
