@@ -120,7 +120,31 @@ class AnthropicMessages(Dialect):
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return a `message`."""
-        return message_body(result)
+        [choice] = result.choices
+        content: list[dict[str, Any]] = []
+        for step in choice.pieces:
+            if step.call is not None:
+                function = openai_function(step.call)
+                tool_input = input_of(function["arguments"])
+                content.append(_tool_use(step.call.id, function["name"], tool_input))
+            elif step.kind == "reasoning":
+                block = {
+                    "type": "thinking",
+                    "thinking": step.text,
+                    "signature": signature(step.text),
+                }
+                content.append(block)
+            else:
+                content.append({"type": "text", "text": step.text})
+        return {
+            "id": result.id,
+            "type": "message",
+            "role": "assistant",
+            "model": result.model,
+            "content": content,
+            **stop_of(result.stop_strings, choice),
+            "usage": usage_of(result),
+        }
 
     def writer(self, parsed: ParsedRequest, result: CompletionResult) -> MessagesWriter:
         """Return the writer of one stream."""
@@ -150,31 +174,6 @@ _FIELD_NAMES = {
 """Maps the core's field names to Anthropic's, if they differ."""
 
 _DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
-
-
-def message_body(result: CompletionResult) -> dict[str, Any]:
-    """Return a `message`."""
-    [choice] = result.choices
-    content: list[dict[str, Any]] = []
-    for step in choice.pieces:
-        if step.call is not None:
-            function = openai_function(step.call)
-            tool_input = input_of(function["arguments"])
-            content.append(_tool_use(step.call.id, function["name"], tool_input))
-        elif step.kind == "reasoning":
-            block = {"type": "thinking", "thinking": step.text, "signature": signature(step.text)}
-            content.append(block)
-        else:
-            content.append({"type": "text", "text": step.text})
-    return {
-        "id": result.id,
-        "type": "message",
-        "role": "assistant",
-        "model": result.model,
-        "content": content,
-        **stop_of(result.stop_strings, choice),
-        "usage": usage_of(result),
-    }
 
 
 def signature(thought: str) -> str:

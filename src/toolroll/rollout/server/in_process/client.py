@@ -45,14 +45,16 @@ class ToolrollClient(AsyncOpenAI):
         super().__init__(**{"api_key": "in-process", **options, "base_url": _address(self.session)})
 
     @cached_property
-    def chat(self) -> AsyncChat:
+    def chat(self) -> AsyncChat:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Chat completions; `model` is optional."""
         chat = AsyncChat(self)
         _make_model_optional(chat.completions, self.endpoint)
         return chat
 
     @cached_property
-    def completions(self) -> AsyncTextCompletions:
+    def completions(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> AsyncTextCompletions:
         """Text completions; `model` is optional."""
         completions = AsyncTextCompletions(self)
         _make_model_optional(completions, self.endpoint)

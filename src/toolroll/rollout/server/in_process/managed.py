@@ -55,12 +55,7 @@ class ManagedSession:
         await self._open()
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
-        create = self.client.chat.completions.create
-        async with self._slot(split):
-            reply: ChatCompletion = await create(
-                **_sorted(create, kwargs, self.endpoint.model_name)
-            )
-        await self._settled()
+        reply: ChatCompletion = await self._ask(self.client.chat.completions, split, kwargs)
         return reply
 
     async def completion(self, *, split: str = "train", **kwargs: Any) -> Completion:
@@ -68,10 +63,16 @@ class ManagedSession:
         completion's text or ids. `split`: as in `chat_completion`.
         """
         await self._open()
-        create = self.client.completions.create
+        reply: Completion = await self._ask(self.client.completions, split, kwargs)
+        return reply
+
+    async def _ask(self, completions: Any, split: str, kwargs: Mapping[str, Any]) -> Any:
+        create = completions.create
         async with self._slot(split):
-            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model_name))
-        await self._settled()
+            reply = await create(**_sorted(create, kwargs))
+        live = self._live()
+        if live is not None:
+            await self.endpoint.settle(live)
         return reply
 
     async def get_logprobs(
@@ -118,11 +119,6 @@ class ManagedSession:
 
     def _live(self) -> LiveSession | None:
         return self.endpoint.sessions.get(self.client.session)
-
-    async def _settled(self) -> None:
-        live = self._live()
-        if live is not None:
-            await self.endpoint.settle(live)
 
     def get_state(self) -> dict[str, Any]:
         """Return `{"nodes": [...]}`, with one `SequenceNode` per sequence.
@@ -235,7 +231,7 @@ def _continues(messages: Sequence[Any]) -> bool:
     return role == "assistant"
 
 
-def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _sorted(create: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return `kwargs` as arguments for `create`. Names that the SDK does not know go into
     `extra_body`. The endpoint then refuses those that it does not support.
     """
@@ -245,7 +241,7 @@ def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any
     extra |= named.pop("extra_body", None) or {}
     for name in ATROPOS_ONLY:
         extra.pop(name, None)
-    return {"model": model, **named, **({"extra_body": extra} if extra else {})}
+    return {**named, **({"extra_body": extra} if extra else {})}
 
 
 # --- logprobs of a prompt -------------------------------------------------------------------------
