@@ -311,13 +311,8 @@ class EndpointServer:
     # --- the model --------------------------------------------------------------------------------
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        return _json(
-            {
-                "status": "ok",
-                "model": self.endpoint.model_name,
-                "sessions": len(self.endpoint.sessions),
-            }
-        )
+        model, sessions = self.endpoint.model_name, len(self.endpoint.sessions)
+        return _json({"status": "ok", "model": model, "sessions": sessions})
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -333,15 +328,13 @@ class EndpointServer:
         live = self.endpoint.sessions.create(parsed.session_id or uuid.uuid4().hex, params)
         if live.log is not None:
             await live.log.saved()
-        key = self.settings.api_key
         created = {
             "session_id": live.id,
             "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1",
         }
-        return _json(
-            {**created, "api_key": session_key(key, live.id)} if key is not None else created,
-            status=201,
-        )
+        if self.settings.api_key is not None:
+            created["api_key"] = session_key(self.settings.api_key, live.id)
+        return _json(created, status=201)
 
     def _found(self, request: web.Request) -> LiveSession:
         """Return the session that the path names. Raise `ApiError` if it does not exist."""
