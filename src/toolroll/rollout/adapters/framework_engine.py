@@ -191,33 +191,13 @@ class LoopPlayers:
             await player.aclose()
 
 
-def from_vllm(
-    params: Mapping[str, Any], *, ignored: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """Convert vLLM's sampling parameters to SGLang's names. Leave out parameters that are None.
-
-    Raise `UsageError` for a parameter that is neither known nor `ignored`.
+def renamed(params: Mapping[str, Any], names: Mapping[str, str], *, engine: str) -> dict[str, Any]:
+    """Return sampling parameters under the names that `names` maps them to, without those that
+    affect only the text. Raise `UsageError` for a parameter that is not in `names`. `engine` is the
+    engine's name, for the error message.
     """
-    names = {theirs: ours for ours, theirs in VLLM_NAMES.items()}
-    converted = {}
-    for name, value in params.items():
-        if value is None or name in TEXT_ONLY or name in ignored:
-            continue
+    params = {name: value for name, value in params.items() if name not in TEXT_ONLY}
+    for name in params:
         if name not in names:
-            raise UsageError(f"the sampling parameter {name!r} is unknown: leave it out")
-        converted[names[name]] = value
-    return converted
-
-
-def to_vllm(params: Mapping[str, Any], *, name: str) -> dict[str, Any]:
-    """Convert SGLang's sampling parameters to vLLM's names. Raise `UsageError` for a parameter that
-    vLLM does not have. `name` is the engine's name, for the error message.
-    """
-    converted = {}
-    for ours, value in params.items():
-        if ours in TEXT_ONLY:
-            continue
-        if ours not in VLLM_NAMES:
-            raise UsageError(f"{name} has no sampling parameter {ours!r}: leave it out")
-        converted[VLLM_NAMES[ours]] = value
-    return converted
+            raise UsageError(f"{engine} has no sampling parameter {name!r}: leave it out")
+    return {names[name]: value for name, value in params.items()}
