@@ -267,7 +267,7 @@ class OpenAIUser:
             request = {"seed": seed, **request}
         if tools:
             request["tools"] = tools
-        began, attempts = perf_counter(), 1
+        start, attempts = perf_counter(), 1
         try:
             completion = await self._client.complete(request)
             attempts = completion.attempts
@@ -279,7 +279,7 @@ class OpenAIUser:
             raise UserSimulatorError(f"the user simulator at {error}") from error
         finally:
             self._metrics["user_retries"] += attempts - 1
-            self._metrics["user_seconds"] += perf_counter() - began
+            self._metrics["user_seconds"] += perf_counter() - start
         self._metrics["user_calls"] += 1
         self._metrics["user_prompt_tokens"] += completion.usage["prompt_tokens"]
         self._metrics["user_completion_tokens"] += completion.usage["completion_tokens"]

@@ -90,7 +90,7 @@ class FrameworkEngine(EngineClient):
         """Sample one turn and check it. Raise `CompletionError` if its ids, logprobs or finish
         reason are not valid.
         """
-        began = perf_counter()
+        start = perf_counter()
         turn = await self.sample(request)
         ids = check_ids(turn.ids, request, vocab_size=self._model_info.sampled_limit)
         logprobs = self._logprobs(turn, len(ids))
@@ -115,7 +115,7 @@ class FrameworkEngine(EngineClient):
             weight_versions=turn.weight_versions,
             prompt_tokens=len(request.input_ids),
             cached_tokens=turn.cached_tokens,
-            latency=perf_counter() - began,
+            latency=perf_counter() - start,
             top_logprobs=turn.top_logprobs,
         )
 
