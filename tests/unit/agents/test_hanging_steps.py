@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.clock import skip
-from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, play
+from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.runner import Runner, RunSettings

@@ -10,7 +10,7 @@ import pytest
 from support.client import client, flaky, refusal, request
 from support.episodes import agent, serving
 from support.http import completion, http_server
-from support.ponds import PondFactory, look
+from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import ActionError, EngineError, RolloutError, capped, describe
 from toolroll.rollout.runs.episode_file import to_line

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from support.episodes import agent, call, judge, serving
-from support.talking import Scripted, ScriptedFactory, play
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
+from support.scripted_runs import Scripted, ScriptedFactory, play
 
 from toolroll.agents.openai_baseline import make_baseline
 from toolroll.agents.text_agent import make_do_nothing

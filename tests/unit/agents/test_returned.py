@@ -19,7 +19,7 @@ import orjson
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.talking import Scripted, ScriptedFactory, play
+from support.scripted_runs import Scripted, ScriptedFactory, play
 
 from toolroll.rollout.errors import EnvironmentFailure, first_error
 from toolroll.rollout.runs.environment_results import checked_step

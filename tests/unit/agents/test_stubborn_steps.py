@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.clock import skip
 from support.patience import PATIENCE
-from support.talking import AsyncScripted, ScriptedFactory, Talker, play
+from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.runs.runner import Runner, RunSettings
 from toolroll.rollout.runtime.foreign import LEAVE_SECONDS

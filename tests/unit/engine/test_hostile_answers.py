@@ -13,7 +13,7 @@ from support.client import INFO, Pauses, client, flaky, request
 from support.episodes import agent, judge, serving
 from support.hostile import ASKED, HOSTILE, IDS, RID, Spoil, honest, meta
 from support.http import completion, http_server
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
 
 from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader

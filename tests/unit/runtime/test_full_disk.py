@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 import pytest
 from support.faults.tally import Tally
 from support.results import content, episode
-from support.talking import Scripted, ScriptedFactory, Talker
+from support.scripted_runs import Scripted, ScriptedFactory, Talker
 
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.errors import UsageError

@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from support.dialect_bodies import DIALECTS, PATHS, Dialect, body_of, items_of, reply_of
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.patience import PATIENCE
-from support.talking_dialects import DIALECTS, PATHS, Dialect, body_of, items_of, reply_of
 from support.tiers import costly
 
 from toolroll.rollout.testing import PolicyRequest, Reply

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 from support.episodes import call
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.errors import ApiError

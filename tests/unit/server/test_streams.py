@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.deltas import joined, whole
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.listed_environment import TOOL
 from support.tiers import costly
-from support.worlds import TOOL
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply

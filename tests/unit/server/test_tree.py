@@ -11,9 +11,9 @@ import pytest
 from support.clock import skip
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.listed_environment import TOOL
 from support.memory import kept
 from support.qwen import qwen3_tokenizer
-from support.worlds import TOOL
 
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation import conversation_tree
