@@ -224,7 +224,7 @@ async def measure(sessions: int, turns: int, prompt_tokens: int) -> dict[str, An
     assert child.stdin is not None and child.stdout is not None
     try:
         address = (await child.stdout.readline()).decode().strip()
-        client = Engine(EngineConfig(url=address, vocab_size=len(tokenizer)))
+        client = Engine(EngineConfig(engine=address, vocab_size=len(tokenizer)))
         async with Model(
             client, template, get_parser("hermes", template.encoder.control)
         ) as served:

@@ -31,7 +31,8 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Status
 
@@ -66,7 +67,7 @@ def warm_parser(tok: Any) -> ToolCallParser:
 
 def served_model(url: str, tok: Any, *, threads: int = 64) -> Model:
     """Return our model on the stub."""
-    engine = Engine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
+    engine = Engine(EngineConfig(engine=url, context_length=200_000, vocab_size=len(tok)))
     return Model(engine, warm_template(tok), warm_parser(tok), threads=threads)
 
 
@@ -91,7 +92,7 @@ async def ours(
                 store.append(episode)
 
             agent = lambda: make_agent(served, {"verify": verify, "parallel_calls": "first"})
-            settings = RunSettings(PARAMS, concurrency=episodes, max_num_steps=TURNS)
+            settings = RunSettings(sampling_params=PARAMS, concurrency=episodes, max_turns=TURNS)
             await Runner(factory, agent, settings).run(factory.tasks("test")[:episodes], done)
     return turns
 

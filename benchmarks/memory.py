@@ -24,9 +24,10 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     Action,
@@ -153,7 +154,7 @@ async def live(url: str, given: Material, tok: Any, episodes: int) -> float:
     """Return the bytes per token of whole episodes: messages, environment, agent and session."""
     template = ChatTemplate(tok)
     parser = get_parser("hermes", template.encoder.control)
-    engine = CountingEngine(EngineConfig(url=url, context_length=200_000, vocab_size=len(tok)))
+    engine = CountingEngine(EngineConfig(engine=url, context_length=200_000, vocab_size=len(tok)))
     async with Model(engine, template, parser) as served:
         await _held_bytes(served, engine, given, 4)  # caches and imports
         used = await _held_bytes(served, engine, given, episodes)
@@ -162,7 +163,9 @@ async def live(url: str, given: Material, tok: Any, episodes: int) -> float:
 
 async def _held_bytes(served: Model, engine: CountingEngine, given: Material, episodes: int) -> int:
     factory, engine.lengths = HeldFactory(given, TURNS), {}
-    settings = RunSettings({"max_new_tokens": 512}, concurrency=episodes, max_num_steps=4 * TURNS)
+    settings = RunSettings(
+        sampling_params={"max_new_tokens": 512}, concurrency=episodes, max_turns=4 * TURNS
+    )
     runner = Runner(factory, lambda: make_agent(served, {"parallel_calls": "first"}), settings)
     gc.collect()
     tracemalloc.start()

@@ -28,8 +28,9 @@ from benchmarks.tables import Table, number
 from benchmarks.world import RecordedFactory, RecordedWorld, material
 from toolroll.agents.tool_calling import make_agent
 from toolroll.rollout.runs.processes import ProcessRunner
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3
@@ -123,7 +124,9 @@ async def opened(
     )
     agent = lambda: make_agent(served, {"parallel_calls": "first"})
     return Runner(
-        factory, agent, RunSettings(PARAMS, concurrency=share, max_num_steps=TURNS, samples=SAMPLES)
+        factory,
+        agent,
+        RunSettings(sampling_params=PARAMS, concurrency=share, max_turns=TURNS, samples=SAMPLES),
     ), factory.tasks("test")
 
 

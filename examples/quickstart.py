@@ -20,7 +20,7 @@ async def main() -> None:
     # The engine has no weights: it replies with the reference solution.
     policy = reference_policy(play_references(desk, [task], samples=1))
     async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
-        args = RolloutArgs(engine_url=engine.url, hf_checkpoint="embedded")
+        args = RolloutArgs(engine=engine.url, model="embedded")
         async with Model.from_args(args) as model:
             agent = TrainableToolCallingAgent(model=model)
             env = desk.make(EnvironmentOptions())

@@ -15,7 +15,8 @@ from examples.learn_desk.tokenizer import load_tokenizer
 from toolroll import Model, RolloutArgs
 from toolroll.agents.environments.desk import DESK, Desk, DeskFactory
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
+from toolroll.rollout.runs.runner import Runner, session_id
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import EmbeddedEngine
 from toolroll.rollout.testing.policy import script
 from toolroll.rollout.types import EnvironmentOptions, Episode, Task
@@ -39,16 +40,16 @@ async def play(
 ) -> list[Episode]:
     """Return `samples` episodes of each task, played against the engine at `url`."""
     args = RolloutArgs(
-        engine_url=url,
-        hf_checkpoint=str(tokenizer.name_or_path),
-        tool_call_parser="hermes",
+        engine=url,
+        model=str(tokenizer.name_or_path),
+        parser="hermes",
         concurrency=concurrency,
         chat_template=chat_template,
     )
     settings = RunSettings(
-        {"temperature": temperature, "max_new_tokens": MAX_NEW_TOKENS},
+        sampling_params={"temperature": temperature, "max_new_tokens": MAX_NEW_TOKENS},
         samples=samples,
-        max_num_steps=MAX_TURNS,
+        max_turns=MAX_TURNS,
         concurrency=concurrency,
         seed=seed,
         sampling_seed=True,

@@ -7,9 +7,9 @@ the environment.
 import os
 from typing import Any
 
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.trl import (
     RolloutFunc,
-    TrlSettings,
     make_rollout_func,
     reward,
     weights_from_disk,
@@ -43,8 +43,8 @@ def rollout_func() -> RolloutFunc:
     the server the current weights.
     """
     return make_rollout_func(
-        TrlSettings(env="desk", max_turns=12),
-        engine_url=ENGINE_URL,
+        EpisodeSettings(env="desk", max_turns=12),
+        engine=ENGINE_URL,
         sync_weights=weights_from_disk([ENGINE_URL], WEIGHTS),
     )
 

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
     from toolroll.rollout.engine import Engine, EngineConfig
     from toolroll.rollout.errors import ActionError, ToolrollError, UsageError
-    from toolroll.rollout.model.config import RolloutArgs
     from toolroll.rollout.model.model import Model
     from toolroll.rollout.runs.episode_file import read_episodes
     from toolroll.rollout.runs.registry import load_environment
-    from toolroll.rollout.runs.runner import Runner, RunSettings
+    from toolroll.rollout.runs.runner import Runner
     from toolroll.rollout.session.session import Session
+    from toolroll.rollout.settings import RolloutArgs, RunSettings
     from toolroll.rollout.template import ChatTemplate
     from toolroll.rollout.types import (
         Action,
@@ -51,11 +51,11 @@ _HOMES = {
     "toolroll.agents.trainable": ("TrainableAgentMixin",),
     "toolroll.parsers.registry": ("get_parser",),
     "toolroll.parsers.types": ("CallStatus", "ParsedReply", "ToolCall"),
-    "toolroll.rollout.model.config": ("RolloutArgs",),
+    "toolroll.rollout.settings": ("RolloutArgs", "RunSettings"),
     "toolroll.rollout.engine": ("Engine", "EngineConfig"),
     "toolroll.rollout.errors": ("ActionError", "ToolrollError", "UsageError"),
     "toolroll.rollout.runs.registry": ("load_environment",),
-    "toolroll.rollout.runs.runner": ("RunSettings", "Runner"),
+    "toolroll.rollout.runs.runner": ("Runner",),
     "toolroll.rollout.model.model": ("Model",),
     "toolroll.rollout.session.session": ("Session",),
     "toolroll.rollout.runs.episode_file": ("read_episodes",),

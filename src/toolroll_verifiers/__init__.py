@@ -56,7 +56,7 @@ class ToolrollData(vf.TaskData):  # type: ignore[misc]
     env: str
     split: str
     index: int
-    env_settings: dict[str, Any]
+    env_args: dict[str, Any]
     seed: int
 
 
@@ -67,7 +67,7 @@ class ToolrollConfig(vf.TasksetConfig):  # type: ignore[misc]
     """A name that `toolroll envs` lists, `path/to/file.py:NAME` or `package.module:NAME`."""
     split: str | None = None
     """The split of the tasks. Default: the environment's first split."""
-    env_settings: dict[str, Any] = Field(default_factory=dict)
+    env_args: dict[str, Any] = Field(default_factory=dict)
     seed: int = 0
 
 
@@ -105,7 +105,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
                 "no environment is named: set the taskset's env, such as desk or "
                 "path/to/file.py:NAME"
             )
-        factory = load_environment(config.env, config.env_settings)
+        factory = load_environment(config.env, config.env_args)
         split = config.split or factory.splits[0]
         for task in factory.tasks(split):
             # A label: the environment writes the first messages when an episode starts.
@@ -116,7 +116,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
                 env=config.env,
                 split=split,
                 index=task.index,
-                env_settings=config.env_settings,
+                env_args=config.env_args,
                 seed=config.seed,
             )
             yield ToolrollTask(data, config.task)
@@ -191,9 +191,9 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         request, and verifiers builds the trace from these requests.
         """
         config = self.config
-        key = data.model_dump_json(include={"env", "split", "env_settings"})
+        key = data.model_dump_json(include={"env", "split", "env_args"})
         if key not in self._loaded:
-            factory = load_environment(data.env, data.env_settings)
+            factory = load_environment(data.env, data.env_args)
             self._loaded[key] = factory, factory.tasks(data.split)
         factory, tasks = self._loaded[key]
         async with AsyncExitStack() as stack:

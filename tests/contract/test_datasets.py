@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export import write_dataset
-from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.runs.export.dataset import sample_rows
 from toolroll.rollout.runs.run_directory import RunDirectory
 
 

@@ -80,7 +80,7 @@ async def test_telecoms_floor() -> None:
     """In 20 of 114 tasks the assertions hold from the start; those ask for actions, so that
     doing nothing earns nothing.
     """
-    found = await play_floor(TELECOM, TELECOM.tasks("base"), max_num_steps=5)
+    found = await play_floor(TELECOM, TELECOM.tasks("base"), max_turns=5)
     assert (found.graded, found.passed) == (114, 0)
     idle = [
         (await play(TELECOM, task, [BYE], _leaving())).info["reward_info"]

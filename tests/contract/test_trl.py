@@ -11,8 +11,8 @@ from typing import Any
 from support.desk_episodes import ByTask, known_tasks
 from support.trl_toy import InProcess, save_arms, small_model
 
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.trl import (
-    TrlSettings,
     make_rollout_func,
     reward,
 )
@@ -51,7 +51,7 @@ def trainer(folder: Path, rollout: Callable[..., Any], prompts: list[Any], **con
 def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
     embedded = EmbeddedEngine(load_embedded_tokenizer(), ByTask(samples=2))
     with serve_in_thread(embedded) as engine:
-        rollout = make_rollout_func(TrlSettings(env="desk"), engine_url=engine.url)
+        rollout = make_rollout_func(EpisodeSettings(env="desk"), engine=engine.url)
         seen: list[tuple[list[Any], dict[str, list[Any]]]] = []
 
         def recorded(prompts: list[Any], training: Any) -> dict[str, list[Any]]:
@@ -78,7 +78,8 @@ def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
 
 def test_the_mean_reward_of_a_two_armed_task_rises(tmp_path: Path) -> None:
     rollout = make_rollout_func(
-        TrlSettings(env=save_arms(tmp_path), on_length="continue", verify="off"), engine=InProcess
+        EpisodeSettings(env=save_arms(tmp_path), on_length="continue", verify="off"),
+        engine=InProcess,
     )
     training = trainer(
         tmp_path, rollout, ["0"] * 16, max_steps=20, max_completion_length=1, learning_rate=2e-2,

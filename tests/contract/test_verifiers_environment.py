@@ -121,7 +121,7 @@ ADD, FAIL = CALL % ("add", '{"a": 2, "b": 3}'), CALL % ("fail", '{"a": 2}')
 
 async def ended(env, *replies):
     task = list(env.taskset)[0]
-    assert task.data.prompt == "What is 2 + 3?" and task.data.env_settings == {"answer": 5}
+    assert task.data.prompt == "What is 2 + 3?" and task.data.env_args == {"answer": 5}
     text = lambda request: replies[min(request.index, len(replies) - 1)]
     async with endpoint(load_embedded_tokenizer(), text) as bench:
         return await play(env, task, bench)
@@ -133,7 +133,7 @@ async def main():
         path.write_text(FILE)
 
         def env(**agent):
-            settings = {"env": f"{path}:make", "env_settings": {"answer": 5}}
+            settings = {"env": f"{path}:make", "env_args": {"answer": 5}}
             given = {"taskset": {"id": "toolroll-verifiers", **settings}, "agent": agent}
             return vf.load_environment(vf.resolve_env_config(given))
 

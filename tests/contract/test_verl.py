@@ -131,6 +131,6 @@ def test_the_example_is_what_verl_takes() -> None:
     entries: Any = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
     (entry,) = entries
     assert entry["name"] == rollout.agent.default_agent_loop
-    assert VerlSettings.read(entry["settings"], what="settings").env == "desk"
+    assert VerlSettings.read(entry["settings"], where="settings").env == "desk"
     rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
     assert [row["extra_info"]["index"] for row in rows] == list(range(33))

@@ -16,7 +16,8 @@ from support.hostile import HOSTILE
 from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
+from toolroll.rollout.runs.runner import Runner, session_id
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Episode, StopReason
 
@@ -63,7 +64,7 @@ def speak(request: PolicyRequest) -> Any:
 async def play(served: Model, name: str, tasks: int, params: dict[str, Any]) -> list[Episode]:
     """Play `tasks` ponds as the environment `name`."""
     factory, found = PondFactory(tasks, name=name), list[Episode]()
-    settings = RunSettings(params, concurrency=16, max_num_steps=8)
+    settings = RunSettings(sampling_params=params, concurrency=16, max_turns=8)
     await Runner(factory, lambda: agent(served), settings).run(factory.tasks("test"), found.append)
     return found
 
@@ -94,7 +95,7 @@ async def test_a_hostile_answer_ends_its_own_episode(
 
     async with serving(tokenizer, speak) as (_, served):
         alone = contents(await play(served, "pond", PONDS, LOOKING))
-    config = {"attempts": 2}
+    config = {"retries": 1}
     async with serving(tokenizer, speak, faults=faults, config=config) as (engine, served):
         good, bad = await asyncio.gather(
             play(served, "pond", PONDS, LOOKING), play(served, "hostile", len(names), SHORT)
@@ -133,7 +134,7 @@ async def test_a_fault_that_passes_changes_nothing(
         injected += 1
         return next(kinds)
 
-    config = {"attempts": 12}
+    config = {"retries": 11}
     async with serving(tokenizer, speak, faults=faults, config=config) as (engine, served):
         found = await play(served, "pond", PONDS, LOOKING)
         judge(engine, found)

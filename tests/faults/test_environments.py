@@ -14,7 +14,8 @@ from support.faults.tally import Tally, contents
 from support.faults.trouble import WRONG, TroubledFactory
 from support.toy_environment import look
 
-from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
+from toolroll.rollout.runs.runner import Runner, session_id
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode, Status, StopReason
 
 pytestmark = pytest.mark.faults
@@ -42,7 +43,7 @@ async def play(
             made.step_timeout = STEP_TIMEOUT
             return made
 
-        settings = RunSettings(PARAMS, concurrency=concurrency, max_num_steps=8)
+        settings = RunSettings(sampling_params=PARAMS, concurrency=concurrency, max_turns=8)
         tasks = factory.tasks("test")
         async with asyncio.TaskGroup() as group:
             run = group.create_task(Runner(factory, make, settings).run(tasks, found.append))

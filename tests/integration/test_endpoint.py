@@ -41,7 +41,7 @@ async def serving(
     """The endpoint on a free port, in front of the server or router at `url`."""
     tokenizer = qwen3_tokenizer()
     template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))
+    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
     async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
         core = Endpoint(
             served,

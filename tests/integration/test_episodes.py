@@ -38,7 +38,7 @@ NO_END_OF_TEXT = {"151643": -100.0}
 async def serving(url: str) -> AsyncIterator[Model]:
     tokenizer = qwen3_tokenizer()
     template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))
+    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
     async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
         yield served
 

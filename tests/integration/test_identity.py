@@ -36,7 +36,7 @@ PROMPT = [9707, 11, 1879]
 async def serving(url: str, tokenizer: Any, name: str) -> AsyncIterator[Model]:
     template = ChatTemplate(tokenizer)
     parser = get_parser("qwen25", template.encoder.control)
-    async with Model(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
+    async with Model(Engine(EngineConfig(engine=url)), template, parser, name=name) as served:
         yield served
 
 
@@ -120,7 +120,7 @@ async def test_streams_of_the_real_server_keep_every_check(sglang_float32: Serve
     """Random ids, padding rows included; nothing that the server sends is taken for hostile."""
     tokenizer = qwen3_tokenizer()
     told: list[list[int]] = []
-    async with Engine(EngineConfig(url=sglang_float32.url, vocab_size=len(tokenizer))) as engine:
+    async with Engine(EngineConfig(engine=sglang_float32.url, vocab_size=len(tokenizer))) as engine:
         params = {"max_new_tokens": 200, "ignore_eos": True, "temperature": 2.0}
         answer = await engine.generate(
             request(PROMPT, sampling_params=params), progress=lambda ids: told.append(list(ids))
@@ -144,7 +144,7 @@ async def test_an_abort_of_ours_reaches_the_real_server(
     async def running() -> bool:
         return sum([await worker.running() for worker in workers]) > 0
 
-    async with Engine(EngineConfig(url=url)) as engine:
+    async with Engine(EngineConfig(engine=url)) as engine:
         task = asyncio.create_task(engine.generate(request(PROMPT, sampling_params=params)))
         await until(running, "the request runs")
         await engine.abort_all()

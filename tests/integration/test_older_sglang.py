@@ -48,7 +48,7 @@ def asked(prompt: np.ndarray = PROMPT, **params: object) -> GenerateRequest:
 
 
 async def test_the_version_is_the_older_one(older: Server) -> None:
-    async with Engine(EngineConfig(url=older.url)) as engine:
+    async with Engine(EngineConfig(engine=older.url)) as engine:
         info = await engine.model_info()
     assert info.sglang_version == "0.5.15"
     assert info.context_length == CONTEXT_LENGTH and info.weight_version == "default"
@@ -56,7 +56,7 @@ async def test_the_version_is_the_older_one(older: Server) -> None:
 
 async def test_a_turn_has_its_ids_logprobs_and_version(older: Server) -> None:
     seen: list[int] = []
-    async with Engine(EngineConfig(url=older.url)) as engine:
+    async with Engine(EngineConfig(engine=older.url)) as engine:
         found = await engine.generate(asked())
         with_progress = await engine.generate(asked(temperature=0.0), progress=seen.extend)
         again = await engine.generate(asked(temperature=0.0))
@@ -69,7 +69,7 @@ async def test_a_turn_has_its_ids_logprobs_and_version(older: Server) -> None:
 
 async def test_the_prompt_and_its_answer_are_one_prefix(older: Server) -> None:
     """The server's own scoring of prompt and answer gives the logprobs that it sampled with."""
-    async with Engine(EngineConfig(url=older.url)) as engine:
+    async with Engine(EngineConfig(engine=older.url)) as engine:
         found = await engine.generate(asked())
         whole = np.concatenate([PROMPT, found.output_ids])
         scored = await engine.post(
@@ -88,7 +88,7 @@ async def test_the_prompt_and_its_answer_are_one_prefix(older: Server) -> None:
 
 async def test_an_aborted_turn_says_so(older: Server, http: aiohttp.ClientSession) -> None:
     seen = asyncio.Event()
-    async with Engine(EngineConfig(url=older.url)) as engine:
+    async with Engine(EngineConfig(engine=older.url)) as engine:
         long = asked(max_new_tokens=CONTEXT_LENGTH - len(PROMPT) - 8)
         task = asyncio.create_task(engine.generate(long, progress=lambda ids: seen.set()))
         await seen.wait()
@@ -102,6 +102,6 @@ async def test_an_aborted_turn_says_so(older: Server, http: aiohttp.ClientSessio
 
 async def test_a_prompt_that_is_too_long_is_an_overflow(older: Server) -> None:
     prompt = np.full(CONTEXT_LENGTH + 10, 100)
-    async with Engine(EngineConfig(url=older.url)) as engine:
+    async with Engine(EngineConfig(engine=older.url)) as engine:
         with pytest.raises(ContextOverflowError):
             await engine.generate(asked(prompt, max_new_tokens=1))

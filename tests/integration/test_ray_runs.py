@@ -14,10 +14,10 @@ from rich.console import Console
 from support.faults.tally import Tally, contents
 
 from toolroll.rollout.cli.run_command import run
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import find_environment
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     PolicyRequest,

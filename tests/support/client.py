@@ -50,7 +50,7 @@ async def client(
     url: str, *, model_info: ModelInfo | None = INFO, sleep: Any = None, **config: Any
 ) -> AsyncIterator[Engine]:
     async with Engine(
-        EngineConfig(url=url, **config),
+        EngineConfig(engine=url, **config),
         model_info=model_info,
         sleep=Pauses() if sleep is None else sleep,
     ) as engine:

@@ -40,24 +40,24 @@ async def serving(
         template = ChatTemplate(tokenizer, history=history)
         client = Engine(
             EngineConfig(
-                url=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
+                engine=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
             )
         )
-        served = Model(
+        model = Model(
             client,
             template,
             get_parser("hermes", template.encoder.control),
             max_resumes=max_resumes,
         )
-        async with served:
-            yield embedded, served
+        async with model:
+            yield embedded, model
 
 
-def agent(served: Model, **settings: Any) -> TrainableToolCallingAgent:
+def agent(model: Model, **settings: Any) -> TrainableToolCallingAgent:
     """An agent that executes all calls; `settings` are `CallPolicy`'s fields."""
     verify = settings.pop("verify", "always")
     return TrainableToolCallingAgent(
-        model=served,
+        model=model,
         policy=CallPolicy(**settings),
         rollout_args={"verify": verify},
         sampling_params={"max_new_tokens": 512, "temperature": 1.0},

@@ -30,7 +30,8 @@ from toolroll.rollout.adapters.slime import generate
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import (
     PolicyRequest,
     Reply,
@@ -167,7 +168,7 @@ async def episodes(folder: Path) -> Items:
     lines = play_references(desk, tasks, samples=each, mistakes=0.5, seed=7)
     async with serving(load_embedded_tokenizer(), reference_policy(lines)) as (_, served):
         settings = RunSettings(
-            {"max_new_tokens": 256, "temperature": 1.0}, samples=each, pace_gc=False
+            sampling_params={"max_new_tokens": 256, "temperature": 1.0}, samples=each, pace_gc=False
         )
         runner = Runner(desk, lambda: agent(served), settings)
         with EpisodeStore(folder) as store:

@@ -25,7 +25,8 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Episode
 
@@ -76,7 +77,7 @@ async def run(tokenizer: Any, folder: Path, episodes: int, moment: Moment) -> No
             runner = Runner(
                 factory,
                 lambda: agent(served, verify="sample"),
-                RunSettings(PARAMS, samples=SAMPLES, concurrency=32),
+                RunSettings(sampling_params=PARAMS, samples=SAMPLES, concurrency=32),
             )
             await runner.run(factory.tasks("test"), keep, done=kept.done)
 

@@ -99,9 +99,9 @@ async def episode(
     def speak(request: PolicyRequest) -> str | Reply:
         return said[request.call] if request.call < len(said) else "Goodbye."
 
-    async with serving(tokenizer, speak, **engine) as (embedded, served):
+    async with serving(tokenizer, speak, **engine) as (embedded, model):
         agent = kind(
-            model=served,
+            model=model,
             policy=policy or CallPolicy(parallel_calls="first"),
             rollout_args={"verify": "off"},
         )

@@ -10,6 +10,7 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import (
     Episode,
     InteractionResult,
@@ -115,3 +116,11 @@ def exported() -> list[Episode]:
         episode("t-2", 0, reason=StopReason.ENGINE_ERROR),
         episode("t-2", 1, 1.0, trajectories=[], info={"trainable": False}),
     ]
+
+
+def summary_of(*episodes: Episode) -> Summary:
+    """The summary of episodes of the environment `pond`."""
+    summary = Summary("pond")
+    for one in episodes:
+        summary.add(one)
+    return summary

@@ -9,8 +9,9 @@ from typing import Any
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
     Action,
     Environment,

@@ -99,7 +99,7 @@ def arguments(**given: Any) -> Namespace:
         "rollout_sample_hook_path": None,
         "apply_chat_template_kwargs": None,
         "toolroll_env": "desk",
-        "toolroll_tool_call_parser": "hermes",
+        "toolroll_parser": "hermes",
         "toolroll_verify": "always",
     }
     return Namespace(**{**values, **given})

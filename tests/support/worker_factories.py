@@ -20,7 +20,8 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Action, Episode, StepResult, Task
@@ -121,8 +122,8 @@ async def _open(
 ) -> tuple[Runner, Sequence[Task]]:
     tokenizer = load_embedded_tokenizer()
     template = ChatTemplate(tokenizer)
-    client = Engine(EngineConfig(url=url, vocab_size=len(tokenizer)))
+    client = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
     served = Model(client, template, get_parser("hermes", template.encoder.control))
     await stack.enter_async_context(served)
-    settings = RunSettings(PARAMS, samples=SAMPLES, concurrency=share)
+    settings = RunSettings(sampling_params=PARAMS, samples=SAMPLES, concurrency=share)
     return Runner(factory, lambda: agent(served, verify="sample"), settings), factory.tasks("test")

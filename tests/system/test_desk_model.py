@@ -10,7 +10,8 @@ import pytest
 from toolroll import Model, RolloutArgs, load_environment
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import load_engine
 from toolroll.rollout.types import Episode
 
@@ -23,11 +24,11 @@ async def test_the_reward_is_within_its_interval(split: str) -> None:
     desk = load_environment("desk", {"policy": "brief"})
     episodes: list[Episode] = []
     async with load_engine(desk_model_path(), keep_log=False) as engine:
-        args = RolloutArgs(engine_url=engine.url, hf_checkpoint="desk-1m")
+        args = RolloutArgs(engine=engine.url, model="desk-1m")
         async with Model.from_args(args) as model:
             make = agent_maker("tool-calling")
             settings = RunSettings(
-                {"temperature": 1.0, "max_new_tokens": 160}, max_num_steps=16, samples=3
+                sampling_params={"temperature": 1.0, "max_new_tokens": 160}, max_turns=16, samples=3
             )
             runner = Runner(desk, lambda: make(model, {}), settings)
             await runner.run(desk.tasks(split)[:33], episodes.append)

@@ -70,7 +70,7 @@ class Run:
         command += [
             "--samples",
             str(SAMPLES),
-            "--max-steps",
+            "--max-turns",
             "8",
             "--concurrency",
             "16",

@@ -23,7 +23,7 @@ from support.processes import Server, serving
 
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.runs.export.dataset import sample_rows
 from toolroll.rollout.runs.provenance import package_version
 from toolroll.rollout.testing import (
     EmbeddedEngine,

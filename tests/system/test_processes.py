@@ -31,10 +31,10 @@ from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs import processes
 from toolroll.rollout.runs import worker_pool as spreading
-from toolroll.rollout.runs.config import RunConfig, load_config
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.registry import find_environment
+from toolroll.rollout.runs.run_config import RunConfig, load_config
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.testing import (
     EmbeddedEngine,

@@ -45,7 +45,7 @@ class Adder(Environment):
 
 
 async def play(tokenizer: Any, folder: Path) -> None:
-    args = RolloutArgs(engine_url="http://127.0.0.1:30000", hf_checkpoint="embedded")
+    args = RolloutArgs(engine="http://127.0.0.1:30000", model="embedded")
     async with Model.from_args(args) as model:
         assert_type(model, Model)
         assert_type(model.template, ChatTemplate)

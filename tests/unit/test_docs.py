@@ -87,9 +87,7 @@ class Addresses:
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[Addresses]:
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
-        args = RolloutArgs(
-            engine_url=engine.url, hf_checkpoint="embedded", tool_call_parser="hermes"
-        )
+        args = RolloutArgs(engine=engine.url, model="embedded", parser="hermes")
         opened = asyncio.new_event_loop()
         stack = AsyncExitStack()
 

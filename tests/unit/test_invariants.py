@@ -242,7 +242,7 @@ async def test_i7_i9_one_failing_episode_touches_no_other(
         return fault if request.routing_key == "bad" and "second" in request.text else None
 
     async with serving(
-        tokenizer, lambda request: "Hello.", faults=faults, config={"attempts": 2}
+        tokenizer, lambda request: "Hello.", faults=faults, config={"retries": 1}
     ) as (engine, served):
         results = await asyncio.gather(
             *(

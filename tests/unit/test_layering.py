@@ -91,6 +91,7 @@ def test_types_and_errors_import_nothing_of_the_rollout() -> None:
 ROOMS = (
     ("errors", "types"),
     ("runtime",),
+    ("settings",),
     ("advantages", "engine", "template", "session"),
     ("model",),
     ("runs",),

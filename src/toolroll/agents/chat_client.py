@@ -44,7 +44,6 @@ from yarl import URL
 
 from toolroll.parsers.openai import from_openai, to_openai
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.engine.address import split_credentials
 from toolroll.rollout.engine.errors import (
     Failure,
     from_exception,
@@ -57,6 +56,7 @@ from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage
 from toolroll.rollout.engine.transport import NETWORK_ERRORS
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError, capped
 from toolroll.rollout.runtime.complaints import complaints
+from toolroll.rollout.settings import split_credentials
 from toolroll.rollout.types import Message
 
 _NOT_RETRIED = frozenset({501, 505})

@@ -34,7 +34,7 @@ class TrainableToolCallingAgent(TrainableAgentMixin):
     effect, and `provider` has none. `rollout_args` contains the engine's address. `temperature` is
     used in the default sampling parameters.
 
-        args = {"engine_url": "http://127.0.0.1:30000", "hf_checkpoint": "Qwen/Qwen3-8B"}
+        args = {"engine": "http://127.0.0.1:30000", "model": "Qwen/Qwen3-8B"}
         agent = TrainableToolCallingAgent(rollout_args=args)
         desk = load_environment("desk")
         env, task = desk.make(EnvironmentOptions()), desk.tasks("test")[0]

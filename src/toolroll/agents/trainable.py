@@ -49,12 +49,13 @@ from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.model.config import RolloutArgs, read_args
 from toolroll.rollout.model.conversation import Conversation, DeltaHook
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.rollout_args import read_args
 from toolroll.rollout.runs.environment_results import check_messages
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.foreign import guarded
+from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.template import ChatTemplate, last_message_delta
 from toolroll.rollout.types import (
     InteractionResult,
@@ -96,8 +97,8 @@ class TrainableAgentMixin:
     Example:
         class MyAgent(TrainableAgentMixin):
             rollout_args = {
-                "engine_url": "http://127.0.0.1:30000",
-                "hf_checkpoint": "Qwen/Qwen3-8B",
+                "engine": "http://127.0.0.1:30000",
+                "model": "Qwen/Qwen3-8B",
             }
             sampling_params = {"temperature": 1.0, "max_new_tokens": 1024}
 
@@ -219,7 +220,7 @@ class TrainableAgentMixin:
         hook is called directly, outside an episode.
         """
         opened = isinstance(self.model, Model) or self._opened is not None
-        return opened or read_args(self.rollout_args).hf_checkpoint is not None
+        return opened or bool(read_args(self.rollout_args).model)
 
     async def aclose(self) -> None:
         """Close the model if this agent opened it."""
@@ -350,7 +351,7 @@ class TrainableAgentMixin:
         """
         if self._has_model():
             return await self._open(self.rollout_args).post(url, payload)
-        async with Engine(EngineConfig(url=read_args(self.rollout_args).url)) as engine:
+        async with Engine(EngineConfig(engine=read_args(self.rollout_args).engine)) as engine:
             return await engine.post(url, payload)
 
     def _parse_tool(self, response: str) -> dict[str, Any]:

@@ -57,7 +57,7 @@ _NO_FORMATS = {
     "response_template": "it is not a wire format: SGLang parses a reply with the "
     "response_template in the tokenizer configuration of the checkpoint, so the format depends on "
     "the model. Name the parser of the format that the model writes, or register your own. "
-    "tool_call_parser='auto' and infer_parser(tokenizer) find the parser from the chat template",
+    "parser='auto' and infer_parser(tokenizer) find the parser from the chat template",
 }
 """The SGLang names that are not formats, each with an explanation."""
 

@@ -39,8 +39,8 @@ def returns_to_go(rewards: Sequence[float] | Values, gamma: float = 1.0) -> Valu
         [0.25, 0.5, 1.0]
     """
     returns = np.array(rewards, dtype=np.float64)
-    for at in range(len(returns) - 2, -1, -1):
-        returns[at] += gamma * returns[at + 1]
+    for turn in range(len(returns) - 2, -1, -1):
+        returns[turn] += gamma * returns[turn + 1]
     return returns
 
 
@@ -60,16 +60,16 @@ def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Value
         episode_returns(result, gamma=0.5)  # rewards 0, 0, 1 of three turns: [[0.25, 0.5, 1.0]]
     """
     played = [
-        (at, index)
-        for at, trajectory in enumerate(result.trajectories)
+        (number, index)
+        for number, trajectory in enumerate(result.trajectories)
         for index, turn in enumerate(trajectory.turns)
         if turn.excluded != "context"
     ]
-    rewards = [result.trajectories[at].turns[index].reward for at, index in played]
-    found = [np.zeros(len(trajectory.turns)) for trajectory in result.trajectories]
-    for (at, index), value in zip(played, returns_to_go(rewards, gamma), strict=True):
-        found[at][index] = value
-    return found
+    rewards = [result.trajectories[number].turns[index].reward for number, index in played]
+    arrays = [np.zeros(len(trajectory.turns)) for trajectory in result.trajectories]
+    for (number, index), value in zip(played, returns_to_go(rewards, gamma), strict=True):
+        arrays[number][index] = value
+    return arrays
 
 
 def group_advantages(
@@ -120,27 +120,27 @@ def per_token(
     `values`: one value for the whole sequence (an episode's advantage), or one for each turn. Raise
     `UsageError` for anything else, such as the advantage None of an aborted episode.
     """
-    found = np.zeros(len(trajectory), dtype=np.float32)
+    tokens = np.zeros(len(trajectory), dtype=np.float32)
     turns = trajectory.turns
     of_turns = np.broadcast_to(_checked(values, len(turns)), (len(turns),))
     for turn, value in zip(turns, of_turns, strict=True):
-        found[turn.start : turn.stop] = value
-    found[trajectory.loss_mask == 0] = 0.0
-    return found
+        tokens[turn.start : turn.stop] = value
+    tokens[trajectory.loss_mask == 0] = 0.0
+    return tokens
 
 
 def _checked(values: Any, turns: int) -> npt.NDArray[np.float32]:
     if values is None:
         raise UsageError("the value is None: leave out episodes without a reward")
     try:
-        found = np.asarray(values, dtype=np.float32)
+        array = np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise UsageError(f"the values must be numbers, not {shown(values)}") from error
-    if not np.isfinite(found).all():
+    if not np.isfinite(array).all():
         raise UsageError(f"the values must be finite, not {shown(values)}")
-    if found.ndim and found.shape != (turns,):
+    if array.ndim and array.shape != (turns,):
         raise UsageError(
-            f"the values have the shape {found.shape}: pass one number, or one for each of the "
+            f"the values have the shape {array.shape}: pass one number, or one for each of the "
             f"{turns} turns"
         )
-    return found
+    return array

@@ -18,9 +18,7 @@ from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedde
 
 torch = pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
 
-SETTINGS = EpisodeSettings(
-    env="desk", tool_call_parser="hermes", verify="always", max_turns=12, retries=0
-)
+SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always", max_turns=12, reruns=0)
 
 
 @pytest.fixture(autouse=True)

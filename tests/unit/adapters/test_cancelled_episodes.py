@@ -35,7 +35,7 @@ from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.rollout.types import Task
 
 COUNT = 4
-SETTINGS: dict[str, Any] = {"env": NAME, "tool_call_parser": "hermes"}
+SETTINGS: dict[str, Any] = {"env": NAME, "parser": "hermes"}
 
 
 def interrupt() -> None:
@@ -57,7 +57,7 @@ def slime_args(engine: EmbeddedEngine) -> Any:
 
 def test_an_interrupt_of_trl_s_rollout_ends_its_episodes() -> None:
     with holding(COUNT, interrupt) as engine:
-        rollout = make_rollout_func({**SETTINGS, "concurrency": COUNT}, engine_url=engine.url)
+        rollout = make_rollout_func({**SETTINGS, "concurrency": COUNT}, engine=engine.url)
         with pytest.raises(KeyboardInterrupt):
             rollout(["0"] * COUNT, a_trainer())
         assert all_are_closed()
@@ -84,7 +84,7 @@ def test_an_interrupt_of_slime_s_rollout_ends_its_episodes(sample_type: Any, clo
 
 def test_a_wrong_task_ends_trl_s_other_episodes_first() -> None:
     with holding(COUNT - 1, Closing.gate.set) as engine:
-        rollout = make_rollout_func(SETTINGS, engine_url=engine.url)
+        rollout = make_rollout_func(SETTINGS, engine=engine.url)
         with pytest.raises(UsageError, match="the task is wrong"):
             rollout([*["0"] * (COUNT - 1), str(Closing.WRONG)], a_trainer())
         assert all_are_closed()
@@ -264,7 +264,7 @@ async def test_a_cancelled_step_ends_a_driven_episode() -> None:
             await asyncio.Event().wait()
 
     tokenizer = load_embedded_tokenizer()
-    episode = DrivenEpisode(Stuck(), Task("t", 0), tokenizer, tool_call_parser="hermes")
+    episode = DrivenEpisode(Stuck(), Task("t", 0), tokenizer, EpisodeSettings(parser="hermes"))
     assert await episode.start() is not None
     stepping = asyncio.create_task(episode.step([tokenizer.eos_token_id], [-1.0]))
     while not begun.is_set():

@@ -45,7 +45,7 @@ from toolroll.rollout.types import EnvironmentOptions
 GROUPS = known_tasks()[:8]
 SAMPLES = 4
 ASKED = [index for index in GROUPS for _ in range(SAMPLES)]
-SETTINGS: dict[str, Any] = {"env": "desk", "tool_call_parser": "hermes", "verify": "always"}
+SETTINGS: dict[str, Any] = {"env": "desk", "parser": "hermes", "verify": "always"}
 PARAMS = {"max_new_tokens": 256, "temperature": 1.0}
 OPENINGS = {index: openings()[TASKS[index].id] for index in GROUPS}
 
@@ -159,7 +159,7 @@ async def with_miles(engine: EmbeddedEngine) -> list[Tokens]:
 
 
 async def with_trl(engine: EmbeddedEngine) -> list[Tokens]:
-    rollout = make_rollout_func(dict(SETTINGS), engine_url=engine.url)
+    rollout = make_rollout_func(dict(SETTINGS), engine=engine.url)
     output = await asyncio.to_thread(rollout, [str(one) for one in ASKED], a_trainer())
     await asyncio.to_thread(rollout.close)
     names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")

@@ -9,6 +9,7 @@ import pytest
 from support.episodes import agent, call, serving
 
 from toolroll.rollout.adapters.driven import DrivenEpisode
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.testing import PolicyRequest, Reply, reference_logprobs
@@ -33,7 +34,7 @@ def desk() -> tuple[Any, Any]:
 async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> None:
     env, task = desk()
     episode = DrivenEpisode(
-        env, task, tokenizer, context_length=32768, tool_call_parser="hermes", max_turns=4
+        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes", max_turns=4)
     )
     prompt, turn, prompts = await episode.start(), 0, []
     while prompt is not None:
@@ -45,9 +46,9 @@ async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> No
     def speak(request: PolicyRequest) -> Reply:
         return Reply(SAID[min(request.call, len(SAID) - 1)])
 
-    async with serving(tokenizer, speak) as (engine, served):
+    async with serving(tokenizer, speak) as (engine, model):
         other_env, task = desk()
-        expected = await agent(served).asolve(other_env, task=task, max_num_steps=4, seed=0)
+        expected = await agent(model).asolve(other_env, task=task, max_num_steps=4, seed=0)
         assert [entry.input_ids.tolist() for entry in engine.log] == prompts
     assert (found.reward, found.stop_reason) == (expected.reward, expected.stop_reason)
     [mine], [theirs] = found.trajectories, expected.trajectories
@@ -59,7 +60,9 @@ async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> No
 
 async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
     env, task = desk()
-    episode = DrivenEpisode(env, task, tokenizer, context_length=32768, tool_call_parser="hermes")
+    episode = DrivenEpisode(
+        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes")
+    )
     assert await episode.start() is not None
     assert await episode.step([101, 102], [-1.0, -2.0]) is None
     assert episode.result.stop_reason is StopReason.LENGTH
@@ -69,7 +72,10 @@ async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
 async def test_only_the_context_limits_a_turn(tokenizer: Any, context_length: int | None) -> None:
     env, task = desk()
     episode = DrivenEpisode(
-        env, task, tokenizer, context_length=context_length, tool_call_parser="hermes", max_turns=1
+        env,
+        task,
+        tokenizer,
+        EpisodeSettings(context_length=context_length, parser="hermes", max_turns=1),
     )
     prompt = await episode.start()
     assert prompt is not None
@@ -86,7 +92,9 @@ async def test_only_the_context_limits_a_turn(tokenizer: Any, context_length: in
 
 async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
     env, task = desk()
-    episode = DrivenEpisode(env, task, tokenizer, context_length=32768, tool_call_parser="hermes")
+    episode = DrivenEpisode(
+        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes")
+    )
     with pytest.raises(UsageError, match="no prompt is waiting"):
         await episode.step([1], [-1.0])
     with pytest.raises(UsageError, match="the episode is not over"):
@@ -99,7 +107,9 @@ async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
 
 async def test_missing_logprobs_abort_the_episode(tokenizer: Any) -> None:
     env, task = desk()
-    episode = DrivenEpisode(env, task, tokenizer, context_length=32768, tool_call_parser="hermes")
+    episode = DrivenEpisode(
+        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes")
+    )
     await episode.start()
     assert await episode.step([101, 102], [-1.0]) is None
     assert episode.result.reward is None

@@ -32,24 +32,24 @@ def _miles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
+async def engine_and_args() -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
     async with serving() as (engine, args):
         yield engine, args
 
 
 async def test_the_older_form_takes_a_sample_without_session_id(
-    served: tuple[EmbeddedEngine, Namespace],
+    engine_and_args: tuple[EmbeddedEngine, Namespace],
 ) -> None:
-    engine, args = served
+    engine, args = engine_and_args
     made = await slime.generate(args, Sample(prompt=0, routing_key="key"), dict(SAMPLING))
     assert made.reward == 1.0 and made.routing_key == "key" and "session_id" not in vars(made)
     assert {entry.routing_key for entry in engine.log if entry.output_ids} == {"key"}
 
 
 async def test_its_own_form_returns_the_same_sample(
-    served: tuple[EmbeddedEngine, Namespace],
+    engine_and_args: tuple[EmbeddedEngine, Namespace],
 ) -> None:
-    engine, args = served
+    engine, args = engine_and_args
     asked = Sample(index=3, prompt="0", label="L")
     output = await generate(GenerateFnInput(GenerateState(args), asked, dict(SAMPLING), False))
     older = await slime.generate(args, Sample(index=3, prompt="0", label="L"), dict(SAMPLING))
@@ -65,9 +65,9 @@ async def test_its_own_form_returns_the_same_sample(
 
 
 async def test_no_turn_is_started_once_miles_aborts(
-    served: tuple[EmbeddedEngine, Namespace],
+    engine_and_args: tuple[EmbeddedEngine, Namespace],
 ) -> None:
-    engine, args = served
+    engine, args = engine_and_args
     state = GenerateState(args, aborted=True)
     output = await generate(GenerateFnInput(state, Sample(prompt=0), dict(SAMPLING), False))
     assert output.samples.status is Sample.Status.ABORTED and output.samples.reward is None
@@ -76,10 +76,10 @@ async def test_no_turn_is_started_once_miles_aborts(
 
 
 async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
-    served: tuple[EmbeddedEngine, Namespace],
+    engine_and_args: tuple[EmbeddedEngine, Namespace],
 ) -> None:
     """The calls share one player, and the last one's state stopped all of them."""
-    engine, args = served
+    engine, args = engine_and_args
     running, aborted = GenerateState(args), GenerateState(args, aborted=True)
 
     def asked(state: GenerateState, index: int) -> GenerateFnInput:
@@ -124,11 +124,9 @@ def test_flags_are_the_settings() -> None:
     vars(generate)["add_arguments"](parser)
     assert read_settings(parser.parse_args([])) == SlimeSettings()
     given = "--toolroll-env desk --toolroll-max-turns 4 --toolroll-pace-gc false"
-    settings = read_settings(
-        parser.parse_args([*given.split(), "--toolroll-env-settings", '{"a": 1}'])
-    )
+    settings = read_settings(parser.parse_args([*given.split(), "--toolroll-env-args", '{"a": 1}']))
     assert (settings.env, settings.max_turns, settings.pace_gc) == ("desk", 4, False)
-    assert settings.env_settings == {"a": 1}
+    assert settings.env_args == {"a": 1}
     with pytest.raises(UsageError, match="toolroll_max_turns"):
         read_settings(parser.parse_args(["--toolroll-max-turns", "many"]))
 

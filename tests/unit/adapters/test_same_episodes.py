@@ -41,13 +41,13 @@ from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.trl import make_rollout_func
 from toolroll.rollout.adapters.verl import ToolrollAgentLoop, agent_loop
 from toolroll.rollout.errors import ActionError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.server.in_process import ManagedServer
+from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     PolicyRequest,
@@ -59,7 +59,7 @@ from toolroll.rollout.types import Action, EnvironmentOptions
 EPISODES = known_tasks()[:20]
 MAX_NEW = 256
 _NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
-SETTINGS: dict[str, Any] = {"env": "desk", "tool_call_parser": "hermes", "verify": "always"}
+SETTINGS: dict[str, Any] = {"env": "desk", "parser": "hermes", "verify": "always"}
 
 
 @dataclass
@@ -280,7 +280,7 @@ async def with_areal(world: World) -> list[Played]:
 async def with_trl(world: World) -> list[Played]:
     trainer = a_trainer(seed=0)
     trainer.processing_class = world.tokenizer
-    rollout = make_rollout_func(dict(SETTINGS), engine_url=world.engine.url)
+    rollout = make_rollout_func(dict(SETTINGS), engine=world.engine.url)
     output = await asyncio.to_thread(rollout, [str(index) for index in EPISODES], trainer)
     await asyncio.to_thread(rollout.close)
     names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "toolroll_reward")
@@ -433,7 +433,7 @@ async def with_verifiers(world: World) -> list[Played]:
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         pytest.skip(f"verifiers and its dependencies are not installed (no {missing[0]})")
-    args = RolloutArgs(engine_url=world.engine.url, hf_checkpoint=str(world.folder))
+    args = RolloutArgs(engine=world.engine.url, model=str(world.folder))
     model = Model.from_args(args, tokenizer=world.tokenizer)
     path = world.folder / "played.json"
     async with EndpointServer(Endpoint(model, EndpointSettings(port=0))) as server:

@@ -21,9 +21,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory, Turn
 
-SETTINGS = EpisodeSettings(
-    env="desk", tool_call_parser="hermes", verify="always", max_turns=12, retries=0
-)
+SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always", max_turns=12, reruns=0)
 
 
 def plays(request: PolicyRequest) -> str | Reply:
@@ -130,7 +128,7 @@ async def test_the_trainer_s_filters_are_applied() -> None:
 
 
 async def test_max_turns_and_limits_are_skyrl_s() -> None:
-    settings = EpisodeSettings(env="desk", tool_call_parser="hermes")
+    settings = EpisodeSettings(env="desk", parser="hermes")
     async with generator(settings=settings, max_turns=2) as (own, client):
         ask = batch(1)
         ask["sampling_params"] = None

@@ -31,7 +31,6 @@ from support.slime_trainer import (
 
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
 from toolroll.rollout.adapters import slime
-from toolroll.rollout.adapters.episodes import agent_settings
 from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
 from toolroll.rollout.adapters.slime.player import Player
 from toolroll.rollout.errors import UsageError
@@ -104,10 +103,10 @@ async def test_an_environment_of_a_file_is_played_with_its_arguments(
     (tmp_path / "say.py").write_text(FILE)
     async with serving() as (_, args):
         args.toolroll_env = f"{tmp_path / 'say.py'}:make"
-        args.toolroll_env_settings = {"word": word}
+        args.toolroll_env_args = {"word": word}
         made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
         assert made.reward == reward
-        args.toolroll_env_settings = {"wort": word}
+        args.toolroll_env_args = {"wort": word}
         with pytest.raises(UsageError, match="there is no argument 'wort'; did you mean 'word'"):
             await generate(args, sample_type(prompt=0), dict(SAMPLING))
 
@@ -126,9 +125,9 @@ async def test_an_episode_that_failed_has_no_reward_and_a_zero_mask(sample_type:
         return Fault(status=400, body=b"no") if request.call == 1 else None
 
     async with serving(faults=faults) as (engine, args):
-        args.toolroll_retries = 0
+        args.toolroll_reruns = 0
         made = await generate(args, sample_type(prompt=0, index=1), dict(SAMPLING))
-        args.toolroll_retries = 1
+        args.toolroll_reruns = 1
         again = await generate(
             args, sample_type(prompt=0, index=1, session_id="other"), dict(SAMPLING)
         )
@@ -342,7 +341,7 @@ async def test_limits_and_the_collector_are_settings() -> None:
 
 def limits_of(player: Player) -> tuple[Any, ...]:
     """Return the limits of the player's engine and of the agents that it makes."""
-    agent = player._episodes._make_agent(player.model, agent_settings(player.settings))
+    agent = player._episodes._make_agent(player.model, player.settings.agent_settings)
     engine = player.model.engine
     return (
         engine.config.engine_timeout,  # type: ignore[attr-defined]
@@ -354,10 +353,13 @@ def limits_of(player: Player) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"toolroll_evn": "desk"}, "did you mean toolroll_env"),
+        ({"toolroll_evn": "desk"}, "did you mean 'toolroll_env'"),
         ({"toolroll_max_turns": 0}, "toolroll_max_turns"),
         ({"toolroll_history": "keep"}, "toolroll_history"),
-        ({"toolroll_zzz": 1}, "there are agent, allow_model_mismatch, chat_template"),
+        (
+            {"toolroll_zzz": 1},
+            "there are toolroll_agent, toolroll_allow_model_mismatch, toolroll_chat_template",
+        ),
         ({"toolroll_env": None}, "no environment is named"),
         ({"toolroll_env": "dask"}, "did you mean 'desk'"),
         ({"toolroll_user_settings": {"model": "m"}}, "toolroll_user does not say"),

@@ -210,7 +210,7 @@ async def test_an_evaluation_of_failures_is_no_number(
 
     first: dict[str, int] = {}
     async with serving(faults=faults) as (_, args):
-        args.toolroll_concurrency, args.toolroll_retries = 1, 0
+        args.toolroll_concurrency, args.toolroll_reruns = 1, 0
         args.eval_datasets = [EvalDataset("d", str(path))]
         with pytest.raises(RolloutError, match="none of 2 episodes could be graded"):
             await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
@@ -321,7 +321,7 @@ async def test_a_group_with_a_forked_episode_may_be_put_back(
         return Fault(status=400) if request.routing_key in failing and request.call else None
 
     async with forking(tmp_path, faults=faults) as args:
-        vars(args).update(partial_rollout=True, toolroll_partial="restart", toolroll_retries=0)
+        vars(args).update(partial_rollout=True, toolroll_partial="restart", toolroll_reruns=0)
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         group = [
             sample_type(index=at, group_index=4, prompt=0, session_id=f"f/{at}") for at in (0, 1)

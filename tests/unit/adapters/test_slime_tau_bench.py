@@ -44,8 +44,8 @@ from toolroll.agents.trainable_agents import (
     call_to_action_sglang,
 )
 from toolroll.rollout.adapters.slime import to_samples
-from toolroll.rollout.model.config import read_args
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.rollout_args import read_args
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply
 from toolroll.rollout.types import (
@@ -540,7 +540,7 @@ async def test_a16_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
         "sglang_router_port": 30000,
         "use_http2": False,
     }
-    assert read_args(made.rollout_args).url == "http://127.0.0.1:30000"
+    assert read_args(made.rollout_args).engine == "http://127.0.0.1:30000"
     async with serving(tokenizer, lambda request: "Goodbye.") as (engine, _):
         ip, port = engine.url.removeprefix("http://").split(":")
         where: Mapping[str, Any] = {

@@ -16,8 +16,8 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.trl_mirror import a_trainer
 
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.trl import (
-    TrlSettings,
     make_rollout_func,
     reward,
     weights_from_disk,
@@ -36,7 +36,7 @@ from toolroll.rollout.testing import (
 def rollouts(faults: Any = None, **settings: Any) -> Iterator[tuple[EmbeddedEngine, Any]]:
     embedded = EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0), faults=faults)
     with serve_in_thread(embedded) as engine:
-        rollout = make_rollout_func({"env": "desk", **settings}, engine_url=engine.url)
+        rollout = make_rollout_func({"env": "desk", **settings}, engine=engine.url)
         yield engine, rollout
         rollout.close()
 
@@ -79,7 +79,7 @@ def test_an_aborted_episode_has_no_reward_and_a_zero_mask() -> None:
         return Fault(status=400, body=b"no") if request.call == 1 else None
 
     logged: dict[str, float] = {}
-    with rollouts(faults, retries=0) as (_, rollout):
+    with rollouts(faults, reruns=0) as (_, rollout):
         output = rollout([known_tasks()[0]], a_trainer())
     assert output["toolroll_status"] == ["aborted"] and sum(output["env_mask"][0]) == 0
     fields = {name: value for name, value in output.items() if name.startswith("toolroll_")}
@@ -92,8 +92,8 @@ def test_weights_are_synced_once_for_each_step() -> None:
     trainer = a_trainer()
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), ByTask())) as engine:
         rollout = make_rollout_func(
-            TrlSettings(env="desk"),
-            engine_url=engine.url,
+            EpisodeSettings(env="desk"),
+            engine=engine.url,
             sync_weights=lambda given: calls.append(given.state.global_step),
         )
         for step in (0, 0, 1):
@@ -137,10 +137,8 @@ def test_weights_go_through_a_folder(tmp_path: Path, success: bool) -> None:
 
 
 def test_what_is_wrong_is_refused() -> None:
-    with pytest.raises(UsageError, match="exactly one of engine_url and engine"):
-        make_rollout_func(TrlSettings(env="desk"))
     with pytest.raises(UsageError, match="max_turn"):
-        make_rollout_func({"env": "desk", "max_turn": 3}, engine_url="http://127.0.0.1:1")
+        make_rollout_func({"env": "desk", "max_turn": 3}, engine="http://127.0.0.1:1")
     with (
         rollouts() as (_, rollout),
         pytest.raises(UsageError, match="a prompt must be a task's index"),

@@ -24,8 +24,8 @@ from toolroll.rollout.adapters.verl import (
     to_fields,
 )
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.rollout.types import (
     GenerateRequest,
@@ -55,7 +55,7 @@ async def playing(
             vocab_size=len(tokenizer),
         )
         model = Model.from_args(RolloutArgs(), tokenizer=tokenizer, engine=lambda config: wrapped)
-        player = EpisodePlayer(model, VerlSettings(env="desk", retries=0))
+        player = EpisodePlayer(model, VerlSettings(env="desk", reruns=0))
         yield engine, manager, player
         await player.aclose()
 
@@ -236,7 +236,7 @@ async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, ByTask()) as engine, aiohttp.ClientSession() as http:
         given = loop_arguments(Servers(engine.url, http), tokenizer)
-        loop = ToolrollAgentLoop(**given, settings={"env": "none", "retries": 0})
+        loop = ToolrollAgentLoop(**given, settings={"env": "none", "reruns": 0})
         outputs = [await loop.run({}, extra_info=row, raw_prompt=[]) for row in ROWS]
         for player in agent_loop._players.pop():
             await player.aclose()

@@ -18,23 +18,23 @@ pytestmark = pytest.mark.tokens
 
 
 def _agent(
-    served: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent
+    model: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent
 ) -> TrainableToolCallingAgent:
-    return kind(model=served, sampling_params={"max_new_tokens": 64})
+    return kind(model=model, sampling_params={"max_new_tokens": 64})
 
 
 async def test_all_agents_share_the_template_that_asks_for_one_call_a_turn(tokenizer: Any) -> None:
     """One of its own for each episode would encode everything again."""
-    async with serving(tokenizer, lambda request: "Goodbye.") as (_, served):
-        agents = [_agent(served) for _ in range(3)]
+    async with serving(tokenizer, lambda request: "Goodbye.") as (_, model):
+        agents = [_agent(model) for _ in range(3)]
         for agent in agents:
             await agent.asolve(ListedWorld(), task=Task("t", 0))
-        templates = {id(agent._template(served.template, agent.policy)) for agent in agents}
-        assert len(templates) == 1 and served.template is not agents[0]._template(
-            served.template, agents[0].policy
+        templates = {id(agent._template(model.template, agent.policy)) for agent in agents}
+        assert len(templates) == 1 and model.template is not agents[0]._template(
+            model.template, agents[0].policy
         )
-        template = agents[0]._template(served.template, agents[0].policy)
-        assert template is not None and template.encoder is served.template.encoder
+        template = agents[0]._template(model.template, agents[0].policy)
+        assert template is not None and template.encoder is model.template.encoder
 
 
 class Polite(TrainableToolCallingAgent):
@@ -45,11 +45,11 @@ class Polite(TrainableToolCallingAgent):
 
 
 async def test_an_overridden_rewriting_is_its_agent_s_own_and_goes_with_it(tokenizer: Any) -> None:
-    async with serving(tokenizer, lambda request: "Goodbye.") as (engine, served):
-        agent = _agent(served, Polite)
+    async with serving(tokenizer, lambda request: "Goodbye.") as (engine, model):
+        agent = _agent(model, Polite)
         agent.provider = "you"
         result = await agent.asolve(ListedWorld(), task=Task("t", 0))
-        other = await _agent(served, Polite).asolve(ListedWorld(), task=Task("t", 0))
+        other = await _agent(model, Polite).asolve(ListedWorld(), task=Task("t", 0))
         assert "Be polite, you." in result.prompt and "Be polite, please." in other.prompt
         assert "Be polite, you." in tokenizer.decode(engine.log[0].input_ids)
         gone = weakref.ref(agent)

@@ -16,7 +16,7 @@ async def test_tau_benchs_floor(tau: TauBench) -> None:
     for (domain, split), (count, floor) in tau.counts.items():
         if split == "test":
             factory = tau.factory(domain)
-            found = await play_floor(factory, factory.tasks(split), max_num_steps=30)
+            found = await play_floor(factory, factory.tasks(split), max_turns=30)
             assert (found.graded, found.passed) == (count, floor), (domain, split)
 
 
@@ -24,5 +24,5 @@ async def test_tau_benchs_floor(tau: TauBench) -> None:
 async def test_here_nothing_earns_nothing(name: str) -> None:
     factory = find_environment(name)
     tasks = factory.tasks(factory.splits[0])
-    found = await play_floor(factory, tasks, max_num_steps=30)
+    found = await play_floor(factory, tasks, max_turns=30)
     assert (found.graded, found.passed) == (len(tasks), 0)

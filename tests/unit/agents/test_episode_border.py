@@ -87,15 +87,15 @@ async def serving(
     async with EmbeddedEngine(
         tokenizer, lambda _: "Fine.", context_length=context_length
     ) as engine:
-        client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
+        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
         async with Model(
             client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads
-        ) as served:
-            yield served
+        ) as model:
+            yield model
 
 
-def agent(served: Model, **fields: Any) -> TrainableToolCallingAgent:
-    made = TrainableToolCallingAgent(model=served, sampling_params={"max_new_tokens": 16})
+def agent(model: Model, **fields: Any) -> TrainableToolCallingAgent:
+    made = TrainableToolCallingAgent(model=model, sampling_params={"max_new_tokens": 16})
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -107,10 +107,10 @@ async def test_a_template_that_refuses_one_conversation_ends_that_episode_only(
     refusing = (
         "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
     )
-    async with serving(tokenizer, chat_template=refusing + tokenizer.chat_template) as served:
+    async with serving(tokenizer, chat_template=refusing + tokenizer.chat_template) as model:
         one, other = await asyncio.gather(
-            agent(served).asolve(Talk(turns=4), task=TASK, session_id="one"),
-            agent(served).asolve(Talk(turns=1), task=TASK, session_id="other"),
+            agent(model).asolve(Talk(turns=4), task=TASK, session_id="one"),
+            agent(model).asolve(Talk(turns=1), task=TASK, session_id="other"),
         )
     assert (one.status, one.stop_reason, one.reward) == (
         Status.ABORTED,
@@ -123,8 +123,8 @@ async def test_a_template_that_refuses_one_conversation_ends_that_episode_only(
 
 async def test_a_content_that_is_no_text_ends_the_episode_in_words(tokenizer: Any) -> None:
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    async with serving(tokenizer) as served:
-        result = await agent(served).asolve(Talk(turns=3, more=image), task=TASK)
+    async with serving(tokenizer) as model:
+        result = await agent(model).asolve(Talk(turns=3, more=image), task=TASK)
     assert result.stop_reason is StopReason.TEMPLATE_ERROR
 
 
@@ -132,16 +132,16 @@ async def test_a_content_that_is_no_text_ends_the_episode_in_words(tokenizer: An
 async def test_what_fails_behind_the_end_takes_nothing_away(
     tokenizer: Any, fails: str, key: str
 ) -> None:
-    async with serving(tokenizer) as served:
-        result = await agent(served).asolve(Talk(fails=fails), task=TASK)
+    async with serving(tokenizer) as model:
+        result = await agent(model).asolve(Talk(fails=fails), task=TASK)
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
     assert result.trajectories[-1].trained_tokens
     assert f"{fails} is broken" in result.info[key]["message"]
 
 
 async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=220) as served:
-        result = await agent(served).asolve(
+    async with serving(tokenizer, context_length=220) as model:
+        result = await agent(model).asolve(
             Talk(turns=50, fails="truncated_reward"), task=TASK, max_num_steps=50
         )
     assert (result.status, result.stop_reason, result.reward) == (
@@ -170,10 +170,8 @@ async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenize
     release = Event()
     sleeper = Sleeper(release)
     try:
-        async with serving(tokenizer, threads=1) as served:
-            playing = asyncio.create_task(
-                agent(served, step_timeout=600).asolve(sleeper, task=TASK)
-            )
+        async with serving(tokenizer, threads=1) as model:
+            playing = asyncio.create_task(agent(model, step_timeout=600).asolve(sleeper, task=TASK))
             while not sleeper.blocked.is_set():
                 await asyncio.sleep(0.001)
             skip(601)
@@ -196,8 +194,8 @@ class Meddler(TrainableToolCallingAgent):
 
 
 async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=220) as served:
-        meddler = Meddler(model=served, sampling_params={"max_new_tokens": 16})
+    async with serving(tokenizer, context_length=220) as model:
+        meddler = Meddler(model=model, sampling_params={"max_new_tokens": 16})
         result = await meddler.asolve(Talk(turns=50), task=TASK, max_num_steps=50)
     assert result.stop_reason is StopReason.CONTEXT_FULL
     assert result.metrics["token_mismatches/prompt_hook"] == 1
@@ -223,9 +221,9 @@ class Faithful(TrainableToolCallingAgent):
 async def test_an_override_that_changes_nothing_changes_nothing(
     tokenizer: Any, kind: type[TrainableToolCallingAgent]
 ) -> None:
-    async with serving(tokenizer) as served:
-        plain = await agent(served).asolve(Talk(turns=3), task=TASK, session_id="s")
-        other = await kind(model=served, sampling_params={"max_new_tokens": 16}).asolve(
+    async with serving(tokenizer) as model:
+        plain = await agent(model).asolve(Talk(turns=3), task=TASK, session_id="s")
+        other = await kind(model=model, sampling_params={"max_new_tokens": 16}).asolve(
             Talk(turns=3), task=TASK, session_id="s"
         )
     assert plain.tokens == other.tokens
@@ -242,17 +240,17 @@ async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> Non
             seen.append(dialogue._verify)
             return dialogue
 
-    async with serving(tokenizer) as served:
-        await Watcher(model=served, sampling_params={"max_new_tokens": 16}).asolve(
+    async with serving(tokenizer) as model:
+        await Watcher(model=model, sampling_params={"max_new_tokens": 16}).asolve(
             Talk(), {"verify": "off"}, task=TASK
         )
     assert seen == ["off"]
 
 
 async def test_tools_that_come_back_are_there_again(tokenizer: Any) -> None:
-    async with serving(tokenizer) as served:
+    async with serving(tokenizer) as model:
         dialogue = Conversation(
-            served, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s"
+            model, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s"
         )
         await dialogue.reply({"max_new_tokens": 8})
         dialogue.extend([{"role": "user", "content": "a"}], [])
@@ -265,10 +263,10 @@ async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any
     measuring = (
         "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
     )
-    async with serving(tokenizer, chat_template=measuring) as served:
+    async with serving(tokenizer, chat_template=measuring) as model:
         for words in ["one", "two", "a question of many words", "another question of many words"]:
             dialogue = Conversation(
-                served, [{"role": "user", "content": words}], [], session_id=words, verify="always"
+                model, [{"role": "user", "content": words}], [], session_id=words, verify="always"
             )
             await dialogue.reply({"max_new_tokens": 8})
             await dialogue.settle()
@@ -333,8 +331,8 @@ FIRST = Observation([{"role": "user", "content": "Begin."}])
 async def test_a_slip_of_an_environments_author_is_named(
     tokenizer: Any, first: Any, step: Any, words: str
 ) -> None:
-    async with serving(tokenizer) as served:
-        result = await agent(served).asolve(Slip(first, step), task=TASK)
+    async with serving(tokenizer) as model:
+        result = await agent(model).asolve(Slip(first, step), task=TASK)
     assert (result.stop_reason, result.reward) == (StopReason.ENVIRONMENT_ERROR, None)
     assert words in result.info["error"]["message"]
 
@@ -343,12 +341,12 @@ async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
     async with EmbeddedEngine(
         tokenizer, lambda _: '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     ) as engine:
-        client = Engine(EngineConfig(url=engine.url, vocab_size=len(tokenizer)))
+        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
         async with Model(
             client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1
-        ) as served:
+        ) as model:
             silent = Slip(Observation(FIRST.messages, tools=[TOOL]), StepResult())
-            made = agent(served)
+            made = agent(model)
             made.sampling_params = {"max_new_tokens": 64}
             result = await made.asolve(silent, task=TASK)
     assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
@@ -363,9 +361,9 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
         def truncated_reward(self) -> float | None:
             return truncated_reward
 
-    async with serving(tokenizer, context_length=16) as served:
-        trained = await agent(served).asolve(Judged(), task=TASK)
-        plain = await Refused(served).asolve(Judged(), task=TASK)
+    async with serving(tokenizer, context_length=16) as model:
+        trained = await agent(model).asolve(Judged(), task=TASK)
+        plain = await Refused(model).asolve(Judged(), task=TASK)
     for result in (trained, plain):
         assert (result.status, result.stop_reason) == (Status.TRUNCATED, StopReason.CONTEXT_FULL)
         assert (result.reward, result.metrics.get("turns", 0)) == (reward, 0)
@@ -399,8 +397,8 @@ class Reusing(Environment):
 
 async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) -> None:
     """The history changed with it, so the episode's samples were excluded."""
-    async with serving(tokenizer) as served:
-        made = agent(served, rollout_args={"verify": "always"})
+    async with serving(tokenizer) as model:
+        made = agent(model, rollout_args={"verify": "always"})
         result = await made.asolve(Reusing(), task=TASK)
     users = [one["content"][0]["text"] for one in result.messages if one["role"] == "user"]
     assert users == ["0", "1", "2", "3"]
@@ -422,8 +420,8 @@ async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> No
         def reset(self, task: Task, seed: int) -> Observation:
             return Told("0")
 
-    async with serving(tokenizer) as served:
-        result = await agent(served).asolve(Tells(), task=TASK)
+    async with serving(tokenizer) as model:
+        result = await agent(model).asolve(Tells(), task=TASK)
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
 
 
@@ -433,9 +431,9 @@ async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
     class Mean(Reusing):
         reward_mode: Any = "mean"
 
-    async with serving(tokenizer) as served:
+    async with serving(tokenizer) as model:
         with pytest.raises(UsageError, match=r"Mean\.reward_mode must be 'final' or 'sum'"):
-            await agent(served).asolve(Mean(), task=TASK)
+            await agent(model).asolve(Mean(), task=TASK)
 
 
 async def test_the_environment_s_own_info_does_not_make_a_reply_invalid(tokenizer: Any) -> None:
@@ -448,8 +446,8 @@ async def test_the_environment_s_own_info_does_not_make_a_reply_invalid(tokenize
                 raise ActionError("say it again")
             return StepResult(step.messages, done=step.done, info={"invalid_action": True})
 
-    async with serving(tokenizer) as served:
-        player = agent(served, policy=CallPolicy(max_invalid_in_a_row=2))
+    async with serving(tokenizer) as model:
+        player = agent(model, policy=CallPolicy(max_invalid_in_a_row=2))
         result = await player.asolve(Strict(turns=6), task=TASK, session_id="s")
     assert result.stop_reason is StopReason.DONE
     assert result.metrics["invalid_replies"] == 3.0

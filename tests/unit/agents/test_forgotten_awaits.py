@@ -116,8 +116,8 @@ async def played(kind: type[TrainableToolCallingAgent]) -> InteractionResult:
     """An episode of `kind` with two turns. A coroutine that is dropped is an error."""
     async with serving(
         load_embedded_tokenizer(), lambda request: LOOK if request.call == 0 else Reply("Bye.")
-    ) as (_, served):
-        own = kind(model=served, policy=agent(served).policy, sampling_params=PARAMS)
+    ) as (_, model):
+        own = kind(model=model, policy=agent(model).policy, sampling_params=PARAMS)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = await own.asolve(ListedWorld(tool_texts=("It is here.",)), task_index=0)
@@ -177,8 +177,8 @@ async def test_a_plain_step_that_returns_a_coroutine_must_be_awaited() -> None:
             response.reward += 1.0
             return response
 
-    async with serving(load_embedded_tokenizer(), lambda request: LOOK) as (_, served):
-        own = Reads(model=served, sampling_params=PARAMS)
+    async with serving(load_embedded_tokenizer(), lambda request: LOOK) as (_, model):
+        own = Reads(model=model, sampling_params=PARAMS)
         with pytest.raises(UsageError, match=r"Wrapped.step is async.*`await env.step`"):
             await own.asolve(Wrapped(), task_index=0)
         gc.collect()

@@ -65,8 +65,8 @@ async def test_an_episode(tokenizer: Any) -> None:
     env = Doors()
     async with serving(
         tokenizer, script({"s": [call(at="left") + call(at="right"), "Door 1!"]})
-    ) as (engine, served):
-        result = await agent(served).asolve(env, task=TASK, seed=3, session_id="s")
+    ) as (engine, model):
+        result = await agent(model).asolve(env, task=TASK, seed=3, session_id="s")
         judge(result, engine, "s")
     assert env.actions == [
         '{"name": "look", "arguments": {"at": "left"}}',

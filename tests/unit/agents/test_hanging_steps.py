@@ -15,9 +15,10 @@ from support.clock import skip
 from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode, Observation, StepResult, StopReason, Task
 
 

@@ -14,7 +14,8 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import ActionError, EngineError, RolloutError, capped, describe
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import Fault, fault_at
 from toolroll.rollout.types import Episode, Status
 
@@ -65,13 +66,13 @@ async def test_an_episode_with_a_long_contradiction_is_a_short_line(
     tokenizer: Any, spoil: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = fault_at({0: Fault(garble=spoil)})
-    config = {"attempts": 1}
+    config = {"retries": 0}
     episodes: list[Episode] = []
-    async with serving(tokenizer, look, faults=faults, config=config) as (_, served):
+    async with serving(tokenizer, look, faults=faults, config=config) as (_, model):
         factory = PondFactory(1)
-        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(
-            factory.tasks("test"), episodes.append
-        )
+        await Runner(
+            factory, lambda: agent(model), RunSettings(sampling_params={"max_new_tokens": 64})
+        ).run(factory.tasks("test"), episodes.append)
     [episode] = episodes
     assert episode.result.status is Status.ABORTED
     assert len(to_line(episode)) < 20_000
@@ -85,11 +86,11 @@ async def test_an_environment_that_fails_with_megabytes(
         raise ValueError(LONG)
 
     episodes: list[Episode] = []
-    async with serving(tokenizer, look) as (_, served):
+    async with serving(tokenizer, look) as (_, model):
         factory = PondFactory(1, on_step=fail)
-        await Runner(factory, lambda: agent(served), RunSettings({"max_new_tokens": 64})).run(
-            factory.tasks("test"), episodes.append
-        )
+        await Runner(
+            factory, lambda: agent(model), RunSettings(sampling_params={"max_new_tokens": 64})
+        ).run(factory.tasks("test"), episodes.append)
     assert episodes[0].result.status is Status.ABORTED
     assert len(to_line(episodes[0])) < 50_000
     assert len(caplog.text) < 20_000

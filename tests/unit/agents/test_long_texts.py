@@ -18,8 +18,8 @@ from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
@@ -40,10 +40,10 @@ assert len(TEXT) > LONG
 class Watch:
     """Notes what is called with long texts on the event loop's thread, and what in another one."""
 
-    def __init__(self, served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.loop = threading.get_ident()
         self.on_loop, self.elsewhere = set[str](), set[str]()
-        template = served.template
+        template = model.template
         for owner, name, size in (
             (template.encoder, "encode", lambda text, *_, **__: len(text)),
             (template.encoder, "decode", lambda ids: 2 * len(ids)),
@@ -52,7 +52,7 @@ class Watch:
                 "render_prepared",
                 lambda messages, *_, **__: sum(len(m["content"] or "") for m in messages),
             ),
-            (served.parser, "parse", lambda text, **_: len(text)),
+            (model.parser, "parse", lambda text, **_: len(text)),
         ):
             monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name), size))
 
@@ -84,9 +84,9 @@ def says(request: PolicyRequest) -> str:
 async def test_no_long_text_is_encoded_on_the_event_loop(
     tokenizer: Any, world: ListedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(tokenizer, says, context_length=1_000_000) as (engine, served):
-        watch = Watch(served, monkeypatch)
-        result = await agent(served, verify="off").asolve(world, task=Task("t", 0), session_id="s")
+    async with serving(tokenizer, says, context_length=1_000_000) as (engine, model):
+        watch = Watch(model, monkeypatch)
+        result = await agent(model, verify="off").asolve(world, task=Task("t", 0), session_id="s")
         judge(result, engine, "s")
     assert result.status is Status.COMPLETED
     assert result.metrics["turns"] == 2
@@ -99,10 +99,10 @@ async def test_no_long_reply_is_parsed_on_the_event_loop(
 ) -> None:
     async with serving(tokenizer, lambda request: TEXT, context_length=1_000_000) as (
         engine,
-        served,
+        model,
     ):
-        watch = Watch(served, monkeypatch)
-        player = agent(served, verify="off")
+        watch = Watch(model, monkeypatch)
+        player = agent(model, verify="off")
         player.sampling_params = {"max_new_tokens": 200_000}
         result = await player.asolve(ListedWorld(), task=Task("t", 0), session_id="s")
         judge(result, engine, "s")
@@ -118,9 +118,9 @@ async def test_the_tokens_are_those_of_the_event_loop(
     for limit in (0, 10**9):
         monkeypatch.setattr("toolroll.rollout.model.conversation.LONG", limit)
         monkeypatch.setattr("toolroll.rollout.model.conversation.LONG_REPLY", limit)
-        async with serving(tokenizer, says) as (_, served):
+        async with serving(tokenizer, says) as (_, model):
             world = ListedWorld(tool_texts=["a frog", "a fish"], user_texts=["Hello.", "And?"])
-            result = await agent(served).asolve(world, task=Task("t", 0), session_id="s")
+            result = await agent(model).asolve(world, task=Task("t", 0), session_id="s")
             found.append([result.tokens, result.loss_mask, result.messages])
     assert found[0] == found[1]
 
@@ -215,7 +215,7 @@ async def returned(where: str, value: Any) -> InteractionResult:
     factory = ScriptedFactory(
         lambda: Scripted(lambda name, task: value if name == where else None), count=1
     )
-    [episode] = await play(factory, max_num_steps=1)
+    [episode] = await play(factory, max_turns=1)
     return episode.result
 
 
@@ -223,16 +223,16 @@ async def test_the_limit_is_a_setting_of_every_agent(tokenizer: Any) -> None:
     config = RunConfig(env="e", model="m", max_observation_bytes=10)
     world = ListedWorld(user_texts=["x" * 11])
     threads = Threads(1)
-    async with serving(tokenizer, says) as (_, served):
+    async with serving(tokenizer, says) as (_, model):
         settings = config.agent_settings
         baseline = settings | {"endpoint": "http://127.0.0.1:1/v1", "model": "m"}
         del baseline["on_length"], baseline["verify"]
         given = {"max_observation_bytes": 10}
         for player in (
-            make_agent(served, settings),
+            make_agent(model, settings),
             make_do_nothing(threads, settings),
             make_baseline(threads, baseline),
-            TrainableToolCallingAgent(model=served, rollout_args=given),
+            TrainableToolCallingAgent(model=model, rollout_args=given),
         ):
             result = await player.asolve(world, task=Task("t", 0))
             assert "max_observation_bytes (10)" in result.info["error"]["message"]

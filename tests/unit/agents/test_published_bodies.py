@@ -141,14 +141,14 @@ class PublishedAgent(TrainableToolCallingAgent):
 
 
 def agent_of(
-    kind: type[TrainableToolCallingAgent], served: Model, **more: Any
+    kind: type[TrainableToolCallingAgent], model: Model, **more: Any
 ) -> TrainableToolCallingAgent:
     agent = kind(
         TOOLS,
         WIKI,
         rollout_args={"verify": "always"},
         sampling_params={"max_new_tokens": 200},
-        model=served,
+        model=model,
     )
     for name, value in more.items():
         setattr(agent, name, value)
@@ -163,8 +163,8 @@ async def played(
 ) -> tuple[InteractionResult, Any]:
     """An episode of `kind` on a `Shop`; `more` are attributes of the instance."""
     shop = env or Shop()
-    async with serving(load_embedded_tokenizer(), policy) as (engine, served):
-        agent = agent_of(kind, served, **more)
+    async with serving(load_embedded_tokenizer(), policy) as (engine, model):
+        agent = agent_of(kind, model, **more)
         result = await agent.asolve(shop, task_index=3, session_id="s")
         if result.status is Status.COMPLETED:
             keyed = not agent._has("_call_llm")  # a payload has no header to name the session
@@ -443,9 +443,9 @@ async def test_a_bare_mixin_makes_one_call_a_turn() -> None:
     async with serving(
         load_embedded_tokenizer(),
         lambda request: Reply(call("buy") if "!" in request.text else call("look") + call("buy")),
-    ) as (_, served):
+    ) as (_, model):
         agent = Bare()
-        agent.model = served
+        agent.model = model
         result = await agent.asolve(shop, rollout_args={"verify": "always"}, task_index=0)
     assert [action.name for action in shop.actions] == ["look", "buy"]
     assert result.reward == 1.0
@@ -497,19 +497,17 @@ async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
             seen.append(state.args)
             return super()._prepare_prompt_tokens(state, messages)
 
-    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, served):
-        await agent_of(Reads, served).asolve(Shop(), {"verify": "off"}, task_index=0)
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
+        await agent_of(Reads, model).asolve(Shop(), {"verify": "off"}, task_index=0)
     assert seen == [{"verify": "off"}]
 
 
 async def test_an_agent_closes_only_a_model_that_it_opened() -> None:
-    async with serving(load_embedded_tokenizer(), look_then_buy) as (engine, served):
-        agent = agent_of(TrainableToolCallingAgent, served)
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (engine, model):
+        agent = agent_of(TrainableToolCallingAgent, model)
         await agent.aclose()
-        assert agent.model is served
-        own = TrainableToolCallingAgent(
-            rollout_args={"engine_url": engine.url, "hf_checkpoint": "embedded"}
-        )
+        assert agent.model is model
+        own = TrainableToolCallingAgent(rollout_args={"engine": engine.url, "model": "embedded"})
         await own.asolve(Shop(), task_index=0, max_num_steps=1)
         assert own._opened is not None
         await own.aclose()

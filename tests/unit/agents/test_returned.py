@@ -24,9 +24,10 @@ from support.scripted_runs import Scripted, ScriptedFactory, play
 from toolroll.rollout.errors import EnvironmentFailure, first_error
 from toolroll.rollout.runs.environment_results import checked_step
 from toolroll.rollout.runs.episode_file import from_line, to_line
-from toolroll.rollout.runs.runner import Runner, RunSettings, checked_result
+from toolroll.rollout.runs.runner import Runner, checked_result
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.jsonable import to_jsonable
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
     Action,
     Episode,
@@ -198,9 +199,7 @@ async def test_a_sum_of_rewards_that_is_infinite_is_a_failure() -> None:
     def act(name: str, task: Task) -> Any:
         return StepResult([USER], 1.5e308) if name == "step" else None
 
-    [episode] = await play(
-        ScriptedFactory(lambda: Rich(act, blocking=False), count=1), max_num_steps=2
-    )
+    [episode] = await play(ScriptedFactory(lambda: Rich(act, blocking=False), count=1), max_turns=2)
     assert read_back(episode).result.stop_reason is StopReason.ENVIRONMENT_ERROR
 
 

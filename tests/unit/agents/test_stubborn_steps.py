@@ -13,9 +13,10 @@ from support.clock import skip
 from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.foreign import LEAVE_SECONDS
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode, StopReason, Task
 
 

@@ -189,9 +189,9 @@ async def episode(
     """An episode of `kind`, played as a run plays it, and the agent."""
     tokenizer, make, policy = WORLDS[name]
     env, task = (env, Task("3", 3)) if env is not None else make()
-    async with serving(tokenizer(), policy) as (engine, served):
+    async with serving(tokenizer(), policy) as (engine, model):
         agent = kind(TOOLS, WIKI, "m", "p", rollout_args={"verify": "always"})
-        agent.model = served
+        agent.model = model
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = await agent.asolve(
@@ -295,9 +295,9 @@ async def test_a_reset_that_is_read_without_await_warns_where_it_is_read() -> No
             obs, info = super()._initialize_environment(env, task_index)
             return obs, info
 
-    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, served):
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
         with pytest.warns(RuntimeWarning, match="an async hook reads") as caught:
-            result = await agent_of(Unawaited, served).asolve(Shop(), task_index=3)
+            result = await agent_of(Unawaited, model).asolve(Shop(), task_index=3)
     assert result.reward == 1.0
     assert [one.filename for one in caught] == [__file__]
 
@@ -415,8 +415,8 @@ class BestOfTwo(Signature):
 
 async def test_only_the_first_of_two_episodes_in_asolve_has_the_session_of_the_run() -> None:
     env, agent = Listed(tool_texts=("It is here.",)), BestOfTwo(TOOLS, WIKI)
-    async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, served):
-        agent.model = served
+    async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, model):
+        agent.model = model
         params = {"max_new_tokens": 200}
         run: Any = agent.asolve
         await run(env, None, params, 3, 1, task=Task("3", 3), seed=7, session_id="s")
@@ -472,11 +472,11 @@ class OwnLoop(AsPublished):
 @pytest.mark.parametrize("opened", [True, False])
 async def test_hooks_called_directly_are_the_published_ones(opened: bool) -> None:
     tokenizer, shop = load_embedded_tokenizer(), Shop()
-    async with serving(tokenizer, look_then_buy) as (engine, served):
-        agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine_url": served.url})
-        agent.tokenizer, agent.url = tokenizer, served.url
+    async with serving(tokenizer, look_then_buy) as (engine, model):
+        agent = OwnLoop(TOOLS, WIKI, "m", "p", rollout_args={"engine": model.url})
+        agent.tokenizer, agent.url = tokenizer, model.url
         if opened:
-            agent.model = served
+            agent.model = model
         result = await agent.asolve(shop, None, None, 3)
         log = list(engine.log)
     assert agent.used == HOOKS

@@ -31,10 +31,10 @@ def _user(request: PolicyRequest) -> str:
 
 
 async def _played(
-    factory: TauBenchFactory, task: Task, served: Model, users: OpenAIUsers
+    factory: TauBenchFactory, task: Task, model: Model, users: OpenAIUsers
 ) -> InteractionResult:
     agent = TrainableToolCallingAgent(
-        model=served,
+        model=model,
         rollout_args={"verify": "off"},
         sampling_params={"max_new_tokens": 2048, "temperature": 0.0},
     )
@@ -56,10 +56,10 @@ async def test_reference_actions_pass_as_tokens(
     policy = reference_policy(play_references(factory, tasks, samples=1))
     async with (
         EmbeddedEngine(tokenizer, _user) as user,
-        serving(tokenizer, policy) as (engine, served),
+        serving(tokenizer, policy) as (engine, model),
         OpenAIUsers(UserConfig(base_url=f"{user.url}/v1", model="u")) as users,
     ):
-        results = await asyncio.gather(*(_played(factory, task, served, users) for task in tasks))
+        results = await asyncio.gather(*(_played(factory, task, model, users) for task in tasks))
     failed = {
         task.id: (r.reward, r.stop_reason, r.metrics)
         for task, r in zip(tasks, results, strict=True)

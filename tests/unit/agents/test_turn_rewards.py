@@ -59,8 +59,8 @@ async def played(
     def speak(request: PolicyRequest) -> Reply:
         return Reply(said[min(request.call, len(said) - 1)])
 
-    async with serving(tokenizer, speak) as (_, served):
-        return await agent(served, **policy).asolve(
+    async with serving(tokenizer, speak) as (_, model):
+        return await agent(model, **policy).asolve(
             env, task=Task("t", 0), max_num_steps=turns, session_id="s"
         )
 

@@ -1,4 +1,4 @@
-"""`toolroll run --sync` and `--no-gc`: what they say is what happens during the run."""
+"""`toolroll run --sync` and `--no-pace-gc`: what they say is what happens during the run."""
 
 from __future__ import annotations
 
@@ -78,8 +78,10 @@ def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
     assert str(result.exception) == "--sync: must be 'always' or 'end'"
 
 
-@pytest.mark.parametrize(("options", "is_paced"), [([], True), (["--no-gc"], False)])
-def test_no_gc_leaves_the_garbage_collector_as_it_is(
+@pytest.mark.parametrize(
+    ("options", "is_paced"), [([], True), (["--pace-gc"], True), (["--no-pace-gc"], False)]
+)
+def test_no_pace_gc_leaves_the_garbage_collector_as_it_is(
     engine: EmbeddedEngine, paced: list[bool], options: list[str], is_paced: bool
 ) -> None:
     before = gc.get_threshold()

@@ -12,9 +12,9 @@ from support.results import episode
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app, main
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
 from toolroll.rollout.runs.report import report
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Status, StopReason, status_of
 
@@ -25,7 +25,7 @@ SHOWN = {
     "--concurrency": "Default: 64",
     "--temperature": "Default: 1.",
     "--parser": "Default: auto",
-    "--max-steps": "Default: 30",
+    "--max-turns": "Default: 30",
     "--verify": "Default: sample",
 }
 RUN = ["run", "desk", "--model", "embedded"]
@@ -143,6 +143,9 @@ def refused(
         (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has only pond"),
         (["view", "torn"], "torn/summary.json cannot be read ("),
         (["view", "odd"], "odd/run.json cannot be read ("),
+        (["engine", "--port", "65536"], "--port: must be at most 65535"),
+        (["engine", "--latency", "-1"], "--latency: must be at least 0"),
+        (["engine", "--context-length", "0"], "--context-length: must be at least 1"),
         (["new-env", "no-folder", "--at", "afile"], "--at: afile/no_folder.py cannot be written: "),
     ],
 )
@@ -186,9 +189,6 @@ def test_help_shows_the_defaults_and_the_version_is_told() -> None:
     "arguments",
     [
         ["demo", "--samples", "0"],
-        ["engine", "--port", "65536"],
-        ["engine", "--latency", "-1"],
-        ["engine", "--context-length", "0"],
         ["view", "run", "--tokens", "-1"],
     ],
 )

@@ -113,7 +113,7 @@ async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
     ):
         listed = {"workers": [{"url": first, "id": "1"}, {"url": second}, {"id": "none"}]}
         async with http_server({"/generate": generate, "/workers": says(listed)}) as url:
-            calls = Engine(EngineConfig(url=url), model_info=INFO)
+            calls = Engine(EngineConfig(engine=url), model_info=INFO)
             task = asyncio.create_task(calls.generate(request()))
             await arrived.wait()
             task.cancel()

@@ -117,7 +117,7 @@ async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() 
 
 async def test_nothing_but_others_answers_is_an_error_that_says_whose() -> None:
     _, handle = flaky(completion([4], id="f" * 32))
-    async with http_server({"/generate": handle}) as url, client(url, attempts=3) as calls:
+    async with http_server({"/generate": handle}) as url, client(url, retries=2) as calls:
         with pytest.raises(
             EngineError,
             match=f"for another request: meta_info.id is '{'f' * 32}', expected .* after 3 "
@@ -237,7 +237,7 @@ async def test_its_episode_is_aborted_and_the_next_is_not_touched(
 ) -> None:
     spoil, words = EPISODES[name]
     faults = fault_at({turn: Fault(garble=spoil)})
-    async with serving(tokenizer, lambda seen: "Hello.", faults=faults, config={"attempts": 1}) as (
+    async with serving(tokenizer, lambda seen: "Hello.", faults=faults, config={"retries": 0}) as (
         engine,
         served,
     ):

@@ -186,19 +186,13 @@ async def test_post_gives_the_json_or_an_engine_error() -> None:
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/generate"])
 def test_the_address_has_one_form(url: str) -> None:
-    assert EngineConfig(url=url).url == "http://h:1"
+    assert EngineConfig(engine=url).engine == "http://h:1"
 
 
 def test_a_bad_configuration_is_refused() -> None:
-    with pytest.raises(ValueError, match="must begin with http"):
-        EngineConfig(url="h:1")
-    with pytest.raises(ValueError, match="extra"):
-        EngineConfig(url="http://h", timeout=3)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="attempts"):
-        EngineConfig(url="http://h", attempts=0)
-
-
-def test_http2_is_refused_in_words() -> None:
-    with pytest.warns(UserWarning, match="use_http2 has no effect") as warned:
-        EngineConfig(url="http://h", use_http2=True)
-    assert len(warned) == 1
+    with pytest.raises(UsageError, match="must begin with http"):
+        EngineConfig(engine="h:1")
+    with pytest.raises(UsageError, match="timeout: is not a setting"):
+        EngineConfig(engine="http://h", timeout=3)  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match="retries: must be at least 0"):
+        EngineConfig(engine="http://h", retries=-1)

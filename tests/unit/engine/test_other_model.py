@@ -16,8 +16,8 @@ from support.processes import free_ports
 
 from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion
 
@@ -81,7 +81,7 @@ async def play_twice(
     """Sample from an engine, start it again as another one, and sample from that."""
     before, after = ModelRoutes(first), ModelRoutes(second)
     async with http_server(before.routes) as url:
-        engine = Engine(EngineConfig(url=url, **config))
+        engine = Engine(EngineConfig(engine=url, **config))
         assert (await engine.generate(request())).output_ids.tolist() == [3]
     port = int(url.rpartition(":")[2])
     async with engine, http_server(after.routes, port=port):
@@ -133,7 +133,7 @@ async def test_a_mismatch_that_is_allowed_is_a_warning(caplog: pytest.LogCapture
 
 
 def test_the_setting_reaches_the_client() -> None:
-    args = RolloutArgs(hf_checkpoint="embedded", allow_model_mismatch=True, pace_gc=False)
+    args = RolloutArgs(model="embedded", allow_model_mismatch=True, pace_gc=False)
     engine = Model.from_args(args, tokenizer=load_embedded_tokenizer()).engine
     assert isinstance(engine, Engine)
     assert engine.config.allow_model_mismatch
@@ -201,7 +201,7 @@ def test_another_event_loop_asks_again() -> None:
             await asyncio.gather(*(engine.generate(request()) for _ in range(8)))
 
     port = free_ports(1)[0]
-    engine = Engine(EngineConfig(url=f"http://127.0.0.1:{port}", **config))
+    engine = Engine(EngineConfig(engine=f"http://127.0.0.1:{port}", **config))
     for _ in range(2):
         model = ModelRoutes({"model_path": "a"})
         model.together = 8

@@ -30,11 +30,11 @@ from toolroll.rollout.errors import (
     UsageError,
     UserSimulatorError,
 )
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
-from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError
+from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.runtime.time_limit import pausable
+from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.rollout.types import (
@@ -135,7 +135,7 @@ async def test_an_adapter_waits_before_it_checks_the_engines_model(
 ) -> None:
     engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
     async with engine:
-        args = RolloutArgs(hf_checkpoint="embedded", engine_url=engine.url, engine_timeout=0.05)
+        args = RolloutArgs(model="embedded", engine=engine.url, engine_timeout=0.05)
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
         result = await player.play(0, {"max_new_tokens": 64})
         await player.aclose()
@@ -156,7 +156,7 @@ async def test_a_503_is_an_outage_only_until_the_first_answer() -> None:
 
     async with (
         http_server({"/generate": generate, "/health": health}) as url,
-        client(url, engine_timeout=600, attempts=2) as calls,
+        client(url, engine_timeout=600, retries=1) as calls,
     ):
         first = await calls.generate(request())
         assert (first.attempts, checks) == (1, [1] * 4)
@@ -174,7 +174,7 @@ async def test_a_library_user_is_not_kept_waiting() -> None:
     async with http_server({}) as gone:
         pass
     pauses = Pauses()
-    async with client(gone, sleep=pauses, attempts=3) as calls:
+    async with client(gone, sleep=pauses, retries=2) as calls:
         with pytest.raises(EngineError, match="after 3 attempts") as raised:
             await calls.generate(request())
     assert not isinstance(raised.value, EngineUnreachableError)
@@ -227,7 +227,7 @@ async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
 
 async def test_a_worker_that_broke_behind_a_router_is_tried_as_often_as_an_engine() -> None:
     seen, handle = flaky(refusal(500, UPSTREAM))
-    async with http_server({"/generate": handle}) as url, client(url, attempts=4) as calls:
+    async with http_server({"/generate": handle}) as url, client(url, retries=3) as calls:
         with pytest.raises(EngineError, match="error sending request after 4 attempts"):
             await calls.generate(request())
     assert len(seen) == 4
@@ -267,7 +267,7 @@ async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts(token
     routes = {"/generate": drop, "/health": says(b"")}
     async with (
         http_server(routes) as url,
-        client(url, sleep=pauses, engine_timeout=600, attempts=4) as calls,
+        client(url, sleep=pauses, engine_timeout=600, retries=3) as calls,
     ):
         with pytest.raises(EngineError, match="after 4 attempts"):
             await calls.generate(request())
@@ -305,7 +305,8 @@ async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
 
 def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
     """A model behind `url` that waits for an engine that is gone."""
-    settings = EngineConfig(url=url, vocab_size=len(tokenizer), **{"engine_timeout": 600, **config})
+    config = {"engine_timeout": 600, **config}
+    settings = EngineConfig(engine=url, vocab_size=len(tokenizer), **config)
     template = ChatTemplate(tokenizer)
     engine = Engine(settings, model_info=None, sleep=sleep)
     return Model(engine, template, get_parser("hermes", template.encoder.control))
@@ -313,7 +314,9 @@ def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
 
 async def run(model: Model, count: int, episodes: list[Episode], done: Any = ()) -> None:
     factory = PondFactory(count)
-    settings = RunSettings({"temperature": 1.0, "max_new_tokens": 256}, concurrency=16)
+    settings = RunSettings(
+        sampling_params={"temperature": 1.0, "max_new_tokens": 256}, concurrency=16
+    )
     play = Runner(factory, lambda: agent(model, verify="off"), settings)
     await play.run(factory.tasks("test"), episodes.append, done=done)
 
@@ -342,7 +345,7 @@ async def test_an_engine_that_is_killed_and_comes_back_costs_no_episode(tokenize
 
         await start()
         episodes: list[Episode] = []
-        async with served(tokenizer, engines[0].url, sleep, attempts=1) as model:
+        async with served(tokenizer, engines[0].url, sleep, retries=0) as model:
             await asyncio.gather(run(model, 200, episodes), kill())
     assert (len(engines), len(pauses)) == (3, 6), "one waits for all"
     assert len({episode.task_id for episode in episodes}) == 200 == len(episodes)
@@ -412,7 +415,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
             await model.engine.model_info()
             await engines[0].kill()
             episodes: list[Episode] = []
-            settings = RunSettings({"max_new_tokens": 64}, episode_timeout=600)
+            settings = RunSettings(sampling_params={"max_new_tokens": 64}, episode_timeout=600)
             factory = PondFactory(1)
             runner = Runner(factory, lambda: agent(model, verify="off"), settings)
             playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))

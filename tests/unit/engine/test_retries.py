@@ -34,7 +34,7 @@ async def test_what_can_succeed_is_tried_again(status: int) -> None:
 
 async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
     pauses = Pauses()
-    config = {"attempts": 8, "backoff": 1.0, "backoff_limit": 4.0}
+    config = {"retries": 7, "backoff": 1.0, "max_backoff": 4.0}
     async with (
         http_server({"/generate": says({"message": "full"}, status=503)}) as url,
         client(url, sleep=pauses, **config) as calls,  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ async def test_a_server_says_when_to_come_back(header: str, least: float, most: 
 
 async def test_an_internal_error_gets_one_more_attempt_only() -> None:
     seen, handle = flaky(refusal(500, b"Internal Server Error"))
-    async with http_server({"/generate": handle}) as url, client(url, attempts=6) as calls:
+    async with http_server({"/generate": handle}) as url, client(url, retries=5) as calls:
         with pytest.raises(EngineError, match="Internal Server Error after 2 attempts"):
             await calls.generate(request())
     assert len(seen) == 2
@@ -75,7 +75,7 @@ async def test_the_deadline_ends_the_attempts() -> None:
     seen, handle = flaky(refusal(503, {"message": "full"}))
     async with (
         http_server({"/generate": handle}) as url,
-        client(url, deadline=5.0, backoff=100.0, backoff_limit=100.0) as calls,
+        client(url, deadline=5.0, backoff=100.0, max_backoff=100.0) as calls,
     ):
         with pytest.raises(EngineError, match="full"):
             await calls.generate(request())
@@ -169,7 +169,7 @@ async def test_a_dropped_connection_is_tried_again(tokenizer: Any) -> None:
 async def test_nothing_listens() -> None:
     async with http_server({}) as url:
         pass
-    async with client(url, attempts=2) as calls:
+    async with client(url, retries=1) as calls:
         with pytest.raises(
             EngineError, match=r"no answer from the engine: .* after 2 attempts"
         ) as raised:

@@ -15,10 +15,10 @@ from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.errors import CompletionError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore, read_episodes
 from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.testing import EmbeddedEngine
 from toolroll.rollout.types import EnvironmentOptions, Episode, GenerateRequest
 
@@ -34,9 +34,9 @@ async def test_an_episodes_experts_cover_all_its_tokens_but_the_last(
     task = desk.tasks("test")[0]
     async with EmbeddedEngine(tokenizer, lambda _: "Thank you.") as engine:
         args = RolloutArgs(
-            engine_url=engine.url,
-            hf_checkpoint="embedded",
-            tool_call_parser="hermes",
+            engine=engine.url,
+            model="embedded",
+            parser="hermes",
             return_routed_experts=True,
         )
         async with Model.from_args(args) as served:
@@ -59,7 +59,7 @@ async def test_an_episodes_experts_cover_all_its_tokens_but_the_last(
 async def test_experts_that_were_not_asked_for_are_not_there(tokenizer: Any) -> None:
     async with (
         EmbeddedEngine(tokenizer, lambda _: "Hello.") as served,
-        Engine(EngineConfig(url=served.url)) as client,
+        Engine(EngineConfig(engine=served.url)) as client,
     ):
         completion = await client.generate(request([1, 2, 3]))
     assert completion.routed_experts is None
@@ -83,7 +83,7 @@ async def test_experts_that_do_not_come_are_missed_aloud(tokenizer: Any) -> None
     """As behind router 0.3.2, which drops the field in silence."""
     async with (
         EmbeddedEngine(tokenizer, lambda _: "Hello.") as served,
-        Engine(EngineConfig(url=served.url, return_routed_experts=True)) as client,
+        Engine(EngineConfig(engine=served.url, return_routed_experts=True)) as client,
     ):
         plain = GenerateRequest(
             np.array([1, 2], dtype=np.int32),

@@ -31,7 +31,7 @@ from toolroll.rollout.types import GenerateRequest
     logprobs=st.booleans(),
 )
 def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
-    encoded = {"input_ids_json": orjson.dumps(ids)[1:-1]} if spliced else {}
+    encoded: Any = {"input_ids_json": orjson.dumps(ids)[1:-1]} if spliced else {}
     asked = request(
         ids,
         **encoded,

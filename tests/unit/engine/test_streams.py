@@ -124,9 +124,21 @@ async def test_an_abort_in_the_queue_repeats_the_last_id_of_incremental_events()
     assert answer.logprobs.tolist() == [-1.0, -2.0] and len(answer.top_logprobs) == 2
 
 
+async def test_the_last_cumulative_event_may_be_empty() -> None:
+    whole = event([11, 15], 2)
+    told, answer = await streamed(event([11], 1), whole, event([], 2, text="", **STOP))
+    assert told == [[11], [11, 15]]
+    assert answer.finish_reason == "stop" and answer.output_ids.tolist() == [11, 15]
+    assert answer.logprobs.tolist() == [-1.0, -2.0] and answer.text == "".join(map(chr, [11, 15]))
+    in_one_chunk = whole + b"\n\ndata: " + event([], 2, text="", **STOP)
+    told, again = await streamed(event([11], 1), event([11, 15], 2), in_one_chunk)
+    assert again.output_ids.tolist() == [11, 15] and len(again.logprobs) == 2
+
+
 @pytest.mark.parametrize(
     ("events", "message"),
     [
+        ([event([11], 1), event([11, 12], 2), event([], 3, **ABORT)], "neither cumulative nor"),
         ([event([11], 1), event([12], 3)], "neither cumulative nor incremental"),
         ([event([11], 1), event([11, 12], 1, **ABORT)], "counts 1 sampled tokens and sent 2"),
         (

@@ -19,7 +19,7 @@ from support.patience import PATIENCE
 from support.raw_server import Talk, Talker, ok, sampled, talking
 
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.errors import CompletionError, EngineError, describe
+from toolroll.rollout.errors import CompletionError, EngineError, UsageError, describe
 
 SAMPLED = sampled(3)
 
@@ -148,13 +148,13 @@ async def test_tls_with_the_systems_certificates(
         async with client(server.url) as calls:
             assert await asked(calls) == 3
             long = request([1] * 300_000 + [4])
-            engine = Engine(EngineConfig(url=server.url), model_info=type(INFO)())
+            engine = Engine(EngineConfig(engine=server.url), model_info=type(INFO)())
             assert (await engine.generate(long)).output_ids.tolist() == [4]
             assert await asked(calls, 5) == 5
             await engine.aclose()
         assert len(server.talkers) == 2
         monkeypatch.delenv("SSL_CERT_FILE")
-        async with client(server.url, attempts=1) as calls:
+        async with client(server.url, retries=0) as calls:
             with pytest.raises(EngineError, match="certificate verify failed"):
                 await calls.generate(request())
             assert "certificate verify failed" in (await calls.health()).why
@@ -172,7 +172,7 @@ def test_another_event_loop_opens_connections_of_its_own() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-    calls = Engine(EngineConfig(url=f"http://127.0.0.1:{port}"), model_info=INFO)
+    calls = Engine(EngineConfig(engine=f"http://127.0.0.1:{port}"), model_info=INFO)
 
     async def play(*, last: bool) -> int:
         async with talking(echo, port=port):
@@ -239,8 +239,8 @@ async def test_credentials_go_to_no_other_server() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://me:secret@host", "http://", f"http://{'a' * 70}.test:1"])
 def test_an_address_that_is_none_is_refused_without_its_credentials(url: str) -> None:
-    with pytest.raises(ValueError, match="the engine's address") as raised:
-        EngineConfig(url=url)
+    with pytest.raises(UsageError, match="the engine's address") as raised:
+        EngineConfig(engine=url)
     assert "secret" not in str(raised.value)
 
 
@@ -359,7 +359,7 @@ async def test_an_answer_that_was_given_up_is_not_the_next_ones() -> None:
 
     async with (
         talking(talk) as server,
-        client(server.url, attempts=1, attempt_timeout=600) as calls,
+        client(server.url, retries=0, attempt_timeout=600) as calls,
     ):
         assert await asked(calls, 4) == 4
         late, given_up = (asyncio.create_task(asked(calls, 9)) for _ in range(2))
@@ -418,7 +418,7 @@ async def test_nobody_there() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         port = bound.getsockname()[1]
-        async with client(f"http://127.0.0.1:{port}", attempts=1) as calls:
+        async with client(f"http://127.0.0.1:{port}", retries=0) as calls:
             with pytest.raises(
                 EngineError, match=f"no connection to 127.0.0.1:{port}: Connection refused"
             ):
@@ -436,7 +436,7 @@ async def test_a_host_that_does_not_exist_is_looked_up_again(
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    async with client("http://engine.test", attempts=2) as calls:
+    async with client("http://engine.test", retries=1) as calls:
         with pytest.raises(EngineError, match=r"no connection to engine\.test:80: .*not known"):
             await calls.generate(request())
     assert lookups == ["engine.test"] * 2
@@ -450,7 +450,7 @@ async def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.Monke
         return await asyncio.Event().wait()  # type: ignore[return-value]
 
     monkeypatch.setattr(loop, "getaddrinfo", lookup)
-    async with client("http://engine.test", attempts=1, connect_timeout=600) as calls:
+    async with client("http://engine.test", retries=0, connect_timeout=600) as calls:
         waiting = asyncio.create_task(calls.generate(request()))
         await looking.wait()
         skip(601)

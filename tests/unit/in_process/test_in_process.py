@@ -62,7 +62,7 @@ async def test_refusals_are_the_sdks_own_errors() -> None:
 
 async def test_a_retry_after_an_engines_failure() -> None:
     plan = lambda request: Fault(status=503, body=b"{}") if request.index < 2 else None
-    async with in_process(lambda request: "Hello.", faults=plan, config={"attempts": 1}) as (
+    async with in_process(lambda request: "Hello.", faults=plan, config={"retries": 0}) as (
         bench,
         client,
     ):

@@ -54,7 +54,7 @@ def unmasked(node: SequenceNode) -> list[int]:
 
 
 @pytest.mark.parametrize("entered", [True, False])
-@pytest.mark.parametrize("kind", [str, lambda url: EngineConfig(url=url), Engine])
+@pytest.mark.parametrize("kind", [str, lambda url: EngineConfig(engine=url), Engine])
 async def test_a_tokenizer_is_found_from_the_model_of_an_address(kind: Any, entered: bool) -> None:
     """The first calls are concurrent. They open one model."""
     async with endpoint(load_embedded_tokenizer(), lambda _: "Hello.") as bench:

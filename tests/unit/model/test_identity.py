@@ -38,7 +38,7 @@ from toolroll.rollout.testing import (
 )
 from toolroll.rollout.types import Completion, GenerateRequest
 
-ANOTHER = "whose tokenizer is not that of 'embedded' (hf_checkpoint, --model)"
+ANOTHER = "whose tokenizer is not that of 'embedded' (--model)"
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Any:
@@ -79,7 +79,7 @@ async def served_at(
 ) -> AsyncIterator[Model]:
     template = ChatTemplate(tokenizer)
     parser = get_parser(parser_name, template.encoder.control)
-    async with Model(Engine(EngineConfig(url=url)), template, parser, name=name) as served:
+    async with Model(Engine(EngineConfig(engine=url)), template, parser, name=name) as served:
         yield served
 
 
@@ -98,7 +98,7 @@ async def test_a_parser_that_does_not_fit_the_template_is_a_warning(tokenizer: A
         served_at(engine.url, tokenizer, parser_name="llama3") as served,
     ):
         [warning] = await served.check_identity()
-    assert "'llama3' (tool_call_parser, --parser) cannot read, but 'hermes' can" in warning
+    assert "'llama3' (--parser) cannot read, but 'hermes' can" in warning
 
 
 @pytest.mark.parametrize("change", [fewer_merges, other_end])
@@ -368,7 +368,7 @@ async def test_the_check_asks_for_nothing_but_text(tokenizer: Any) -> None:
         return web.Response(status=404)
 
     routes = {"/tokenize": handle, "/generate": handle}
-    async with http_server(routes) as url, Engine(EngineConfig(url=url)) as engine:
+    async with http_server(routes) as url, Engine(EngineConfig(engine=url)) as engine:
         await check_identity(engine, ChatTemplate(tokenizer), name="embedded")
     assert len(asked) == 2
     assert [

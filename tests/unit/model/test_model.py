@@ -13,8 +13,8 @@ import pytest
 from support.episodes import serving
 
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
-from toolroll.rollout.model.config import read_args
 from toolroll.rollout.model.model import Model, read_template
+from toolroll.rollout.model.rollout_args import read_args
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at
@@ -43,7 +43,7 @@ async def test_it_is_made_from_arguments_in_any_form(kind: Any) -> None:
 def test_a_tokenizer_is_named_by_folder_or_as_the_embedded_one(tmp_path: Path) -> None:
     assert len(load_tokenizer("embedded")) == len(load_tokenizer(str(embedded_tokenizer_path())))
     with pytest.raises(UsageError, match="no tokenizer is named"):
-        load_tokenizer(None)
+        load_tokenizer("")
     with pytest.raises(UsageError, match="no tokenizer can be loaded from") as raised:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(raised.value)

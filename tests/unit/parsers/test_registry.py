@@ -20,8 +20,8 @@ from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.reasoning import get_reasoning, reasoning_names
 from toolroll.parsers.registry import get_parser, parser_names, register
 from toolroll.parsers.types import UnknownParserError
-from toolroll.rollout.model.config import read_args
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.rollout_args import read_args
 
 SGLANG = (
     "apertus2509 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots "
@@ -133,7 +133,7 @@ def test_an_unknown_reasoning_format_is_told_what_there_is() -> None:
 
 
 async def test_auto_takes_the_parser_that_reads_what_the_template_writes(tokenizer: Any) -> None:
-    args = read_args({"tool_call_parser": "auto"})
+    args = read_args({"parser": "auto"})
     async with Model.from_args(args, tokenizer=tokenizer) as served:
         assert served.parser.name == infer_parser(tokenizer) == "hermes"
         assert served.parser.control_tokens >= {"<tool_call>"}

@@ -17,11 +17,14 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.callbacks import Callback
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode
 
-SETTINGS = RunSettings({"temperature": 1.0, "max_new_tokens": 256}, samples=2, concurrency=3)
+SETTINGS = RunSettings(
+    sampling_params={"temperature": 1.0, "max_new_tokens": 256}, samples=2, concurrency=3
+)
 
 
 async def play(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import find_environment, load_environment
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.setup import worker_settings
 from toolroll.rollout.types import EnvironmentOptions, Task
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.results import episode, exported, trajectory
+from support.results import episode, exported, summary_of, trajectory
 from support.tau import REAL
 from typer.testing import CliRunner
 
@@ -20,10 +20,9 @@ from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export import tau_bench_results
-from toolroll.rollout.runs.export.samples import sample_rows
+from toolroll.rollout.runs.export.dataset import sample_rows
 from toolroll.rollout.runs.pass_at_k import pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.summary import summarize
 from toolroll.rollout.types import Episode, StopReason
 
 
@@ -88,7 +87,7 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
         int(k): float(value) for k, value in re.findall(r"k=(\d+): ([\d.]+)", printed.getvalue())
     }
     rewards = {
-        task: found for task, found in summarize(trials())["pond"].rewards.items() if task != "t-6"
+        task: found for task, found in summary_of(*trials()).rewards.items() if task != "t-6"
     }
     assert theirs == {k: pytest.approx(pass_hat_k(list(rewards.values()), k)) for k in (1, 2, 3, 4)}
 

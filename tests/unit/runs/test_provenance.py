@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from support.source import ROOT
 
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.provenance import (
     benchmark_packages,
     command_without_secrets,
@@ -19,7 +18,8 @@ from toolroll.rollout.runs.provenance import (
     provenance,
     without_secrets,
 )
-from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.runs.registry import _Configured, load_environment
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory, read_settings
 from toolroll.rollout.runs.setup import prepare
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
@@ -86,10 +86,13 @@ def test_the_commit_of_a_checkout_is_known() -> None:
     assert found is None or len(found.removesuffix("-dirty")) == 40
 
 
-def test_the_benchmarks_package_is_named() -> None:
+def test_the_benchmarks_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert benchmark_packages(load_environment("desk")) == {}
     bfcl = load_environment("bfcl/multi_turn_base")
     assert benchmark_packages(bfcl) == {"bfcl-eval": package_version("bfcl-eval")}
+    desk = load_environment("desk")
+    monkeypatch.setattr(desk, "packages", ("numpy",), raising=False)
+    assert list(benchmark_packages(_Configured(desk, {"policy": "brief"}))) == ["numpy"]
 
 
 def test_a_later_run_adds_what_differs() -> None:

@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.results import episode, trajectory
+from support.results import episode, summary_of, trajectory
 
 from toolroll.rollout.cli.display import results_table
 from toolroll.rollout.runs.report import by_task, report, write_summary
-from toolroll.rollout.runs.summary import Summary, summarize
-from toolroll.rollout.types import Episode, StopReason
-
-
-def summary_of(*episodes: Episode) -> Summary:
-    return summarize(episodes)["pond"]
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.types import StopReason
 
 
 def drawn(found: Any, columns: int) -> str:
@@ -272,5 +268,5 @@ def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
 def test_the_ids_of_tasks_may_hold_any_digits() -> None:
     """ "²" and "٣" are digits for Python, but `int` reads only the second."""
     names = ["t10", "t9", "t²", "t٣", "2", "", "t"]
-    found = by_task(summarize([episode(name) for name in names])["pond"], names)
+    found = by_task(summary_of(*(episode(name) for name in names)), names)
     assert list(found) == ["", "2", "t", "t٣", "t9", "t10", "t²"]

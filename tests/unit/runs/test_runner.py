@@ -16,7 +16,8 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.runner import Runner, RunSettings, RunStoppedError, episode_seed
+from toolroll.rollout.runs.runner import Runner, RunStoppedError, episode_seed
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
 
@@ -24,7 +25,7 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 
 def runner(factory: PondFactory, served: Model, **settings: Any) -> Runner:
-    return Runner(factory, lambda: agent(served), RunSettings(PARAMS, **settings))
+    return Runner(factory, lambda: agent(served), RunSettings(sampling_params=PARAMS, **settings))
 
 
 async def play(
@@ -227,7 +228,9 @@ async def test_a_step_has_its_time(tokenizer: Any) -> None:
 
         episodes: list[Episode] = []
         playing = asyncio.create_task(
-            Runner(factory, make, RunSettings(PARAMS)).run(factory.tasks("test"), episodes.append)
+            Runner(factory, make, RunSettings(sampling_params=PARAMS)).run(
+                factory.tasks("test"), episodes.append
+            )
         )
         while len(episodes) < 2 or not stands.is_set():
             await asyncio.sleep(0.001)
@@ -290,7 +293,9 @@ async def test_settings_that_cannot_work_end_it_at_once(tokenizer: Any) -> None:
     factory = PondFactory(50)
     async with serving(tokenizer, look) as (_, served):
         made = Runner(
-            factory, lambda: agent(served), RunSettings({"temprature": 1.0}, concurrency=4)
+            factory,
+            lambda: agent(served),
+            RunSettings(sampling_params={"temprature": 1.0}, concurrency=4),
         )
         with pytest.raises(ExceptionGroup) as stopped:
             await made.run(factory.tasks("test"), lambda episode: None)
@@ -313,7 +318,7 @@ async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
     [
         {"samples": 0},
         {"concurrency": 0},
-        {"max_num_steps": 0},
+        {"max_turns": 0},
         {"reruns": -1},
         {"episode_timeout": 0},
         {"give_up_after": 0},

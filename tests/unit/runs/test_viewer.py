@@ -21,9 +21,7 @@ from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.viewer import write_page
-from toolroll.rollout.runs.viewer.data import conversation
-from toolroll.rollout.runs.viewer.pieces import Pieces
-from toolroll.rollout.runs.viewer.reason import reward_reason
+from toolroll.rollout.runs.viewer.data import Pieces, conversation, reward_reason
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import RolloutError, first_error
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime import event_loop
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode, Task
 
 
@@ -85,6 +86,29 @@ def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptu
     finally:
         signal.signal(signal.SIGINT, handled)
     assert "code that was left behind on the event loop ended it" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["task KeyboardInterrupt", "callback KeyboardInterrupt"])
+def test_a_keyboard_interrupt_of_left_behind_code_is_not_ctrl_c(how: str, loop_of: str) -> None:
+    async def main() -> int:
+        exits(how)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return 3
+
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run(main()) == 3
+
+
+def test_a_second_ctrl_c_ends_a_main_that_suppresses_the_first(loop_of: str) -> None:
+    async def main() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main())
 
 
 @pytest.mark.parametrize("how", WAYS)

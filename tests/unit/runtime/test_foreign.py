@@ -17,10 +17,11 @@ from support.toy_environment import PondFactory
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runs.worker_pool import play_on_workers
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Environment, Episode, InteractionResult, Status, StopReason, Task
 
 BAD = {"t-3", "t-4", "t-11"}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.scripted_runs import Scripted, ScriptedFactory, play
 
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage
+from toolroll.rollout.settings import RolloutArgs
 
 
 @pytest.fixture(autouse=True)
@@ -90,14 +90,14 @@ def look(seen: list[bool]) -> Any:
 async def test_a_served_model_that_is_opened_from_arguments_does_until_it_is_closed(
     pace_gc: bool,
 ) -> None:
-    args = RolloutArgs(hf_checkpoint="embedded", tool_call_parser="hermes", pace_gc=pace_gc)
+    args = RolloutArgs(model="embedded", parser="hermes", pace_gc=pace_gc)
     async with Model.from_args(args):
         assert is_paced() is pace_gc
     assert not is_paced()
 
 
 async def test_the_first_model_to_close_leaves_the_other_ones_pace() -> None:
-    args = RolloutArgs(hf_checkpoint="embedded", tool_call_parser="hermes")
+    args = RolloutArgs(model="embedded", parser="hermes")
     first, second = Model.from_args(args), Model.from_args(args)
     await first.aclose()
     assert is_paced()

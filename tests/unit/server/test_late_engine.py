@@ -28,7 +28,7 @@ def free_port() -> int:
 def not_started(tokenizer: Any, port: int) -> Model:
     """A served model whose engine will listen on `port`."""
     template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(url=f"http://127.0.0.1:{port}", backoff=0.001, attempts=1))
+    engine = Engine(EngineConfig(engine=f"http://127.0.0.1:{port}", backoff=0.001, retries=0))
     return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 

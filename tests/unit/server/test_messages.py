@@ -497,7 +497,7 @@ async def test_every_other_refusal_is_in_anthropics_form_too(tokenizer: Any) -> 
         lambda request: "Hello.",
         settings={"api_key": "secret-key"},
         faults=lambda request: Fault(status=503, body=b"{}"),
-        config={"attempts": 1},
+        config={"retries": 0},
     ) as bench:
         status, answer = await bench.post(PATH, HELLO)
         assert (status, answer["error"]["type"]) == (401, "authentication_error")

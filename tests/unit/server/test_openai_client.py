@@ -115,7 +115,7 @@ async def test_openai_retries_what_the_engine_refused(stream: bool) -> None:
     down = Fault(status=503, body=b'{"error":"overloaded"}')
     plan = lambda request: down if request.index in (1, 2, 4, 5) else None
     async with endpoint(
-        load_embedded_tokenizer(), saying, faults=plan, config={"attempts": 2}
+        load_embedded_tokenizer(), saying, faults=plan, config={"retries": 1}
     ) as bench:
         client = bench.client(max_retries=2)
         await play(partial(streamed, client) if stream else client.chat.completions.create)
@@ -126,7 +126,7 @@ async def test_openai_retries_what_the_engine_refused(stream: bool) -> None:
 @SMALL
 async def test_openai_without_retries_gets_the_error(any_tokenizer: Any) -> None:
     plan = lambda request: Fault(status=503, body=b'{"error":"overloaded"}')
-    async with endpoint(any_tokenizer, saying, faults=plan, config={"attempts": 1}) as bench:
+    async with endpoint(any_tokenizer, saying, faults=plan, config={"retries": 0}) as bench:
         with pytest.raises(InternalServerError) as caught:
             await bench.client(max_retries=0).chat.completions.create(model="m", messages=FIRST)
         assert (caught.value.status_code, caught.value.code) == (503, "engine_overloaded")

@@ -89,7 +89,7 @@ def state(live: LiveSession) -> dict[str, Any]:
         ],
         "lineages": dict(session._tree.lineages),
         "responses": {
-            name: (stored.turn.node.index, stored.kept.instructions, stored.body)
+            name: (stored.turn and stored.turn.node.index, stored.instructions, stored.body)
             for name, stored in live.responses._responses.items()
         },
         "trace": [(node.index, kind) for node, kind in live.trace],

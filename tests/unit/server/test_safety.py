@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from openai import AuthenticationError
-from pydantic import ValidationError
 from support.endpoints import Bench, endpoint
 from yarl import URL
 
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server import EndpointSettings, session_key
 from toolroll.rollout.testing import Fault, Reply
 
@@ -29,10 +29,10 @@ async def chat(bench: Bench, session: str = "s", **more: Any) -> tuple[int, Any]
 
 def test_another_address_than_loopback_needs_a_key() -> None:
     for host in ("0.0.0.0", "192.168.0.1", "::"):
-        with pytest.raises(ValidationError, match="api_key"):
+        with pytest.raises(UsageError, match="api_key"):
             EndpointSettings(host=host)
         EndpointSettings(host=host, api_key=KEY)
-    with pytest.raises(ValidationError):
+    with pytest.raises(UsageError):
         EndpointSettings(api_key="short")
 
 
@@ -161,7 +161,7 @@ async def test_each_failure_has_its_code_and_says_whether_to_try_again(
 ) -> None:
     settings = {"timeout": 0.3} if fault.hang else {}
     plan = lambda request: fault if request.index == 0 else None
-    config = {"attempts": 1}
+    config = {"retries": 0}
     async with endpoint(
         tokenizer, lambda request: "Hello there.", faults=plan, config=config, settings=settings
     ) as bench:

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.http.serve import serve
+from toolroll.rollout.settings import RolloutArgs
 
 
 def test_another_address_needs_a_key() -> None:
@@ -33,7 +33,7 @@ def test_another_address_needs_a_key() -> None:
         (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is set by each request"]),
         (["--history", "forget"], ["--history", "fork", "preserve"]),
         (["--seed", "never"], ["--seed", "refuse", "best_effort"]),
-        (["--max-tokens", "0"], ["--max-tokens"]),
+        (["--default-max-tokens", "0"], ["--default-max-tokens"]),
         (["--max-body", "5"], ["--max-body"]),
         (["--max-text", "5"], ["--max-text"]),
     ],
@@ -76,7 +76,7 @@ async def test_the_start_waits_for_an_engine_that_is_starting(
 
     engine = StartingEngine(tokenizer)
     async with engine:
-        args = RolloutArgs(hf_checkpoint="embedded", engine_url=engine.url, engine_timeout=0.05)
+        args = RolloutArgs(model="embedded", engine=engine.url, engine_timeout=0.05)
         await serve(args, EndpointSettings(port=0), stop)
         assert engine.checks == 3  # down, up, and once more before the start
     [waiting, _] = [record.getMessage() for record in caplog.records if "engine" in record.name]
@@ -97,14 +97,14 @@ async def test_a_signal_ends_the_wait_for_the_engine(tokenizer: Any) -> None:
 
     ready: list[str] = []
     async with Down(tokenizer) as engine:
-        args = RolloutArgs(hf_checkpoint="embedded", engine_url=engine.url, engine_timeout=600)
+        args = RolloutArgs(model="embedded", engine=engine.url, engine_timeout=600)
         await serve(args, EndpointSettings(port=0), ready.append)
     assert ready == []
 
 
 @pytest.mark.parametrize(
     ("flags", "found"),
-    [([], (0.0, True)), (["--no-gc", "--engine-timeout", "60"], (60.0, False))],
+    [([], (0.0, True)), (["--no-pace-gc", "--engine-timeout", "60"], (60.0, False))],
 )
 def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
     flags: list[str], found: tuple[float, bool], monkeypatch: pytest.MonkeyPatch

@@ -82,11 +82,11 @@ async def test_what_is_committed_while_others_are_checked_is_checked_too(tokeniz
         verifier = bench.served.template.verifier
         check, seen = verifier.check, list[int]()
 
-        def slow(served: Any) -> str | None:
-            seen.append(len(served.messages))
+        def slow(sequence: Any) -> str | None:
+            seen.append(len(sequence.messages))
             begun.set()
             assert go_on.wait(60)
-            return check(served)
+            return check(sequence)
 
         verifier.check = slow  # type: ignore[method-assign]
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
@@ -139,7 +139,7 @@ async def test_a_check_that_fails_is_made_again(tokenizer: Any) -> None:
         verifier = bench.served.template.verifier
         check = verifier.check
 
-        def broken(served: Any) -> str | None:
+        def broken(sequence: Any) -> str | None:
             raise MemoryError
 
         verifier.check = broken  # type: ignore[method-assign]
@@ -155,7 +155,9 @@ async def test_a_session_deleted_while_it_is_checked_is_said_to_be(tokenizer: An
         tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
     ) as bench:
         await bench.post(CHAT, {"messages": [USER]})
-        bench.served.template.verifier.check = lambda served: (begun.set(), go_on.wait(60), None)[2]  # type: ignore[func-returns-value, method-assign]
+        bench.served.template.verifier.check = lambda sequence: (begun.set(), go_on.wait(60), None)[
+            2
+        ]  # type: ignore[func-returns-value, method-assign]
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
         await asyncio.to_thread(begun.wait)
         async with bench.http.delete(f"{bench.url}/sessions/s") as response:

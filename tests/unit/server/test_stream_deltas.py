@@ -53,7 +53,7 @@ def models(name: str, *, control: bool) -> list[Model]:
     for end in ("", OPENED):
         template = ChatTemplate(tokenizer, chat_template=tokenizer.chat_template + end)
         parser = kind(template.encoder.control)
-        found.append(Model(Engine(EngineConfig(url="http://127.0.0.1:1")), template, parser))
+        found.append(Model(Engine(EngineConfig(engine="http://127.0.0.1:1")), template, parser))
     return found
 
 

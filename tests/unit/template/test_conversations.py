@@ -97,7 +97,7 @@ async def serving(
         return Reply(output_ids=case.sampled_ids, stop=case.finish_reason == "stop")
 
     async with EmbeddedEngine(template.tokenizer, say) as engine:
-        client = Engine(EngineConfig(url=engine.url, vocab_size=len(template.tokenizer)))
+        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(template.tokenizer)))
         async with Model(client, template, HermesParser(), threads=1) as served:
             yield engine, served
 

@@ -15,8 +15,9 @@ from support.patience import PATIENCE
 from support.processes import serving
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.settings import EmbeddedEngineSettings
 from toolroll.rollout.testing import EmbeddedEngine, serve_in_thread
-from toolroll.rollout.testing.serve import EngineSettings, _policy, serve
+from toolroll.rollout.testing.serve import _policy, serve
 
 
 def ask(url: str, key: str = "s") -> str:
@@ -104,26 +105,25 @@ async def test_a_wrong_script_is_told_with_both_shapes(tmp_path: Path, text: str
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UsageError, match=r'script\.json is not a script.*"routing key".*"replies"'):
         async with asyncio.timeout(PATIENCE):
-            await serve(EngineSettings(port=0, script_file=path))
+            await serve(EmbeddedEngineSettings(port=0, script=path))
 
 
 async def test_what_cannot_be_served_says_why(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
-        await serve(EngineSettings(port=0, tokenizer=str(tmp_path / "nothing")))
+        await serve(EmbeddedEngineSettings(port=0, tokenizer=str(tmp_path / "nothing")))
     with pytest.raises(UsageError, match=r"nothing\.json cannot be read"):
-        await serve(EngineSettings(port=0, script_file=tmp_path / "nothing.json"))
+        await serve(EmbeddedEngineSettings(port=0, script=tmp_path / "nothing.json"))
     async with EmbeddedEngine(tokenizer) as engine:
         port = int(engine.url.rpartition(":")[2])
         with pytest.raises(UsageError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use"):
-            await serve(EngineSettings(port=port))
+            await serve(EmbeddedEngineSettings(port=port))
 
 
 async def test_a_model_that_cannot_be_served_says_why(tmp_path: Path, llama: Path) -> None:
     with pytest.raises(UsageError, match=r"config\.json cannot be read"):
-        await serve(EngineSettings(port=0, model=tmp_path))
+        await serve(EmbeddedEngineSettings(port=0, model=str(tmp_path)))
     with pytest.raises(UsageError, match="the context length is at most 1024, not 1025"):
-        await serve(EngineSettings(port=0, model=llama, context_length=1025))
-    for name, value in {"tokenizer": "embedded", "script_file": tmp_path, "latency": 0.1}.items():
-        option = f"--{name.removesuffix('_file')}"
-        with pytest.raises(UsageError, match=f"{option} cannot be combined with --model"):
-            await serve(EngineSettings(port=0, model=llama, **{name: value}))  # type: ignore[arg-type]
+        await serve(EmbeddedEngineSettings(port=0, model=str(llama), context_length=1025))
+    for name, value in {"tokenizer": "embedded", "script": tmp_path, "latency": 0.1}.items():
+        with pytest.raises(UsageError, match=f"--{name} cannot be combined with --model"):
+            await serve(EmbeddedEngineSettings(port=0, model=str(llama), **{name: value}))

@@ -103,11 +103,6 @@ class ResetResponse:
     observation: ObservationText
     info: HookInfo
 
-    @classmethod
-    def of(cls, observation: Observation) -> ResetResponse:
-        """Return `observation` in tau-bench's form."""
-        return cls(ObservationText.of(observation), HookInfo(observation.info))
-
 
 @dataclass(slots=True)
 class StepResponse:
@@ -121,33 +116,22 @@ class StepResponse:
     info: HookInfo
     result: StepResult
 
-    @classmethod
-    def of(cls, result: StepResult) -> StepResponse:
-        """Return `result` in tau-bench's form."""
-        reward = 0.0 if result.reward is None else result.reward
-        return cls(_text(result), reward, result.done, HookInfo(result.info), result)
-
 
 class HookCall(Coroutine[Any, Any, Any]):
     """A call to the environment that a hook made. The hook can await it, return it, or read its
     result.
 
     With `await`, the result is what `start` returns. Without it, the `HookCall` has the attributes
-    and items of the response, which is `form(result)`. Reading one of them calls `read`, which
-    waits for the result. The call is executed once, even if the hook does both.
+    and items of the response, which is the result in tau-bench's form. Reading one of them calls
+    `read`, which waits for the result. The call is executed once, even if the hook does both.
     """
 
-    def __init__(
-        self,
-        start: Callable[[], Awaitable[Any]],
-        read: Callable[[], Any],
-        form: Callable[[Any], Any],
-    ) -> None:
-        vars(self).update(_start=start, _read=read, _form=form, _running=None)
+    def __init__(self, start: Callable[[], Awaitable[Any]], read: Callable[[], Any]) -> None:
+        vars(self).update(_start=start, _read=read, _running=None)
         vars(self).update(_result=_MISSING, _response=_MISSING, _awaited=False)
 
     @classmethod
-    def of(cls, returned: Any, form: Callable[[Any], Any]) -> HookCall:
+    def of(cls, returned: Any, form: Callable[[Any], Any] = lambda response: response) -> HookCall:
         """Return a `HookCall` for what an environment's method has `returned`: another `HookCall`,
         a result or an awaitable. Its result and its response are the response in tau-bench's form,
         changed by `form`.
@@ -165,7 +149,7 @@ class HookCall(Coroutine[Any, Any, Any]):
                 raise UsageError("the environment is async: write `await` before the hook's call")
             return form(_tau_form(returned))
 
-        return cls(start, read, _same)
+        return cls(start, read)
 
     def __await__(self) -> Generator[Any, None, Any]:
         vars(self)["_awaited"] = True
@@ -197,7 +181,7 @@ class HookCall(Coroutine[Any, Any, Any]):
         if self._result is _MISSING:
             vars(self)["_result"] = self._read()
         if self._response is _MISSING:
-            vars(self)["_response"] = self._form(self._result)
+            vars(self)["_response"] = _tau_form(self._result)
         return self._response
 
     def executed(self) -> bool:
@@ -238,18 +222,17 @@ def step_hook(env: Any, action: Any) -> HookCall:
     """Step `env` with `action`, and return the call. Its result has `observation`, `reward`, `done`
     and `info`. `env` is as in `reset_hook`.
     """
-    return HookCall.of(env.step(action), _same)
+    return HookCall.of(env.step(action))
 
 
 def _tau_form(result: Any) -> Any:
     """Return the result of a reset or a step in tau-bench's form."""
     if isinstance(result, Observation):
-        return ResetResponse.of(result)
-    return StepResponse.of(result) if isinstance(result, StepResult) else result
-
-
-def _same(value: T) -> T:
-    return value
+        return ResetResponse(ObservationText.of(result), HookInfo(result.info))
+    if isinstance(result, StepResult):
+        reward = 0.0 if result.reward is None else result.reward
+        return StepResponse(_text(result), reward, result.done, HookInfo(result.info), result)
+    return result
 
 
 class HookEnvironment:
@@ -279,7 +262,7 @@ class HookEnvironment:
         """Return and record the call of `method`. In a plain hook, also execute it at once: if such
         a hook ignores the result, nothing else would execute the call.
         """
-        call = HookCall(start, lambda: self._wait(start, now), _tau_form)
+        call = HookCall(start, lambda: self._wait(start, now))
         self._calls.append((method, call))
         try:
             asyncio.get_running_loop()

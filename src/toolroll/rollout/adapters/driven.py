@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from toolroll.parsers.infer import infer_parser
-from toolroll.parsers.registry import get_parser
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.framework_engine import FrameworkEngine, Sampled
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     Environment,
     GenerateRequest,
@@ -46,12 +44,11 @@ class DrivenEpisode:
     """One episode of `env` for which you sample: `start` and `step` return a prompt, and `step`
     takes the ids that you sampled for this prompt.
 
-    `tokenizer` must have a chat template. `context_length` is the model's limit in tokens.
-    `tool_call_parser` is SGLang's name of a parser, or "auto" to infer the parser from the chat
-    template. `settings` are the agent's settings, such as `parallel_calls` or `on_invalid_call`.
+    `tokenizer` must have a chat template. These fields of `settings` have no effect: `env`,
+    `env_args`, `split`, `user`, `user_settings`, `reruns` and `concurrency`.
 
     Example:
-        episode = DrivenEpisode(env, task, tokenizer, context_length=32768)
+        episode = DrivenEpisode(env, task, tokenizer, EpisodeSettings(context_length=32768))
         prompt = await episode.start()
         while prompt is not None:
             ids, logprobs = await sample(prompt)  # yours
@@ -64,22 +61,21 @@ class DrivenEpisode:
         env: Environment,
         task: Task,
         tokenizer: Any,
-        *,
-        context_length: int | None = None,
-        tool_call_parser: str = "auto",
-        max_turns: int = 30,
-        seed: int = 0,
-        settings: Mapping[str, Any] | None = None,
+        settings: EpisodeSettings | None = None,
     ) -> None:
-        self._env, self._task, self._seed, self._max_turns = env, task, seed, max_turns
+        settings = settings or EpisodeSettings()
+        self._env, self._task, self._settings = env, task, settings
+        length = settings.context_length
         # The caller limits each turn itself. Here, only the context length limits it.
-        self._params = {"max_new_tokens": context_length or _NO_LIMIT}
-        self._template = ChatTemplate(tokenizer)
-        self._engine = _WaitingEngine(context_length=context_length, vocab_size=len(tokenizer))
-        name = infer_parser(tokenizer, None) if tool_call_parser == "auto" else tool_call_parser
-        parser = get_parser(name, self._template.encoder.control)
-        self._model = Model(self._engine, self._template, parser, threads=1)
-        self._agent = agent_maker("tool-calling")(self._model, dict(settings or {}))
+        self._params = {"max_new_tokens": length or _NO_LIMIT}
+        self._engine = _WaitingEngine(context_length=length, vocab_size=len(tokenizer))
+        self._model = Model.from_args(
+            # an episode must not change the collector of the caller's process
+            settings.filled(pace_gc=False, concurrency=1).rollout_args(),
+            tokenizer=tokenizer,
+            engine=lambda config: self._engine,
+        )
+        self._agent = agent_maker(settings.agent)(self._model, settings.agent_settings)
         self._playing: asyncio.Task[InteractionResult] | None = None
         self._waiting = False
 
@@ -93,9 +89,9 @@ class DrivenEpisode:
                 None,
                 self._params,
                 self._task.index,
-                self._max_turns,
+                self._settings.max_turns,
                 task=self._task,
-                seed=self._seed,
+                seed=self._settings.seed,
                 session_id=uuid.uuid4().hex,
             )
         )
@@ -121,7 +117,7 @@ class DrivenEpisode:
                 "no prompt is waiting: call start first, and call step only after start or step "
                 "has returned a prompt"
             )
-        ended = len(ids) > 0 and ids[-1] in self._template.stop_token_ids
+        ended = len(ids) > 0 and ids[-1] in self._model.template.stop_token_ids
         if finish_reason is None:
             finish_reason = "stop" if ended else "length"
         # "": a stop string ended the turn, because the last token is not a stop token

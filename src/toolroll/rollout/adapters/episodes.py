@@ -12,17 +12,24 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from toolroll.rollout.errors import UsageError, error_in
-from toolroll.rollout.model.config import ModelSettings, RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import checked_result, episode_seed
-from toolroll.rollout.runtime.complaints import complaints
+from toolroll.rollout.settings import (
+    AgentSettings,
+    EnvironmentSettings,
+    EpisodeLimits,
+    ModelSettings,
+    ProcessSettings,
+    Reruns,
+    RolloutArgs,
+)
 from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.types import (
     Agent,
@@ -38,78 +45,32 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_AGENT_SETTINGS: set[str] = set(
-    "on_invalid_call parallel_calls on_length verify max_observation_bytes step_timeout".split()
-)
 
+class EpisodeSettings(
+    ModelSettings, ProcessSettings, EnvironmentSettings, EpisodeLimits, AgentSettings
+):
+    """A trainer's settings for its episodes. The names are the same for every framework. `env` and
+    `split` are used if the task's metadata does not name them.
+    """
 
-class EpisodeSettings(ModelSettings):
-    """A trainer's settings for its episodes. The names are the same for every framework."""
-
-    env: str | None = Field(
-        default=None, description="the environment, if the task's metadata does not name one"
-    )
-    split: str | None = Field(
-        default=None,
-        description="the split of the tasks, if the task's metadata does not name one; default: "
-        "the environment's first split",
-    )
-    env_settings: dict[str, Any] = Field(
-        default_factory=dict, description="settings that the environment defines"
-    )
-    agent: str = Field(
-        default="tool-calling", description="the agent: an entry point of toolroll.agents"
-    )
-    max_turns: int = Field(default=30, ge=1, description="limit of the model's turns per episode")
-    on_invalid_call: Literal["feedback", "respond", "stop"] = "feedback"
-    parallel_calls: Literal["all", "first", "refuse"] | None = Field(
-        default=None,
-        description="what to do with several tool calls in one turn; default: the environment's "
-        "rule",
-    )
-    on_length: Literal["stop", "continue"] = Field(
-        default="stop", description="what to do after a turn that max_new_tokens truncated"
-    )
+    reruns: Reruns = 1  # a batch waits for its slowest episode
     user: str | None = Field(
         default=None,
-        description="who plays the user: openai, tau-bench, or another entry point of "
-        "toolroll.users",
+        description="Who plays the user: openai, tau-bench, or another entry point of "
+        "toolroll.users.",
     )
     user_settings: dict[str, Any] = Field(
         default_factory=dict,
-        description="settings of the user simulator; for openai: base_url, model ...",
-    )
-    step_timeout: float | None = Field(
-        default=None,
-        gt=0,
-        description="limit in seconds for one call of the environment; default: no limit",
-    )
-    retries: int = Field(
-        default=1,
-        ge=0,
-        description="maximum number of times that an episode is played again after a failure "
-        "aborted it",
-    )
-    seed: int | None = Field(
-        default=None, description="the seed of environments and users; default: 0"
+        description="Settings of the user simulator; for openai: base_url, model ...",
     )
 
-    @classmethod
-    def read(cls, value: Self | Mapping[str, Any], *, what: str) -> Self:
-        """Return `value` as an instance of this class. Raise `UsageError` if a key is unknown or
-        has a wrong value. `what` is the name of the settings, for the error message.
+    def rollout_args(self, *, engine: str | None = None, model: str | None = None) -> RolloutArgs:
+        """Return the settings of the model. The framework gives the address of the engine and the
+        name of the tokenizer.
         """
-        if isinstance(value, cls):
-            return value
-        try:
-            return cls.model_validate(dict(value))
-        except ValidationError as error:
-            raise UsageError(f"{what}: {complaints(error)}") from error
-
-    def rollout_args(self, **others: Any) -> RolloutArgs:
-        """Return the settings of the model, with `others` in addition or instead."""
-        own = {name: getattr(self, name) for name in ModelSettings.model_fields}
-        return RolloutArgs(**{**own, **others})
+        return RolloutArgs(**self.part(ModelSettings, ProcessSettings)).filled(
+            engine=engine, model=model
+        )
 
 
 class EpisodePlayer:
@@ -129,7 +90,6 @@ class EpisodePlayer:
         model: Model,
         settings: EpisodeSettings,
         *,
-        seed: int = 0,
         stopped: Callable[[], bool] = lambda: False,
         name: Callable[[str], str] = str,
     ) -> None:
@@ -137,7 +97,6 @@ class EpisodePlayer:
         self.settings = settings
         self.stopped = stopped
         self._name = name
-        self._seed = seed if settings.seed is None else settings.seed
         self._make_agent = agent_maker(settings.agent)
         self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}
         self._stack = AsyncExitStack()
@@ -171,15 +130,15 @@ class EpisodePlayer:
 
         `metadata` may contain an `env` and a `split` for this task. `number` is the sample's number
         among the task's samples, and gives each sample a different seed. An aborted episode is
-        played again up to `settings.retries` times, unless its stop reason is ENGINE_ABORT. Raise
+        played again up to `settings.reruns` times, unless its stop reason is ENGINE_ABORT. Raise
         `UsageError` if the settings, `metadata` or `index` are not valid.
         """
         options = await self._open()
         factory, task = await self._find(index, metadata or {})
         session = session_id or uuid.uuid4().hex
-        retries = self.settings.retries
+        reruns = self.settings.reruns
         while True:
-            agent: Agent = self._make_agent(self.model, agent_settings(self.settings))
+            agent: Agent = self._make_agent(self.model, self.settings.agent_settings)
             solved = await agent.asolve(
                 factory.make(options),
                 None,
@@ -187,7 +146,7 @@ class EpisodePlayer:
                 task.index,
                 self.settings.max_turns,
                 task=task,
-                seed=episode_seed(self._seed, task.id, number),
+                seed=episode_seed(self.settings.seed, task.id, number),
                 session_id=session,
             )
             result = checked_result(solved)
@@ -195,9 +154,9 @@ class EpisodePlayer:
                 result.status is Status.ABORTED
                 and result.stop_reason is not StopReason.ENGINE_ABORT
             )
-            if not failed or retries == 0 or self.stopped():
+            if not failed or reruns == 0 or self.stopped():
                 return result
-            retries -= 1
+            reruns -= 1
 
     async def aclose(self) -> None:
         """Close the user simulators and the model."""
@@ -237,7 +196,7 @@ class EpisodePlayer:
     ) -> tuple[EnvironmentFactory, Task]:
         """Return the environment's factory and the task `index`."""
         name = metadata.get("env") or self.settings.env
-        if name is None:
+        if not name:
             raise UsageError(
                 f"no environment is named: set {self._name('env')}, or write the tasks with "
                 "`toolroll tasks ENV`, which sets metadata.env"
@@ -245,7 +204,7 @@ class EpisodePlayer:
         split = metadata.get("split") or self.settings.split or ""
         async with self._opening:
             if (name, split) not in self._tasks:
-                factory = load_environment(name, self.settings.env_settings)
+                factory = load_environment(name, self.settings.env_args)
                 # May import a benchmark's package and read its database.
                 self._tasks[name, split] = (
                     factory,
@@ -332,8 +291,3 @@ def check_template(template: ChatTemplate) -> None:
     if not report.exact:
         for line in report.remarks():
             logger.warning("chat template: %s", line)
-
-
-def agent_settings(settings: EpisodeSettings) -> dict[str, Any]:
-    """Return the settings that are passed to the agent."""
-    return settings.model_dump(include=_AGENT_SETTINGS)

@@ -158,20 +158,11 @@ class LoopPlayers:
         make: Callable[[Any], EngineClient],
         tokenizer: Any,
         settings: EpisodeSettings,
-        *,
-        name: str,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        threads: int = 64,
     ) -> None:
         self._make = make
         self._tokenizer = tokenizer
         self._settings = settings
-        self._name = name
-        self._args = settings.rollout_args(
-            hf_checkpoint=str(vars(tokenizer).get("name_or_path") or ""),
-            apply_chat_template_kwargs=dict(chat_template_kwargs or {}),
-            concurrency=threads,
-        )
+        self._args = settings.rollout_args(model=str(vars(tokenizer).get("name_or_path") or ""))
         self._players: PerLoop[EpisodePlayer] = PerLoop()
 
     def get(self, engine: Any) -> EpisodePlayer:
@@ -183,7 +174,7 @@ class LoopPlayers:
         model = Model.from_args(
             self._args, tokenizer=self._tokenizer, engine=lambda _: self._make(engine)
         )
-        return EpisodePlayer(model, self._settings, name=lambda field: f"{self._name}'s {field}")
+        return EpisodePlayer(model, self._settings, name=lambda field: f"EpisodeSettings's {field}")
 
     async def aclose(self) -> None:
         """Close the players of the running loop, with their models and user simulators."""

@@ -17,14 +17,21 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
-from toolroll.rollout.cli.options import given_values, option_parameters, with_parameters
+from toolroll.rollout.cli.options import (
+    flag_of,
+    help_of,
+    option_parameters,
+    used_options,
+    with_parameters,
+)
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
-from toolroll.rollout.runs.config import PANELS, RunConfig, json_object, load_config
+from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.threads import end_within
+from toolroll.rollout.settings import EmbeddedEngineSettings
 
 if TYPE_CHECKING:
     from toolroll.rollout.cli.run_command import Outcome
@@ -89,14 +96,14 @@ def _play(env: str, config: Path | None, **options: Any) -> None:
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    settings = load_config(config, {"env": env, **given_values(RunConfig, options)})
+    settings = load_config(config, {"env": env, **used_options(RunConfig, options)})
     from toolroll.rollout.cli.run_command import run as run_environment
 
     outcome = _run(run_environment(settings, console))
     _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
-_ENV = typer.Argument(help=RunConfig.model_fields["env"].description, show_default=False)
+_ENV = typer.Argument(help=help_of("env"), show_default=False)
 _CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
 app.command(name="run")(
     with_parameters(
@@ -144,9 +151,7 @@ def frameworks() -> None:
 def tasks(
     env: Env,
     split: Split = None,
-    tasks: Annotated[
-        str | None, typer.Option(help="which tasks: 3, 0-9 or 0-4,7; default: all")
-    ] = None,
+    tasks: Annotated[str | None, typer.Option(help=help_of("tasks"))] = None,
     env_args: EnvArgs = None,
     out: Annotated[Path | None, typer.Option(help="the file to write; default: stdout")] = None,
 ) -> None:
@@ -174,7 +179,7 @@ def check_template(
         Path | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
     ] = None,
     chat_template_kwargs: Annotated[
-        str | None, typer.Option(help="JSON: variables of the chat template")
+        str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
@@ -186,9 +191,11 @@ def check_template(
     """
     from toolroll.rollout.cli.check_template import report, show
 
-    found = report(model, template, json_object(chat_template_kwargs, "--chat-template-kwargs"))
-    show(found, console, as_json=as_json)
-    if not found.exact:
+    certificate = report(
+        model, template, json_object(chat_template_kwargs, "--chat-template-kwargs")
+    )
+    show(certificate, console, as_json=as_json)
+    if not certificate.exact:
         raise typer.Exit(1)
 
 
@@ -243,60 +250,22 @@ def export(
         print_line(console, line)
 
 
-@app.command()
-def engine(
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="folder of a small Llama model, which is sampled with numpy; default: `desk-1m`, "
-            "the model in the package; not with --script, --tokenizer or --latency, which are for "
-            "scripted replies"
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="folder or name of the tokenizer for scripted replies; default: `embedded`, the "
-            "one in the package"
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port")] = 30000,
-    script: Annotated[
-        Path | None,
-        typer.Option(
-            help='JSON file of scripted replies: {"ENV/TASK#SAMPLE": ["reply", ...]} for '
-            'toolroll run, {"SESSION": ["reply", ...]} for toolroll serve; without --script, but '
-            "with --tokenizer or --latency, each reply gives the number of tokens in its prompt",
-        ),
-    ] = None,
-    context_length: Annotated[
-        int | None,
-        typer.Option(min=1, help="in tokens; default: the model's, or 32768 for a script"),
-    ] = None,
-    latency: Annotated[
-        float, typer.Option(min=0, help="seconds that each scripted reply takes")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="seed of the sampling")] = 0,
-) -> None:
+def _engine(**options: Any) -> None:
     """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
 
     Example: toolroll engine --port 30000
     """
     _one_blas_thread()
-    from toolroll.rollout.testing.serve import EngineSettings, serve
+    from toolroll.rollout.testing.serve import serve
 
-    settings = EngineSettings(
-        host=host,
-        port=port,
-        context_length=context_length,
-        seed=seed,
-        model=model,
-        tokenizer=tokenizer,
-        script_file=script,
-        latency=latency,
-    )
-    _run(serve(settings))
+    used = used_options(EmbeddedEngineSettings, options)
+    _run(serve(EmbeddedEngineSettings.read(used, name_of=flag_of)))
+
+
+_ENGINE = EmbeddedEngineSettings.model_fields
+app.command(name="engine")(
+    with_parameters(_engine, option_parameters(_ENGINE, {"Options": " ".join(_ENGINE)}))
+)
 
 
 @app.command()
@@ -371,9 +340,9 @@ def _show(
     for outcome in outcomes:
         name, lost = outcome.summary.env, outcome.report["lost"]
         if lost["episodes"] and not outcome.summary.graded:
-            words = "no episode has a reward"
+            problem = "no episode has a reward"
         elif lost["share"] > max_lost:
-            words = (
+            problem = (
                 f"{lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
                 f"--max-lost allows a share of {max_lost:g}"
             )
@@ -381,7 +350,7 @@ def _show(
             continue
         failed = True
         cause = f". The last aborted episode: {outcome.failure}" if outcome.failure else ""
-        print_line(console, f"{name}: {words}{cause}")
+        print_line(console, f"{name}: {problem}{cause}")
     if failed:
         raise typer.Exit(1)
 

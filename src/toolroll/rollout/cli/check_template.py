@@ -34,44 +34,49 @@ def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> 
     if template is not None and not template.is_file():
         raise UsageError(f"--template {template}: there is no such file")
     source = read_template(str(template)) if template is not None else None
-    found = ChatTemplate(load_tokenizer(model), chat_template=source, kwargs=kwargs)
-    check_syntax(found, None if template is None else str(template))
-    return certify(found)
+    chat_template = ChatTemplate(load_tokenizer(model), chat_template=source, kwargs=kwargs)
+    check_syntax(chat_template, None if template is None else str(template))
+    return certify(chat_template)
 
 
-def show(found: TemplateReport, console: Console, *, as_json: bool) -> None:
+def show(certificate: TemplateReport, console: Console, *, as_json: bool) -> None:
     """Print the report."""
     if as_json:
         console.out(
-            orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode(), highlight=False
+            orjson.dumps(certificate.to_json(), option=orjson.OPT_INDENT_2).decode(),
+            highlight=False,
         )
         return
-    stops = ", ".join(f"{text} ({index})" for text, index in found.stop_tokens.items()) or "none"
+    stops = (
+        ", ".join(f"{text} ({index})" for text, index in certificate.stop_tokens.items()) or "none"
+    )
     facts = {
         "stop tokens": stops,
-        "generation prompt": repr(found.generation_prompt),
+        "generation prompt": repr(certificate.generation_prompt),
         "opens reasoning": " and ".join(
-            f"after a {last}" for last, opens in found.opens_reasoning.items() if opens
+            f"after a {last}" for last, opens in certificate.opens_reasoning.items() if opens
         )
         or "no",
         "arguments": {"dict": "as an object", "text": "as JSON text"}.get(
-            found.arguments, found.arguments
+            certificate.arguments, certificate.arguments
         ),
-        "shows the date": "yes: the same date during a whole session" if found.dated else "no",
-        "tools change": found.tools_change,
-        "fingerprint": found.fingerprint,
+        "shows the date": "yes: the same date during a whole session"
+        if certificate.dated
+        else "no",
+        "tools change": certificate.tools_change,
+        "fingerprint": certificate.fingerprint,
     }
     for name, value in facts.items():
         console.print(f"[bold]{name}:[/] {escape(value)}", highlight=False)
     table = Table("appended messages", "outcome", "with preserve")
-    for probe in found.probes:
+    for probe in certificate.probes:
         style = _STYLES[probe.outcome]
-        kept = {True: "append", False: "fork", None: ""}[probe.preserved]
-        table.add_row(escape(probe.what), f"[{style}]{probe.outcome}[/]", kept)
+        with_preserve = {True: "append", False: "fork", None: ""}[probe.preserved]
+        table.add_row(escape(probe.what), f"[{style}]{probe.outcome}[/]", with_preserve)
     console.print(table)
-    for line in found.remarks():
+    for line in certificate.remarks():
         console.print(f"- {escape(line)}", highlight=False)
-    if found.exact:
+    if certificate.exact:
         console.print(
             "[green]Tool calling is exact: each tool result is appended to the tokens of the "
             "earlier prompts and replies, which stay unchanged.[/]"

@@ -12,16 +12,16 @@ from typing import Any
 
 from rich.console import Console
 
-from toolroll.rollout.cli.console import print_line
+from toolroll.rollout.cli.display import print_line
 from toolroll.rollout.cli.run_command import Outcome, play
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.registry import choose_tasks, find_environment
 from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, make_folder
-from toolroll.rollout.runs.setup import Plan, rollout_args, served_agents
+from toolroll.rollout.runs.setup import Plan, served_agents
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, load_engine
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
@@ -81,7 +81,7 @@ def _parts(
             model=model,
             parser="hermes",
             samples=samples,
-            max_steps=60 if model == "embedded" else 16,
+            max_turns=60 if model == "embedded" else 16,
             seed=seed,
             out=folder,
         )
@@ -102,7 +102,7 @@ async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) ->
     options = EnvironmentOptions(settings={"policy": "brief"} if config.env == SAMPLED else {})
     async with _engine(config, factory, tasks) as engine:
         config = config.model_copy(update={"engine": engine.url})
-        async with Model.from_args(rollout_args(config), tokenizer=engine.tokenizer) as served:
+        async with Model.from_args(config, tokenizer=engine.tokenizer) as served:
             agents = served_agents(config, served)
             plan = Plan(config, factory, tasks, agents, options, config.identity, served)
             return await play(plan, console, produced_by=_policy(config))

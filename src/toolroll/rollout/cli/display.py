@@ -1,5 +1,5 @@
-"""The output of a run: a live progress bar in a terminal, plain lines elsewhere, and the table at
-the end.
+"""The output of the commands: lines, the progress of a run (a live bar in a terminal, plain lines
+elsewhere), and the tables.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -21,14 +21,26 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from toolroll.rollout.adapters.frameworks import Framework
-from toolroll.rollout.cli.console import print_line
-from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.types import EnvironmentFactory, Episode
+if TYPE_CHECKING:
+    from toolroll.rollout.adapters.frameworks import Framework
+    from toolroll.rollout.runs.summary import Summary
+    from toolroll.rollout.types import EnvironmentFactory, Episode
 
 _BAR_FROM = 140  # columns: in a narrower terminal, the bar leaves no room for counts and times
 _TIMES = 2 * len("0:00:00") + 4  # columns of both times, with the blanks around them
 _LINES = 20  # without a terminal, print one line for each twentieth of the run
+_MOST_LINES = 5
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print `line` unchanged. rich does not interpret markup or emoji names, or wrap the line."""
+    console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Return the first of `lines`, and the number of the others."""
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"... and {more} more such lines"] if more > 0 else [])]
 
 
 class RunDisplay:
@@ -110,8 +122,8 @@ def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """
     names = list(reports)
     return [
-        results_table({name: reports[name] for name in names[at : at + 2]})
-        for at in range(0, len(names), 2)
+        results_table({name: reports[name] for name in names[start : start + 2]})
+        for start in range(0, len(names), 2)
     ]
 
 
@@ -125,30 +137,30 @@ def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
         table.add_column(Text(name), justify="right", no_wrap=True)
     gap = " " if len(reports) == 1 else "\n"
     for name, read in [*_ROWS, *_pass_rows(reports.values()), *_MORE_ROWS]:
-        table.add_row(name, *(read(found).replace("\n", gap) for found in reports.values()))
+        table.add_row(name, *(read(report).replace("\n", gap) for report in reports.values()))
     return table
 
 
 Read = Callable[[Mapping[str, Any]], str]
 
 _ROWS: tuple[tuple[str, Read], ...] = (
-    ("episodes", lambda found: str(found["episodes"])),
-    ("reward (mean)", lambda found: _estimate(found["reward"])),
+    ("episodes", lambda report: str(report["episodes"])),
+    ("reward (mean)", lambda report: _estimate(report["reward"])),
 )
 
 _MORE_ROWS: tuple[tuple[str, Read], ...] = (
-    ("do-nothing baseline", lambda found: _floor(found["do_nothing_floor"])),
-    ("turns (mean)", lambda found: f"{found['turns']['mean']:.1f}"),
-    ("tokens sampled (mean)", lambda found: _tokens(found, "completion")),
+    ("do-nothing baseline", lambda report: _floor(report["do_nothing_floor"])),
+    ("turns (mean)", lambda report: f"{report['turns']['mean']:.1f}"),
+    ("tokens sampled (mean)", lambda report: _tokens(report, "completion")),
     (
         "tokens trained (mean)",
-        lambda found: _tokens(found, "trained") if found["trainable"] else "not trainable",
+        lambda report: _tokens(report, "trained") if report["trainable"] else "not trainable",
     ),
-    ("prompt tokens cached", lambda found: f"{found['tokens']['cached_share']:.0%}"),
-    ("tool calls", lambda found: str(found["tool_calls"]["attempted"])),
-    ("invalid calls", lambda found: _invalid(found["invalid_calls"])),
-    ("aborted", lambda found: str(found["aborted"])),
-    ("time", lambda found: f"{found['seconds']:.1f} s"),
+    ("prompt tokens cached", lambda report: f"{report['tokens']['cached_share']:.0%}"),
+    ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),
+    ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
+    ("aborted", lambda report: str(report["aborted"])),
+    ("time", lambda report: f"{report['seconds']:.1f} s"),
 )
 
 _SHOWN_K = (1, 2, 4, 8, 16, 32)
@@ -160,9 +172,9 @@ def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
     """
     parts = [report["pass_at_k"] or {} for report in reports]
     bounds = [report["pass_bounds"]["pass_at_k"] for report in reports if report["pass_bounds"]]
-    found = {int(k) for part in [*parts, *bounds] for k in part}
+    available = {int(k) for part in [*parts, *bounds] for k in part}
     rows: list[tuple[str, Read]] = []
-    for k in (k for k in _SHOWN_K if k in found):
+    for k in (k for k in _SHOWN_K if k in available):
         for sign, kind in (("^", "pass_hat_k"), ("@", "pass_at_k"))[: 2 if k > 1 else 1]:
             name = f"pass{sign}{k}" if k > 1 else "pass^1 = pass@1"
             rows.append((name, partial(_rate, kind=kind, k=k)))
@@ -171,8 +183,8 @@ def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
     return rows
 
 
-def _rate(found: Mapping[str, Any], *, kind: str, k: int) -> str:
-    return _estimate((found[kind] or {}).get(str(k)))
+def _rate(report: Mapping[str, Any], *, kind: str, k: int) -> str:
+    return _estimate((report[kind] or {}).get(str(k)))
 
 
 def _estimate(value: Mapping[str, float] | None) -> str:
@@ -187,42 +199,42 @@ def _estimate(value: Mapping[str, float] | None) -> str:
     )
 
 
-def _bounds(found: Mapping[str, Any], *, kind: str, k: int) -> str:
-    pair = found["pass_bounds"] and found["pass_bounds"][kind].get(str(k))
+def _bounds(report: Mapping[str, Any], *, kind: str, k: int) -> str:
+    pair = report["pass_bounds"] and report["pass_bounds"][kind].get(str(k))
     return "{:.3f}, {:.3f}".format(*pair) if pair else "-"
 
 
-def _floor(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _floor(floor: Mapping[str, Any] | None) -> str:
+    if floor is None:
         return "-"
-    lost = f" ({found['aborted']} aborted)" if found["aborted"] else ""
-    return f"{found['passed']}/{found['episodes'] - found['aborted']}{lost}"
+    lost = f" ({floor['aborted']} aborted)" if floor["aborted"] else ""
+    return f"{floor['passed']}/{floor['episodes'] - floor['aborted']}{lost}"
 
 
-def _tokens(found: Mapping[str, Any], name: str) -> str:
-    return f"{found['tokens'][name]['mean']:.0f}" if name in found["tokens"] else "-"
+def _tokens(report: Mapping[str, Any], name: str) -> str:
+    return f"{report['tokens'][name]['mean']:.0f}" if name in report["tokens"] else "-"
 
 
-def _invalid(found: Mapping[str, Any]) -> str:
-    rate = f" ({found['rate']:.1%})" if found["rate"] else ""
-    return f"{found['total']}{rate}"
+def _invalid(invalid: Mapping[str, Any]) -> str:
+    rate = f" ({invalid['rate']:.1%})" if invalid["rate"] else ""
+    return f"{invalid['total']}{rate}"
 
 
-def remarks(name: str, found: Mapping[str, Any]) -> list[str]:
+def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
     """Return the lines below the table: why episodes ended, invalid calls by kind, and warnings."""
     ends = ", ".join(
         f"{reason} {count}"
-        for reason, count in sorted(found["stop_reasons"].items(), key=lambda item: -item[1])
+        for reason, count in sorted(report["stop_reasons"].items(), key=lambda item: -item[1])
     )
     lines = [f"{name}: ended by {ends}"] if ends else []
     kinds = ", ".join(
-        f"{kind} {part['count']}" for kind, part in found["invalid_calls"]["by_kind"].items()
+        f"{kind} {part['count']}" for kind, part in report["invalid_calls"]["by_kind"].items()
     )
     if kinds:
         lines.append(f"{name}: invalid calls: {kinds}")
-    if found["lookalike_calls"]:
-        lines.append(f"{name}: text that looks like a tool call: {found['lookalike_calls']}")
-    return lines + [f"{name}: WARNING: {warning}" for warning in found["warnings"]]
+    if report["lookalike_calls"]:
+        lines.append(f"{name}: text that looks like a tool call: {report['lookalike_calls']}")
+    return lines + [f"{name}: WARNING: {warning}" for warning in report["warnings"]]
 
 
 def _time(seconds: float) -> str:
@@ -237,11 +249,11 @@ def _number(value: float | None) -> str:
 
 def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
     """Print each adapter as a block of lines, so that no name is truncated."""
-    for one in frameworks:
-        console.print(f"[bold]{one.name}[/]", one.version, highlight=False)
-        print_line(console, f"  {one.path}")
-        print_line(console, f"  an episode that forked: {one.forks}")
-        print_line(console, f"  an aborted episode: {one.aborted}")
+    for framework in frameworks:
+        console.print(f"[bold]{framework.name}[/]", framework.version, highlight=False)
+        print_line(console, f"  {framework.path}")
+        print_line(console, f"  an episode that forked: {framework.forks}")
+        print_line(console, f"  an aborted episode: {framework.aborted}")
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:

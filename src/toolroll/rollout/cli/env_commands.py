@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from toolroll.rollout.cli.console import print_line
-from toolroll.rollout.runs.config import json_object
+from toolroll.rollout.cli.display import print_line
+from toolroll.rollout.cli.options import help_of
+from toolroll.rollout.runs.run_config import json_object
 from toolroll.rollout.runtime.event_loop import run
 
 if TYPE_CHECKING:
@@ -21,15 +22,9 @@ if TYPE_CHECKING:
 console = Console()
 _COLORS = {"ok": "green", "failed": "bold red", "not applicable": "dim"}
 
-Env = Annotated[
-    str,
-    typer.Argument(help="an environment: a name from `toolroll envs`, FILE.py:NAME or MODULE:NAME"),
-]
-EnvArgs = Annotated[
-    str | None,
-    typer.Option(help="JSON: arguments for the class or function that makes the environment"),
-]
-Split = Annotated[str | None, typer.Option(help="a split of the tasks; default: the first split")]
+Env = Annotated[str, typer.Argument(help=help_of("env"))]
+EnvArgs = Annotated[str | None, typer.Option(metavar="JSON", help=help_of("env_args"))]
+Split = Annotated[str | None, typer.Option(help=help_of("split"))]
 
 
 def new_env(
@@ -37,24 +32,13 @@ def new_env(
         str, typer.Argument(help="the new name: lowercase letters, digits and hyphens")
     ],
     at: Annotated[Path, typer.Option(help="the folder to write into")] = Path(),
-    *,
-    package: Annotated[
-        bool, typer.Option("--package", help="write an installable package, with an entry point")
-    ] = False,
 ) -> None:
     """Write a small working environment and its test, as a starting point for your own.
 
     Example: toolroll new-env my-bench
     """
     from toolroll.rollout.cli.new_env import new_env as write_file
-    from toolroll.rollout.cli.new_env import new_package
 
-    if package:
-        folder = new_package(name, at)
-        print_line(console, f"Wrote {folder}. Install and test it:")
-        print_line(console, f"  pip install pytest -e {folder} && python -m pytest {folder}")
-        print_line(console, f"Then `toolroll envs` lists {name}.")
-        return
     file = write_file(name, at)
     test = file.with_name(f"test_{file.name}")
     print_line(console, f"Wrote {file} and {test}. Next:")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 
-from toolroll.rollout.cli.console import shortened
+from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export import tau_bench_results, write_dataset

@@ -1,8 +1,8 @@
-"""Make a command's options from the fields of a pydantic model.
+"""Make a command's options from the fields of settings.
 
 A field determines an option's name, type, choices (`Literal`) and default. The field's description
-is the option's help. typer checks only the type of an option's value. The pydantic model checks
-everything else, with the same errors for an option and for a line in a YAML file.
+is the option's help. typer checks only the type of an option's value. The settings check everything
+else, with the same errors for an option and for a line in a YAML file.
 """
 
 from __future__ import annotations
@@ -14,62 +14,48 @@ from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from toolroll.rollout.runs.config import json_object
+from toolroll.rollout.runs.run_config import RunConfig, json_object
+from toolroll.rollout.settings import Settings
 
 
 def option_parameters(
-    fields: Mapping[str, FieldInfo],
-    panels: Mapping[str, str],
-    *,
-    flags: Mapping[str, str] = {},
-    defaults: bool = False,
+    fields: Mapping[str, FieldInfo], panels: Mapping[str, str]
 ) -> list[inspect.Parameter]:
     """Return one keyword parameter for each field that `panels` names, in this order.
 
     `panels` maps the title of each panel of `--help` to the names of its fields, separated by
-    spaces.
-    `flags` maps fields to their flags if the names differ.
-    The help of an option names its default, and every parameter has the default None, which means
-    "not given". If `defaults` is True, the parameters have the defaults of the fields instead, and
-    typer shows them. Pass the values that the command received to `given_values`.
+    spaces. Every parameter has the default None, which means that the option was not used, and its
+    help names the default. Pass the values that the command received to `used_options`.
     """
     return [
-        _parameter(name, flag_of(name, flags), fields[name], title, defaults=defaults)
+        _parameter(name, fields[name], title)
         for title, names in panels.items()
         for name in names.split()
     ]
 
 
-def given_values(
-    model: type[BaseModel],
-    values: Mapping[str, Any],
-    *,
-    flags: Mapping[str, str] = {},
-) -> dict[str, Any]:
-    """Return the options in `values` that were given, by field name of `model`. JSON is decoded.
+def used_options(settings: type[Settings], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options in `values` that were used and that `settings` have. JSON is decoded.
 
     Raise `UsageError` if an option that takes JSON is not a JSON object.
     """
-    given = {}
-    for name, field in model.model_fields.items():
-        value = values.get(name)
-        if value is None or value == []:
-            continue
-        if _kind(field) is dict:
-            value = json_object(value, flag_of(name, flags))
-        given[name] = value
-    return given
+    return {
+        name: json_object(values[name], flag_of(name)) if _kind(field) is dict else values[name]
+        for name, field in settings.model_fields.items()
+        if values.get(name) not in (None, [])
+    }
 
 
-def flag_of(name: str, flags: Mapping[str, str] = {}) -> str:
-    """Return the flag of the field `name`. `flags` maps fields to their flags if the names
-    differ.
-    """
-    return flags.get(name) or f"--{name.replace('_', '-')}"
+def help_of(name: str) -> str:
+    """Return the help of the setting `name` of `toolroll run`, for other commands."""
+    return RunConfig.model_fields[name].description or ""
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of the setting `name`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def with_parameters(
@@ -79,37 +65,34 @@ def with_parameters(
     arguments.
     """
 
-    def made(**values: Any) -> None:
+    def wrapped(**values: Any) -> None:
         command(**values)
 
-    made.__name__ = command.__name__
-    made.__doc__ = command.__doc__
-    made.__annotations__ = {found.name: found.annotation for found in parameters}
-    made.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return made
+    wrapped.__name__ = command.__name__
+    wrapped.__doc__ = command.__doc__
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return wrapped
 
 
-def _parameter(
-    name: str, flag: str, field: FieldInfo, panel: str, *, defaults: bool = False
-) -> inspect.Parameter:
-    """Return the parameter of an option."""
+def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
     choices = _choices(field.annotation)
     kind = _kind(field)
+    flag = flag_of(name)
     if kind is bool and field.default is True:
         flag = f"{flag}/--no-{flag.removeprefix('--')}"
     option = typer.Option(
         flag,
-        help=field.description if defaults else _help(field),
+        help=_help(field),
         metavar=f"[{'|'.join(choices)}]" if choices else "JSON" if kind is dict else None,
-        show_default=defaults,
+        show_default=False,
         rich_help_panel=panel,
         autocompletion=(lambda: list(choices)) if choices else None,
     )
-    default = field.default if defaults and kind is not dict else None
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if default is PydanticUndefined else default,
+        default=None,
         annotation=Annotated[(str if kind is dict else kind) | None, option],
     )
 
@@ -133,7 +116,7 @@ def _choices(annotation: Any) -> tuple[str, ...]:
     if get_origin(annotation) is Literal:
         return get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):
-        return next((found for part in get_args(annotation) if (found := _choices(part))), ())
+        return next((values for part in get_args(annotation) if (values := _choices(part))), ())
     return ()
 
 

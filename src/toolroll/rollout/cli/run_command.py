@@ -4,50 +4,52 @@ results.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 
-from toolroll.rollout.cli.console import print_line, shortened
-from toolroll.rollout.cli.display import RunDisplay
-from toolroll.rollout.cli.signals import StoppedError, until_stopped
-from toolroll.rollout.engine.address import split_credentials
+from toolroll.rollout.cli.display import RunDisplay, print_line, shortened
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.processes import ProcessRunner
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
-from toolroll.rollout.runs.setup import Plan, open_runner, prepare, run_settings, worker_settings
+from toolroll.rollout.runs.setup import Plan, open_runner, prepare, worker_settings
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.settings import split_credentials
 from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
+
+T = TypeVar("T")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of playing one environment.
 
-    `seconds`: the duration of this run. `stopped`: the signal that ended the run early. `failure`:
-    the reason why the last aborted episode of the run was aborted, in one line. `error`: the error
-    that ended the run early.
+    `stopped`: the signal that ended the run early. `failure`: the reason why the last aborted
+    episode of the run was aborted, in one line. `error`: the error that ended the run early.
     """
 
     summary: Summary
     report: dict[str, Any]
-    seconds: float
     stopped: int | None = None
     failure: str = ""
     error: Exception | None = None
@@ -81,7 +83,6 @@ async def play(
         out,
         env,
         plan.identity,
-        defaults=RunConfig.defaults(),
         sync=plan.config.sync,
         provenance=now,
     ) as folder:
@@ -136,7 +137,7 @@ async def _play(
             if episode.result.status is Status.ABORTED:
                 failure = _failure(error_in(episode.result.info), config)
 
-        with paced_garbage(enabled=config.gc):
+        with paced_garbage(enabled=config.pace_gc):
             stopped, error = await _end(runner.run(plan.tasks, take, done=done), config)
 
     async def play_do_nothing() -> None:
@@ -144,9 +145,9 @@ async def _play(
         floor = await play_floor(
             plan.factory,
             _played(plan, summary),
-            max_num_steps=config.max_steps,
+            max_turns=config.max_turns,
             episode_timeout=config.episode_timeout,
-            pace_gc=config.gc,
+            pace_gc=config.pace_gc,
             limits={
                 "step_timeout": config.step_timeout,
                 "max_observation_bytes": config.max_observation_bytes,
@@ -157,7 +158,7 @@ async def _play(
         raise error
     if config.do_nothing and stopped is None and error is None:
         stopped, error = await _end(play_do_nothing(), config)
-    found = report(
+    environment_report = report(
         summary,
         floor=floor,
         settings=plan.identity,
@@ -166,7 +167,7 @@ async def _play(
         allow_unequal=config.allow_unequal,
         provenance=history,
     )
-    return Outcome(summary, found, display.seconds, stopped, failure, error)
+    return Outcome(summary, environment_report, stopped, failure, error)
 
 
 async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exception | None]:
@@ -178,8 +179,8 @@ async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exc
     except Exception as error:  # noqa: BLE001 - raised after the table of what was played
         first = first_error(error)
         if isinstance(first, RunStoppedError):
-            words = f"{first}{no_such_address(first.failure, config)}"
-            first = RunStoppedError(words, first.failure)
+            message = f"{first}{no_such_address(first.failure, config)}"
+            first = RunStoppedError(message, first.failure)
         return None, first
     return None, None
 
@@ -195,8 +196,8 @@ def _played(plan: Plan, summary: Summary) -> list[Task]:
 
 
 def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
-    words = " ".join(str(error.get("message", "unknown error")).split())
-    return f"{words}{no_such_address(error, config)}"
+    message = " ".join(str(error.get("message", "unknown error")).split())
+    return f"{message}{no_such_address(error, config)}"
 
 
 def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
@@ -222,7 +223,7 @@ def runner_of(plan: Plan) -> Runner | ProcessRunner | RayRunner:
             concurrency=config.concurrency,
             samples=config.samples,
         )
-    return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options)
+    return Runner(plan.factory, plan.make_agent, config, plan.options)
 
 
 async def _open_worker(
@@ -264,11 +265,46 @@ async def _check_template(served: Model, console: Console) -> None:
     """If tool calling is not exact with the chat template, print what the template does to the
     tokens.
     """
-    found = await served.run_in_thread(certify, served.template)
-    if found.exact:
+    certificate = await served.run_in_thread(certify, served.template)
+    if certificate.exact:
         return
     console.print(
         "[yellow]The chat template does not append tool results to the earlier tokens:[/]"
     )
-    for line in found.remarks():
+    for line in certificate.remarks():
         print_line(console, f"- {line}")
+
+
+class StoppedError(Exception):
+    """The signal `number` ended the run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+async def until_stopped(awaitable: Awaitable[T]) -> T:
+    """Return the result of `awaitable`. At the first SIGINT or SIGTERM, cancel `awaitable`, wait
+    until it ends, and raise `StoppedError`.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(awaitable)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if not received:  # a second signal must not interrupt the clean-up
+            received.append(number)
+            task.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            raise StoppedError(received[0]) from None
+        task.cancel()
+        raise
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)

@@ -7,14 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from toolroll.rollout.cli.console import shortened
+from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
 from toolroll.rollout.runs.viewer import write_page
-from toolroll.rollout.runs.viewer.pieces import Pieces
+from toolroll.rollout.runs.viewer.data import Pieces
 
 PAGE_NAME = "view.html"
 

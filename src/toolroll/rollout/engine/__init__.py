@@ -1,7 +1,7 @@
 """The client of SGLang's `/generate`."""
 
 from toolroll.rollout.engine.client import Engine
-from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.protocol import EncodedRequest, EngineClient

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.rollout.engine.config import EngineConfig
 from toolroll.rollout.engine.control_plane import ControlPlane
+from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
@@ -75,7 +75,7 @@ class Engine(EngineClient):
         model_info: ModelInfo | None = None,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.config = config if isinstance(config, EngineConfig) else EngineConfig(url=config)
+        self.config = config if isinstance(config, EngineConfig) else EngineConfig(engine=config)
         self._sleep = sleep
         self._transport = Transport(self.config)
         self._control_plane = ControlPlane(self.config, self._transport, model_info=model_info)
@@ -95,7 +95,7 @@ class Engine(EngineClient):
     @property
     def url(self) -> str:
         """The address of the engine or router, without `/generate`."""
-        return self.config.url
+        return self.config.engine
 
     async def __aenter__(self) -> Engine:
         return self
@@ -169,8 +169,10 @@ class Engine(EngineClient):
                     outages += outcome.running
                     if outages < MAX_OUTAGES:
                         continue  # an outage does not count as an attempt
-                    words = f"the engine went down {outages} times during this request"
-                    raise EngineError(f"{self.url}: {words}: {outcome.message}", attempts=attempt)
+                    outage_text = f"the engine went down {outages} times during this request"
+                    raise EngineError(
+                        f"{self.url}: {outage_text}: {outcome.message}", attempts=attempt
+                    )
             if self._closings != closings:
                 raise EngineError(
                     f"{self.url}: the client was closed during the request", attempts=attempt
@@ -201,9 +203,9 @@ class Engine(EngineClient):
                 "with --enable-return-routed-experts, and connect to it directly (router 0.3.2 "
                 "drops return_routed_experts)"
             )
-        known = info.vocab_size
-        if known is not None and sampled.max() >= known:
-            self._padding_sampled.update(index for index in sampled.tolist() if index >= known)
+        vocab_size = info.vocab_size
+        if vocab_size is not None and sampled.max() >= vocab_size:
+            self._padding_sampled.update(index for index in sampled.tolist() if index >= vocab_size)
 
     async def _check(self, request: GenerateRequest) -> ModelInfo:
         """Return the model info. Raise an error if `request` must not be sent."""
@@ -211,17 +213,25 @@ class Engine(EngineClient):
         ids = request.input_ids
         if not len(ids):
             raise TokenError("the prompt is empty")
-        known = np.iinfo(np.int32).max if info.vocab_size is None else info.vocab_size
+        vocab_size = np.iinfo(np.int32).max if info.vocab_size is None else info.vocab_size
         # Negative ids are very high if they are read as unsigned numbers. So one maximum finds both
         # negative ids and ids that are too high.
         highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
-        if highest >= known:
-            outside = np.flatnonzero((ids < 0) | (ids >= known)).tolist()
-            at = next((at for at in outside if int(ids[at]) not in self._padding_sampled), None)
-            if at is not None:
+        if highest >= vocab_size:
+            outside = np.flatnonzero((ids < 0) | (ids >= vocab_size)).tolist()
+            position = next(
+                (
+                    position
+                    for position in outside
+                    if int(ids[position]) not in self._padding_sampled
+                ),
+                None,
+            )
+            if position is not None:
                 raise TokenError(
-                    f"input_ids[{at}] is {ids[at]}, outside the vocabulary of {known}: this would "
-                    f"crash the engine. Is this the served model's tokenizer?"
+                    f"input_ids[{position}] is {ids[position]}, outside the vocabulary of "
+                    f"{vocab_size}: this would crash the engine. Is this the served model's "
+                    f"tokenizer?"
                 )
         limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
@@ -301,15 +311,15 @@ class Engine(EngineClient):
         """
         if answer.status != 200:
             return from_response(answer.status, answer.body, retry_after=answer.retry_after)
-        found = _decoded(answer.body)
+        body = _decoded(answer.body)
         await self._control_plane.check_model(answer.connections)
-        return found
+        return body
 
     def _pause(self, failure: Failure, attempt: int) -> float | None:
         """Return the seconds until the next attempt, or None if no attempt is left."""
-        if attempt >= self.config.attempts:
+        if attempt > self.config.retries:
             return None
-        backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.backoff_limit)
+        backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.max_backoff)
         asked = min(failure.retry_after or 0.0, _MAX_RETRY_AFTER)
         return max(backoff * random.uniform(0.5, 1.5), asked)
 
@@ -323,10 +333,10 @@ class Engine(EngineClient):
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
         except NETWORK_ERRORS as error:
             raise _raised(from_exception(error), 1, url) from error
-        found = await self._checked(answer)
-        if isinstance(found, Failure):
-            raise _raised(found, 1, url)
-        return dict(found)
+        body = await self._checked(answer)
+        if isinstance(body, Failure):
+            raise _raised(body, 1, url)
+        return dict(body)
 
     async def get(self, url: str) -> Any:
         """Return the JSON at `url`, or None if the request fails or the answer is not JSON."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import orjson
 
-from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
@@ -32,7 +32,7 @@ _MAY_PASS = (408, 425, 429)
 
 
 class ControlPlane:
-    """The engine at `config.url`, or the router at this address and its workers.
+    """The engine at `config.engine`, or the router at this address and its workers.
 
     `model_info`: the served model's limits and version. If it is None, the engine is asked for
     them.
@@ -64,20 +64,20 @@ class ControlPlane:
     @property
     def routed(self) -> bool:
         """True if `workers` has found a router."""
-        return self._workers is not None and self._workers != [self._config.url]
+        return self._workers is not None and self._workers != [self._config.engine]
 
     async def workers(self) -> list[str]:
         """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         if self._workers is None:
-            url = self._config.url
-            listed, told = await self.ask(f"{url}/workers")
+            url = self._config.engine
+            listed, final = await self.ask(f"{url}/workers")
             entries = listed.get("workers", []) if isinstance(listed, dict) else listed
             urls = [
                 entry["url"]
                 for entry in entries or ()
                 if isinstance(entry, dict) and entry.get("url")
             ]
-            if not told or (not urls and listed is not None):
+            if not final or (not urls and listed is not None):
                 return [url]  # no answer, or the router has no worker yet: ask again next time
             self._workers = urls or [url]
         return self._workers
@@ -91,9 +91,9 @@ class ControlPlane:
             asked = self._info_asked
             async with self._lock("info"):  # meanwhile another caller may have asked
                 if self._model_info is None and self._info_asked == asked:
-                    self._info_so_far, told = await self._ask_model_info()
+                    self._info_so_far, final = await self._ask_model_info()
                     self._info_asked += 1
-                    if told or self._info_so_far.context_length is not None:
+                    if final or self._info_so_far.context_length is not None:
                         self._model_info = self._info_so_far
         return self._info_so_far if self._model_info is None else self._model_info
 
@@ -103,25 +103,25 @@ class ControlPlane:
         It is not final if a later request may return values that are missing now.
         """
         worker = (await self.workers())[0]
-        all_told = self._workers is not None
-        info, told = await self._ask_model()
-        all_told = all_told and told
+        all_final = self._workers is not None
+        info, final = await self._ask_model()
+        all_final = all_final and final
         answers = [info]
         for path in ("/server_info", "/v1/models"):
-            answer, told = await self.ask(f"{worker}{path}")
+            answer, final = await self.ask(f"{worker}{path}")
             answers.append(answer if isinstance(answer, dict) else {})
-            all_told = all_told and told
+            all_final = all_final and final
         _check_kind(worker, answers[-1])
-        found = read_model_info(*answers)
+        reported = read_model_info(*answers)
         return replace(
-            found,
-            context_length=self._config.context_length or found.context_length,
-            vocab_size=self._config.vocab_size or found.vocab_size,
-        ), all_told
+            reported,
+            context_length=self._config.context_length or reported.context_length,
+            vocab_size=self._config.vocab_size or reported.vocab_size,
+        ), all_final
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
-        return await check_health(self._transport, self._config.url)
+        return await check_health(self._transport, self._config.engine)
 
     async def probe(self) -> Health:
         """Check the health during an outage. Raise `UsageError` if the model has changed."""
@@ -154,13 +154,13 @@ class ControlPlane:
         question = self._questions
         url = f"{(await self.workers())[0]}/model_info"
         answer = await self._get(url)
-        found, told = _read(url, answer)
-        info = found if isinstance(found, dict) else {}
+        body, final = _read(url, answer)
+        info = body if isinstance(body, dict) else {}
         self._last_answered = max(self._last_answered, question)
         self._compare(info)
-        if answer is not None and told:
+        if answer is not None and final:
             self._connections = max(self._connections, answer.connections)
-        return info, told
+        return info, final
 
     def _compare(self, info: Mapping[str, Any]) -> None:
         """Raise `UsageError` if `info` describes a different model from the previous answer.
@@ -174,14 +174,14 @@ class ControlPlane:
         updated = tokenizer is not None and tokenizer == self._tokenizer
         self._other_model = ""
         if self._model not in (None, path) and not updated:
-            words = (
-                f"the engine at {self._config.url} now serves a different model: {path!r} instead "
-                f"of {self._model!r}"
+            message = (
+                f"the engine at {self._config.engine} now serves a different model: {path!r} "
+                f"instead of {self._model!r}"
             )
             if not self._config.allow_model_mismatch:
-                self._other_model = words
-                raise UsageError(words)
-            logger.warning("%s", words)
+                self._other_model = message
+                raise UsageError(message)
+            logger.warning("%s", message)
         self._model, self._tokenizer = path, tokenizer
 
     async def abort(self, rid: str) -> None:

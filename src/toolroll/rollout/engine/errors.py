@@ -95,7 +95,6 @@ def from_response(status: int, body: bytes, *, retry_after: str | None = None) -
 
 
 def _overflow(message: str) -> tuple[int | None, int | None] | None:
-    """Return `Failure.overflow`."""
     if not _OVERFLOW.search(message):
         return None
     if total := _TOTAL.search(message):
@@ -123,8 +122,8 @@ def from_exception(error: Exception) -> Failure:
 
 def broken_stream() -> Failure:
     """Return the failure for a stream that ends without its last event."""
-    words = "the engine's stream broke off"
-    return Failure(message=words, status=None, retry=True, lost=True, running=True)
+    message = "the engine's stream broke off"
+    return Failure(message=message, status=None, retry=True, lost=True, running=True)
 
 
 def reason(error: Exception) -> str:
@@ -136,14 +135,14 @@ def reason(error: Exception) -> str:
     if not isinstance(error, aiohttp.ClientConnectorError):
         return str(error) or type(error).__name__
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        words = str(error.certificate_error)
+        cause = str(error.certificate_error)
     elif isinstance(error.os_error, ssl.SSLError) or not error.os_error.errno:
-        words = str(error.os_error)
+        cause = str(error.os_error)
     else:
-        words = (
+        cause = (
             os.strerror(error.os_error.errno) if error.os_error.errno > 0 else str(error.os_error)
         )
-    return f"no connection to {error.host}:{error.port}: {words}"
+    return f"no connection to {error.host}:{error.port}: {cause}"
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
@@ -153,11 +152,11 @@ def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
     request's answer to the next request.
     """
     meta = answer.get("meta_info")
-    found = meta.get("id") if isinstance(meta, Mapping) else None
-    if not rid or found is None or found == rid:
+    answer_id = meta.get("id") if isinstance(meta, Mapping) else None
+    if not rid or answer_id is None or answer_id == rid:
         return None
-    words = f"the answer is for another request: meta_info.id is {found!r}, expected {rid!r}"
-    return Failure(message=words, status=200, retry=True, running=True)
+    message = f"the answer is for another request: meta_info.id is {answer_id!r}, expected {rid!r}"
+    return Failure(message=message, status=200, retry=True, running=True)
 
 
 def message_of(text: str) -> str:

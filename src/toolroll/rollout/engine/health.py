@@ -50,11 +50,13 @@ async def check_health(transport: Transport, url: str) -> Health:
     try:
         answer = await transport.get(f"{url}/health", seconds=_TIMEOUT)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        words = f"nothing answers at {url} ({reason(error)}): is the engine running there?"
-        return Health(False, words, down=True)
+        message = f"nothing answers at {url} ({reason(error)}): is the engine running there?"
+        return Health(False, message, down=True)
     except TimeoutError:
-        words = f"{url}/health gave no answer in {_TIMEOUT:.0f} s: the engine is starting or stuck"
-        return Health(False, words, down=True)
+        message = (
+            f"{url}/health gave no answer in {_TIMEOUT:.0f} s: the engine is starting or stuck"
+        )
+        return Health(False, message, down=True)
     except NETWORK_ERRORS as error:
         return Health(False, f"{url} does not speak HTTP as expected: {reason(error)}", down=True)
     if answer.status == 200:
@@ -63,11 +65,11 @@ async def check_health(transport: Transport, url: str) -> Health:
         why = f"{url} answers, but has no /health: this is not an SGLang engine or router"
         return Health(False, why)
     text = answer.body.decode("utf-8", "replace")
-    words = message_of(text)[:300]
+    message = message_of(text)[:300]
     if "no_available_workers" in text or "circuits" in text:
-        words += (
+        message += (
             " (all workers of this router are unhealthy, or its circuit breaker is open; "
             "--disable-circuit-breaker turns it off)"
         )
-    why = f"{url}/health answers {answer.status}: {words or 'without a message'}"
+    why = f"{url}/health answers {answer.status}: {message or 'without a message'}"
     return Health(False, why, down=answer.status in _DOWN)

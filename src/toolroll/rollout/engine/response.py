@@ -95,13 +95,13 @@ def _envelope(body: Mapping[str, Any], rid: str) -> tuple[Mapping[str, Any], str
     return body["meta_info"], text or ""
 
 
-def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -> IdArray:
+def check_ids(output_ids: Any, request: GenerateRequest, *, vocab_size: int | None) -> IdArray:
     """Return `given`, the engine's `output_ids`, as an array, int32 [n].
 
     Raise `CompletionError` if it is not a list of ids, if it is longer than `max_new_tokens`, or if
     the model cannot sample one of the ids.
     """
-    ids = _ids(given)
+    ids = _ids(output_ids)
     if not len(ids):
         return ids
     wanted = request.sampling_params.get("max_new_tokens")
@@ -111,17 +111,17 @@ def check_ids(given: Any, request: GenerateRequest, *, vocab_size: int | None) -
         )
     least, highest = ids[ids.argmin()], ids[ids.argmax()]
     if least < 2:  # in an array, True and False become 1 and 0
-        wrong = next((item for item in given if type(item) is not int), None)
+        wrong = next((item for item in output_ids if type(item) is not int), None)
         if wrong is not None:
             raise CompletionError(
                 f"output_ids is not a list of token ids: {wrong!r} has type {type(wrong).__name__}"
             )
     limit = _ANY_ID if vocab_size is None else vocab_size
     if least < 0 or highest >= limit:
-        at = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
+        position = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
         raise CompletionError(
-            f"output_ids[{at}] is {ids[at]}, expected an id from 0 to {limit - 1}, the model's "
-            f"vocabulary"
+            f"output_ids[{position}] is {ids[position]}, expected an id from 0 to {limit - 1}, the "
+            f"model's vocabulary"
         )
     return ids
 
@@ -163,11 +163,11 @@ def _finish(
 
 
 def _stop_strings(request: GenerateRequest) -> list[str]:
-    found: list[str] = []
+    strings: list[str] = []
     for name in ("stop", "stop_regex"):
         value = request.sampling_params.get(name) or ()
-        found += [value] if isinstance(value, str) else value
-    return found
+        strings += [value] if isinstance(value, str) else value
+    return strings
 
 
 def _top_logprobs(
@@ -226,10 +226,10 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
         )
 
 
-def _ids(given: Any) -> IdArray:
+def _ids(output_ids: Any) -> IdArray:
     """Return `given`, a list of integers, as an array."""
     try:
-        return np.array(array("i", given), dtype=np.intc)
+        return np.array(array("i", output_ids), dtype=np.intc)
     except (TypeError, OverflowError) as error:
         raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
 
@@ -250,9 +250,12 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
             f"{error}"
         ) from error
     if ids != list(output_ids):
-        at = next(at for at in range(count) if ids[at] != output_ids[at])
+        position = next(
+            position for position in range(count) if ids[position] != output_ids[position]
+        )
         raise CompletionError(
-            f"logprob {at} belongs to token {ids[at]}, output_ids has {output_ids[at]} there"
+            f"logprob {position} belongs to token {ids[position]}, output_ids has "
+            f"{output_ids[position]} there"
         )
     checked = check_logprobs(values)
     # In an array, False becomes 0.0.
@@ -286,7 +289,7 @@ def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersi
     if not spans:
         version = meta.get("weight_version")
         return (WeightVersion(str(version), 0, sampled),) if version is not None and sampled else ()
-    found: list[WeightVersion] = []
+    versions: list[WeightVersion] = []
     expected = 0
     for span in spans:
         try:
@@ -302,11 +305,11 @@ def _weight_versions(meta: Mapping[str, Any], sampled: int) -> tuple[WeightVersi
                 f"the engine's weight_versions have a gap or overlap at token {expected}: "
                 f"{list(spans)}"
             )
-        found.append(WeightVersion(version, start, stop))
+        versions.append(WeightVersion(version, start, stop))
         expected = stop
     if expected != sampled:
         raise CompletionError(
             f"the engine's weight_versions cover {expected} of {sampled} sampled tokens: "
             f"{list(spans)}"
         )
-    return tuple(found)
+    return tuple(versions)

@@ -9,7 +9,8 @@ event's ids, or larger by the number of ids that were sent before.
 Invariants:
 
 - The answer is the last event. If the events are incremental, it gets the ids, logprobs and texts
-  of all events. It is checked like any other answer.
+  of all events. The last cumulative event may have no ids if its count shows that none is new: then
+  it gets those of the event before it. The answer is checked like any other answer.
 - Of a cumulative event that is not the last, only the ids are read, because reading the logprobs
   too would take quadratic time.
 - If an event has neither form, or a different form from the others, the answer is refused.
@@ -29,7 +30,7 @@ import orjson
 
 from toolroll.rollout.engine.errors import Failure, broken_stream, foreign, from_response
 from toolroll.rollout.errors import CompletionError
-from toolroll.rollout.runtime.sequences import common_prefix
+from toolroll.rollout.runtime.jsonable import common_prefix
 
 Progress = Callable[[Sequence[int]], None]
 """A function that is called with all ids sampled so far, whenever there are more."""
@@ -56,7 +57,7 @@ class EventReader:
         self._check = check
         self._reported: list[int] = []
         self._cumulative: bool | None = None  # None: the first ids have the same form in both
-        self._parts: list[bytes] = []  # the events that are not known to be cumulative
+        self._parts: list[bytes] = []  # all events, or the last one that has ids if cumulative
 
     @property
     def started(self) -> bool:
@@ -78,25 +79,27 @@ class EventReader:
                 if event.lstrip().startswith(b"data:")
             ]
             fresh = [item for item in data if item != _DONE]
-            for item in fresh:
-                if self._cumulative and item is not fresh[-1]:
-                    continue  # the last one contains all ids of the earlier ones
-                found = self._take(item)
-                if isinstance(found, Failure):
-                    return found
-                last = found
+            for index, item in enumerate(fresh):
+                if self._cumulative and index < len(fresh) - 2:
+                    continue  # the last two contain all ids: the last one may be empty
+                outcome = self._take(item)
+                if isinstance(outcome, Failure):
+                    return outcome
+                last = outcome
             if _DONE in data:
                 break
         if last is None or _finish(last) is None:
             return broken_stream()
-        return last if self._cumulative is not False else _joined(last, self._reported, self._parts)
+        if self._cumulative is None or (self._cumulative and last.get("output_ids")):
+            return last
+        return _joined(last, self._reported, self._parts)
 
     def _take(self, data: bytes) -> Mapping[str, Any] | Failure | None:
         """Report the ids of one event. Return the event if it is the last one, a `Failure` if it
         reports an error or belongs to a different request, and None otherwise.
         """
-        own = self._own in data or b'"id"' not in data
-        unfinished = _IDS.search(data) if own and _UNFINISHED.search(data) else None
+        is_own = self._own in data or b'"id"' not in data
+        unfinished = _IDS.search(data) if is_own and _UNFINISHED.search(data) else None
         if unfinished is not None:
             count = _COUNT.search(data)
             self._add(_decoded(unfinished[1]), int(count[1]) if count else None, data)
@@ -105,15 +108,17 @@ class EventReader:
         failure = _failure(event) or foreign(event, self._rid)
         if failure is None:
             count = (event.get("meta_info") or {}).get("completion_tokens")
-            self._add(event.get("output_ids") or [], count, data)
+            self._add(event.get("output_ids") or [], count, data, last=True)
         return failure or event
 
-    def _add(self, ids: list[int], count: Any, event: bytes) -> None:
+    def _add(self, ids: list[int], count: Any, event: bytes, *, last: bool = False) -> None:
         """Report the ids of one event, whose `completion_tokens` is `count`."""
         sent = self._reported
         if count == len(sent) and ids == sent[-1:] != sent and self._cumulative is not True:
             # An abort in the queue repeats the last id of a retracted request.
             self._cumulative = False
+            return
+        if self._cumulative and last and not ids and count == len(sent):
             return
         if sent:
             # SGLang may write the list of a cumulative event after it has grown further.
@@ -131,16 +136,17 @@ class EventReader:
                 )
             self._cumulative = cumulative
         if self._cumulative:
-            self._parts = []
+            self._parts = [event]
         else:
             self._parts.append(event)
             ids = [*sent, *ids]
         self._check(ids)
         if ids[: len(sent)] != sent:
-            at = common_prefix(sent, ids)
+            position = common_prefix(sent, ids)
             raise CompletionError(
-                f"the engine's stream changed ids that it had already sent: output_ids[{at}] was "
-                f"{sent[at]}, now it is {ids[at] if at < len(ids) else 'missing'} "
+                f"the engine's stream changed ids that it had already sent: output_ids[{position}] "
+                f"was {sent[position]}, now it is "
+                f"{ids[position] if position < len(ids) else 'missing'} "
                 f"({len(sent)} ids before, {len(ids)} now)"
             )
         self._reported = ids
@@ -148,9 +154,7 @@ class EventReader:
 
 
 def _joined(last: Mapping[str, Any], ids: list[int], parts: Sequence[bytes]) -> Mapping[str, Any]:
-    """Return the answer of incremental events. `last`: the last event. `ids`: all ids. `parts`: all
-    events.
-    """
+    """Return the answer: the event `last` with `ids`, and the text and the logprobs of `parts`."""
     events = [_event(part) for part in parts]
     metas = [event.get("meta_info") or {} for event in events]
     lists = {

@@ -23,7 +23,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
-from toolroll.rollout.engine.config import EngineConfig
+from toolroll.rollout.engine.engine_config import EngineConfig
 
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError)
 """The exceptions that are raised if a request got no complete answer."""
@@ -96,7 +96,7 @@ class Transport:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._generate = URL(f"{config.url}/generate")
+        self._generate = URL(f"{config.engine}/generate")
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._numbers = count(1)
@@ -109,7 +109,7 @@ class Transport:
         answer can be streamed. Entering it and reading raise one of `NETWORK_ERRORS`.
         """
         limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
-        headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.url)}
+        headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.engine)}
         session = await self._opened()
         return session.post(
             self._generate, data=body, headers=headers, timeout=limits, allow_redirects=False
@@ -166,8 +166,8 @@ class Transport:
         return aiohttp.ClientTimeout(total=seconds, connect=self._config.connect_timeout)
 
     def _authorized(self, url: str) -> Mapping[str, str]:
-        secret, own = self._config.authorization, self._config.url
-        if secret is None or not (url == own or url.startswith(f"{own}/")):
+        secret, engine = self._config.authorization, self._config.engine
+        if secret is None or not (url == engine or url.startswith(f"{engine}/")):
             return {}
         return {"Authorization": secret.get_secret_value()}
 

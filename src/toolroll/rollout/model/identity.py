@@ -18,7 +18,7 @@ from toolroll.rollout.engine import EngineClient
 from toolroll.rollout.engine.response import check_ids
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
-from toolroll.rollout.runtime.sequences import common_prefix
+from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest
 
@@ -218,10 +218,7 @@ def _difference(ours: Sequence[int], answer: _Answered, name: str) -> str | None
 
 def _served(answer: _Answered, name: str) -> str:
     model = repr(answer.names[0]) if answer.names else "an unnamed model"
-    return (
-        f"{answer.url} serves {model}, whose tokenizer is not that of {name!r} (hf_checkpoint, "
-        f"--model)"
-    )
+    return f"{answer.url} serves {model}, whose tokenizer is not that of {name!r} (--model)"
 
 
 def _same(name: str) -> Any:

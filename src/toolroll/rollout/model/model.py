@@ -17,6 +17,7 @@ import jinja2
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.infer import better_parser, infer_parser
 from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.engine import (
     Engine,
     EngineClient,
@@ -26,11 +27,11 @@ from toolroll.rollout.engine import (
     generate_resumed,
 )
 from toolroll.rollout.errors import TemplateError, UsageError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.identity import check_identity
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import EngineSettings, RolloutArgs
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
 
@@ -77,35 +78,34 @@ class Model:
         """Create a model for the engine at the address in `args`.
 
         `tokenizer` replaces the tokenizer that `args` names. `engine` creates the engine client.
-        If `args.tool_call_parser` is "auto", the parser for the format that the chat template
-        writes is selected. Raise `UnknownParserError` if no parser reads this format.
+        If `args.parser` is "auto", the parser for the format that the chat template
+        writes is selected. Raise `UsageError` if no parser reads this format.
         """
-        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.hf_checkpoint)
-        source, parser = read_template(args.chat_template), args.tool_call_parser
+        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.model)
+        source = read_template(args.chat_template)
         template = ChatTemplate(
             tokenizer,
             chat_template=source,
-            kwargs=args.apply_chat_template_kwargs,
+            kwargs=args.chat_template_kwargs,
             history=args.history,
         )
         check_syntax(template, args.chat_template)
         config = EngineConfig(
-            url=args.url,
-            context_length=args.context_length,
+            engine=args.engine,
             vocab_size=len(tokenizer),
-            use_http2=args.use_http2,
-            engine_timeout=args.engine_timeout,
-            allow_model_mismatch=args.allow_model_mismatch,
             return_routed_experts=args.return_routed_experts,
+            **args.part(EngineSettings),
         )
+        try:
+            name = infer_parser(tokenizer, source) if args.parser == "auto" else args.parser
+            parser = get_parser(name, template.encoder.control)
+        except UnknownParserError as error:
+            raise UsageError(f"--parser: {error}") from error
         model = cls(
             engine(config),
             template,
-            get_parser(
-                infer_parser(tokenizer, source) if parser == "auto" else parser,
-                template.encoder.control,
-            ),
-            name=args.hf_checkpoint or "",
+            parser,
+            name=args.model,
             max_resumes=args.max_resumes,
             threads=args.concurrency,
         )
@@ -166,7 +166,7 @@ class Model:
         if better is not None:
             warnings.append(
                 f"the chat template writes tool calls that the parser {self.parser.name!r} "
-                f"(tool_call_parser, --parser) cannot read, but {better!r} can: a call that the "
+                f"(--parser) cannot read, but {better!r} can: a call that the "
                 "parser cannot read counts as text"
             )
         return warnings

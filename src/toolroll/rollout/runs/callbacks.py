@@ -72,9 +72,9 @@ class Callbacks:
 async def _guarded(callback: Callback, call: Callable[[], Awaitable[None] | None]) -> None:
     try:
         with guarded():
-            made = call()
-            if inspect.isawaitable(made):
-                await made
+            result = call()
+            if inspect.isawaitable(result):
+                await result
     except Exception:  # the border to a user's code: a callback must not end the run
         logger.exception(
             "%s failed; the run continues and no episode is lost", type(callback).__name__

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool
 
 _CONCURRENCY = 8
@@ -57,7 +58,7 @@ async def play_floor(
     factory: EnvironmentFactory,
     tasks: Sequence[Task],
     *,
-    max_num_steps: int,
+    max_turns: int,
     episode_timeout: float | None = None,
     pace_gc: bool = True,
     limits: Mapping[str, Any] | None = None,
@@ -68,7 +69,7 @@ async def play_floor(
     summary = Summary(factory.name)
     settings = RunSettings(
         concurrency=_CONCURRENCY,
-        max_num_steps=max_num_steps,
+        max_turns=max_turns,
         episode_timeout=episode_timeout,
         pace_gc=pace_gc,
     )

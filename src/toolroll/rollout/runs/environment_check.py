@@ -24,10 +24,9 @@ from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, err
 from toolroll.rollout.runs.do_nothing import LeavingUser, do_nothing_runner
 from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runs.environment_recorder import EnvironmentRecorder
-from toolroll.rollout.runs.runner import RunSettings
 from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
-from toolroll.rollout.runtime.jsonable import shown
-from toolroll.rollout.runtime.sequences import common_prefix
+from toolroll.rollout.runtime.jsonable import common_prefix, shown
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
     Action,
     EnvironmentFactory,

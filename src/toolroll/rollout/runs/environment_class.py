@@ -51,13 +51,13 @@ class EnvironmentClass:
         """Return the tasks of the class. Raises `UsageError` for an unknown split."""
         if split != SPLIT:
             raise UsageError(f"{self.name} has no split {split!r}; it has {SPLIT}")
-        found: Any = getattr(self.kind, "tasks", None)
-        if found is None:
+        declared: Any = getattr(self.kind, "tasks", None)
+        if declared is None:
             return [Task("0", 0, split)]
-        if inspect.isfunction(found) and inspect.signature(found).parameters:
+        if inspect.isfunction(declared) and inspect.signature(declared).parameters:
             raise UsageError(f"{self.name}: tasks must be a list, or a static or class method")
-        listed: Any = found() if callable(found) else found
-        return [self._task(at, task, split) for at, task in enumerate(list(listed))]
+        listed: Any = declared() if callable(declared) else declared
+        return [self._task(index, task, split) for index, task in enumerate(list(listed))]
 
     def make(self, options: EnvironmentOptions) -> Environment:
         """Return a new environment. `options.settings` override the arguments."""
@@ -69,18 +69,18 @@ class EnvironmentClass:
 
     def reference(self, task: Task) -> Sequence[Action] | None:
         """Return the actions that solve `task`, or None if the class has no `reference`."""
-        found: Any = getattr(self.kind, "reference", None)
-        actions: Sequence[Action] | None = None if found is None else found(task)
+        function: Any = getattr(self.kind, "reference", None)
+        actions: Sequence[Action] | None = None if function is None else function(task)
         return actions
 
-    def _task(self, at: int, task: Any, split: str) -> Task:
+    def _task(self, index: int, task: Any, split: str) -> Task:
         if isinstance(task, Task):
             return task
         if not isinstance(task, Mapping):
             raise UsageError(
-                f"{self.name}: tasks[{at}] must be a Task or a dict, not {type(task).__name__}"
+                f"{self.name}: tasks[{index}] must be a Task or a dict, not {type(task).__name__}"
             )
-        return Task(str(task.get("id", at)), at, split, dict(task))
+        return Task(str(task.get("id", index)), index, split, dict(task))
 
 
 @contextmanager

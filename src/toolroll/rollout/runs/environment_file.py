@@ -29,8 +29,8 @@ def absolute_target(name: str) -> str:
     """Return `name`. If it names a file, make its path absolute, because another process may have a
     different working directory.
     """
-    place, colon, found = name.rpartition(":")
-    return f"{Path(place).absolute()}{colon}{found}" if place.endswith(".py") else name
+    place, colon, name_in_file = name.rpartition(":")
+    return f"{Path(place).absolute()}{colon}{name_in_file}" if place.endswith(".py") else name
 
 
 def load_target(target: str) -> tuple[Any, str]:
@@ -49,7 +49,7 @@ def load_target(target: str) -> tuple[Any, str]:
     else:
         module, short = _load_module(place), place.rpartition(".")[2]
     if name not in vars(module):
-        names = [found for found in vars(module) if not found.startswith("_")]
+        names = [public for public in vars(module) if not public.startswith("_")]
         there = f"; it has {', '.join(names[:20])}" if names else "; it is empty"
         raise UsageError(f"{place} has no {name!r}{did_you_mean(name, names, there)}")
     return vars(module)[name], f"{short}:{name}"
@@ -64,8 +64,8 @@ def error_line(error: BaseException, path: Path | None = None) -> str:
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = next((f for f in reversed(frames) if path and Path(f.filename) == path), None)
-    frame = own or frames[-1]
+    frame_in_file = next((f for f in reversed(frames) if path and Path(f.filename) == path), None)
+    frame = frame_in_file or frames[-1]
     where = f"{frame.filename}, line {frame.lineno}"
     if path is not None and frame.filename.startswith("<frozen importlib"):
         where = str(path)  # Python refused the file before it ran a line of it

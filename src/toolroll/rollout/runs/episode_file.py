@@ -89,7 +89,7 @@ def to_line(episode: Episode) -> bytes:
         "prompt": result.prompt,
         "messages": result.messages,
         "tools": result.tools,
-        "trajectories": [to_json(one, arrays=True) for one in result.trajectories],
+        "trajectories": [to_json(trajectory, arrays=True) for trajectory in result.trajectories],
         "metrics": result.metrics,
         "info": result.info,
     }
@@ -210,9 +210,9 @@ def _after_last_newline(file: Any, size: int) -> int:
     while end > 0:
         begin = max(0, end - block)
         file.seek(begin)
-        at = file.read(end - begin).rfind(b"\n")
-        if at >= 0:
-            return int(begin + at + 1)
+        position = file.read(end - begin).rfind(b"\n")
+        if position >= 0:
+            return int(begin + position + 1)
         end = begin
     return 0
 

@@ -39,9 +39,6 @@ class Estimate:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
-
 
 class UnequalSamplesError(UsageError):
     """Raised if tasks have different numbers of graded samples. If samples are missing because
@@ -96,12 +93,12 @@ def pass_estimates(
     Raise `UnequalSamplesError` if tasks have different numbers of graded samples, unless
     `allow_unequal` is True. Raise `ValueError` if no task is graded.
     """
-    tasks = [list(found) for found in rewards.values() if len(found)]
+    tasks = [list(samples) for samples in rewards.values() if len(samples)]
     if not tasks:
         raise ValueError("no task is graded")
-    counts = sorted({len(found) for found in tasks})
+    counts = sorted({len(samples) for samples in tasks})
     if len(counts) > 1 and not allow_unequal:
-        few = sum(len(found) < counts[-1] for found in tasks)
+        few = sum(len(samples) < counts[-1] for samples in tasks)
         raise UnequalSamplesError(
             f"tasks have between {counts[0]} and {counts[-1]} graded samples ({few} of "
             f"{len(tasks)} have fewer than {counts[-1]}): "

@@ -192,7 +192,6 @@ class _Process:
             await asyncio.sleep(_BEAT)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Handle messages until the connection ends."""
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 key, outcome = await _receive(reader)

@@ -46,7 +46,7 @@ async def provenance(
     `served`: None for an agent that does not use a `Model`. `factory`: None for `toolroll serve`,
     which records sessions. `command`: by default, the command of this process.
     """
-    found: Provenance = {
+    entry: Provenance = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_without_secrets(sys.argv if command is None else command),
         "python": sys.version.split()[0],
@@ -56,10 +56,10 @@ async def provenance(
         "benchmark": {} if factory is None else benchmark_packages(factory),
     }
     if served is None:
-        return found
+        return entry
     facts = await served.engine.model_info()
     hashes = await served.run_in_thread(template_hashes, served)
-    return found | {
+    return entry | {
         "sglang": facts.sglang_version,
         "engine_model_path": facts.model_path,
         "weight_version": facts.weight_version,
@@ -79,13 +79,13 @@ def without_secrets(text: str) -> str:
     return _ISSUED.sub("***", _KEY.sub(hidden, _CREDENTIALS.sub(r"\1***@", text)))
 
 
-def command_without_secrets(words: Sequence[str]) -> list[str]:
+def command_without_secrets(arguments: Sequence[str]) -> list[str]:
     """Return the words of a command without secrets. The word after an option such as `--api-key`
     is a secret.
     """
     return [
         "***" if _OPTION.fullmatch(before) else without_secrets(word)
-        for before, word in zip(["", *words], words, strict=False)
+        for before, word in zip(["", *arguments], arguments, strict=False)
     ]
 
 
@@ -167,13 +167,13 @@ def extended(history: Sequence[Provenance], now: Provenance) -> list[Provenance]
     The first entry is complete. Each later entry has the date and the values that changed. A new
     date alone is not a difference.
     """
-    known: Mapping[str, Any] = {}
+    latest: Mapping[str, Any] = {}
     for entry in history:
-        known = {**known, **entry}
+        latest = {**latest, **entry}
     changed = {
         name: value
         for name, value in now.items()
-        if name != "date" and (name not in known or known[name] != value)
+        if name != "date" and (name not in latest or latest[name] != value)
     }
     if not history:
         return [now]

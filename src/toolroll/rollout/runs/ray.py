@@ -16,8 +16,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.episode_file import from_line, to_line
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, remaining
 from toolroll.rollout.runs.setup import open_runner, worker_settings
 from toolroll.rollout.runs.worker_pool import (
@@ -104,8 +104,8 @@ class RayRunner:
     async def _end(self, workers: Sequence[Any]) -> None:
         closing = [asyncio.ensure_future(worker.close.remote()) for worker in workers]
         await asyncio.wait(closing, timeout=2 * _GRACE)
-        for one in closing:
-            one.cancel()
+        for future in closing:
+            future.cancel()
         await asyncio.gather(*closing, return_exceptions=True)
         for worker in workers:
             self._ray.kill(worker)

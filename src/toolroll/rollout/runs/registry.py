@@ -56,8 +56,8 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
     """
     arguments = dict(env_args or {})
     if is_target(name):
-        found, short = load_target(name)
-        return _factory_of(found, name, short, arguments)
+        target, short = load_target(name)
+        return _factory_of(target, name, short, arguments)
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in entries:
         how = "; toolroll envs lists all names; name your own as path/to/file.py:NAME"
@@ -67,29 +67,29 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
 
 
 def _factory_of(
-    found: Any, target: str, short: str, arguments: Mapping[str, Any]
+    loaded: Any, target: str, short: str, arguments: Mapping[str, Any]
 ) -> EnvironmentFactory:
     """Return `found` as a factory. If it has no name, its name is `short`."""
-    if isinstance(found, type) and issubclass(found, Environment):
-        return EnvironmentClass(found, short, arguments)
-    made = found
-    if callable(found) and (isinstance(found, type) or not _is_factory(found)):
-        made = _called(found, target, arguments)
-    if not _is_factory(made):
-        what = type(made).__name__
+    if isinstance(loaded, type) and issubclass(loaded, Environment):
+        return EnvironmentClass(loaded, short, arguments)
+    result = loaded
+    if callable(loaded) and (isinstance(loaded, type) or not _is_factory(loaded)):
+        result = _called(loaded, target, arguments)
+    if not _is_factory(result):
+        what = type(result).__name__
         raise UsageError(
-            f"{target} is not an environment: it {'is' if made is found else 'makes'} an object of "
-            f"type {what}; name an Environment class, what tool_environment() returned, or an "
+            f"{target} is not an environment: it {'is' if result is loaded else 'makes'} an object "
+            f"of type {what}; name an Environment class, what tool_environment() returned, or an "
             f"EnvironmentFactory (with {', '.join(_PARTS)})"
         )
-    if not getattr(made, "name", ""):
-        made.name = short
-    factory = cast(EnvironmentFactory, made)
-    return _Configured(factory, arguments) if made is found and arguments else factory
+    if not getattr(result, "name", ""):
+        result.name = short
+    factory = cast(EnvironmentFactory, result)
+    return _Configured(factory, arguments) if result is loaded and arguments else factory
 
 
-def _is_factory(found: Any) -> bool:
-    return all(getattr(found, part, None) is not None for part in _PARTS)
+def _is_factory(value: Any) -> bool:
+    return all(getattr(value, part, None) is not None for part in _PARTS)
 
 
 def _called(function: Any, target: str, arguments: Mapping[str, Any]) -> Any:
@@ -115,6 +115,8 @@ class _Configured:
         self.missing = factory.missing
         self.tasks = factory.tasks
         self.reference = factory.reference
+        self.packages = getattr(factory, "packages", ())
+        self.sources = getattr(factory, "sources", {})
         self._factory = factory
         self._settings = settings
 

@@ -65,7 +65,7 @@ def report(
             rates = pass_estimates(rewards, allow_unequal=allow_unequal)
         except UnequalSamplesError as error:
             warnings.append(f"no pass@k and no pass^k: {error}")
-    task_means = [sum(found) / len(found) for found in rewards.values()]
+    task_means = [sum(samples) / len(samples) for samples in rewards.values()]
     coverage = {"tasks": len(rewards), "of_tasks": len(sizes)}
     return {
         "trainable": summary.trainable,
@@ -140,14 +140,14 @@ def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
     The errors and the rate are None if the environment does not report errors by tool.
     """
     calls, errors = summary.named("executed_calls"), summary.named("tool_errors")
-    known = bool(errors) or not summary.totals["tool_errors"]
+    has_errors = bool(errors) or not summary.totals["tool_errors"]
     return {
         name: {
             "calls": count,
             "errors": errors.get(name, 0),
             "error_rate": errors.get(name, 0) / count,
         }
-        if known
+        if has_errors
         else {"calls": count, "errors": None, "error_rate": None}
         for name, count in sorted(calls.items())
     }
@@ -189,9 +189,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
-    found = []
+    lines = []
     if not summary.trainable:
-        found.append(
+        lines.append(
             "this is a baseline at an OpenAI-compatible endpoint: no tokens are recorded, so "
             "nothing can be trained on"
         )
@@ -201,36 +201,36 @@ def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
             for reason, count in sorted(summary.stop_reasons.items())
             if reason in _ABORTING
         )
-        found.append(
+        lines.append(
             f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and "
             f"excluded from rewards: {kinds}"
         )
     if reruns := whole(summary.totals["reruns"]):
-        found.append(
+        lines.append(
             f"attempts that failed outside the model (engine, environment, user, time limit) and "
             f"were retried: {reruns}; the log has the reasons. If the model's own actions make an "
             "environment fail, retries bias the samples (--reruns 0 turns them off)"
         )
     if outside := sum(
         not (0 <= reward <= 1) and not passed(reward)
-        for own in summary.samples.values()
-        for reward in own.values()
+        for samples in summary.samples.values()
+        for reward in samples.values()
     ):
-        found.append(
+        lines.append(
             f"{outside} rewards are outside [0, 1]; only a reward of 1 is a pass, so pass^k and "
             "pass@k may mean nothing for this environment: use the mean reward"
         )
     if lost:
-        found.append(
+        lines.append(
             f"{len(lost)} tasks have no graded episode and are excluded from pass rates: "
             f"{', '.join(sorted(lost, key=_natural)[:5])}"
         )
     if summary.mismatches:
-        found.append(
+        lines.append(
             f"token mismatches: {summary.mismatches}; the samples are excluded from training, "
             "except for the kind `preserved`"
         )
-    return found
+    return lines
 
 
 _ABORTING = frozenset(reason.value for reason in StopReason if status_of(reason) is Status.ABORTED)

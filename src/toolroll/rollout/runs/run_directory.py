@@ -43,8 +43,7 @@ class RunDirectory:
     """One environment's part of the run in the folder `path`. This is a context manager: call
     `append` inside it.
 
-    `settings`: everything that determines the episodes, as plain data. `defaults`: values for
-    settings that an older version did not write to `run.json`. `provenance`: from
+    `settings`: everything that determines the episodes, as plain data. `provenance`: from
     `toolroll.rollout.runs.provenance`. `run.json` contains the first run's provenance and, for each
     later run, the values that changed.
 
@@ -61,7 +60,6 @@ class RunDirectory:
         env: str,
         settings: Mapping[str, Any],
         *,
-        defaults: Mapping[str, Any] | None = None,
         sync: Sync = "end",
         provenance: Provenance | None = None,
         bound_when_empty: bool = False,
@@ -78,17 +76,12 @@ class RunDirectory:
         """A message for each line of the episode file that is not a valid episode. Such a line
         remains in the file, and its episode is played again.
         """
-        self.repaired = 0
-        """The number of bytes of an incomplete last line that were removed when the folder was
-        opened.
-        """
         self.provenance: list[Provenance] = []
         """The first run's provenance, then the values that changed in later runs."""
         self._now = _plain(provenance) if provenance else None
         self._sync: Sync = sync
         self._bound_when_empty = bound_when_empty
         self._settings = _plain(settings)
-        self._defaults = _plain(defaults or {})
         self._store: EpisodeStore | None = None
         self._done: set[EpisodeKey] = set()
 
@@ -116,7 +109,7 @@ class RunDirectory:
         self._lock = lock(self.path)
         try:
             self._agree()
-            self.repaired = cut_torn_line(self.path / FILE_NAME)
+            cut_torn_line(self.path / FILE_NAME)
             if self._read_finished():
                 self._drop_aborted()
             self._store = EpisodeStore(self.path, sync=self._sync)
@@ -141,9 +134,9 @@ class RunDirectory:
         """
         file = self.path / SETTINGS_NAME
         run_file = _read_run_file(self.path)
-        known, written = run_file["environments"], run_file["provenance"]
-        recorded = known.get(self.env)
-        different = difference(self._defaults | (recorded or {}), self._settings)
+        environments, written = run_file["environments"], run_file["provenance"]
+        recorded = environments.get(self.env)
+        different = difference(recorded or {}, self._settings)
         if recorded is None or different:
             if self._has_finished() or (recorded is not None and self._bound_when_empty):
                 raise UsageError(
@@ -155,7 +148,7 @@ class RunDirectory:
                     + "\nUse the same settings to continue, or choose another --out."
                 )
             recorded = None
-            known.pop(self.env, None)
+            environments.pop(self.env, None)
             written.pop(self.env, None)
         self.provenance = list(written.get(self.env, ()))
         if self._now is not None:
@@ -166,7 +159,7 @@ class RunDirectory:
                 file,
                 {
                     "schema_version": SCHEMA_VERSION,
-                    "environments": {self.env: self._settings} | known,
+                    "environments": {self.env: self._settings} | environments,
                     "provenance": provenance,
                 },
             )
@@ -174,7 +167,8 @@ class RunDirectory:
     def _has_finished(self) -> bool:
         """Return True if the folder has an episode of this environment that was not aborted."""
         return any(
-            one.result.status is not Status.ABORTED for one in self._episodes(lambda message: None)
+            episode.result.status is not Status.ABORTED
+            for episode in self._episodes(lambda message: None)
         )
 
     def _read_finished(self) -> int:
@@ -217,8 +211,8 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
     Raise `UsageError` if the file cannot be read.
     """
-    found: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
-    return found
+    settings: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
+    return settings
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:
@@ -242,22 +236,22 @@ def _read_run_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def difference(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Return one line for each setting that differs: `name: there X, now Y`. X is the value in
     `known`, and Y is the value in `given`.
     """
-    names = sorted({*known, *given})
+    names = sorted({*recorded, *current})
     return [
-        f"{name}: there {_shown(known, name)}, now {_shown(given, name)}"
+        f"{name}: there {_shown(recorded, name)}, now {_shown(current, name)}"
         for name in names
-        if known.get(name) != given.get(name)
+        if recorded.get(name) != current.get(name)
     ]
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings after a round trip through JSON."""
-    found: dict[str, Any] = orjson.loads(orjson.dumps(settings, default=str))
-    return found
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(settings, default=str))
+    return plain
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:
@@ -282,7 +276,7 @@ def refuse_other_files(path: Path) -> None:
     """Raise `UsageError` if the folder `path` contains files but is not a run."""
     if any((path / name).exists() for name in (SETTINGS_NAME, FILE_NAME)):
         return
-    names = sorted(found.name for found in path.iterdir() if not found.name.startswith("."))
+    names = sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
     if names:
         more = ", ..." if len(names) > 3 else ""
         raise UsageError(

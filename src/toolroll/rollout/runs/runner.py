@@ -16,7 +16,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from toolroll.rollout.errors import (
@@ -36,6 +35,7 @@ from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, shown
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.runtime.unicode import replace_surrogates
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
     Agent,
     EnvironmentFactory,
@@ -69,7 +69,6 @@ _REASONS = {  # from the best status to the worst
     Status.TRUNCATED: StopReason.MAX_STEPS,
     Status.ABORTED: StopReason.INTERNAL_ERROR,
 }
-_FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
 
 
@@ -82,48 +81,6 @@ class RunStoppedError(RolloutError):
     def __init__(self, message: str, failure: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.failure = dict(failure or {})
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """The settings of a run: it has `samples` episodes of each task, at most `concurrency` of them
-    at the same time, each with at most `max_num_steps` turns.
-
-    `episode_timeout`: the limit for one attempt at an episode, in seconds. `reruns`: the maximum
-    number of retries of an episode that failed for infrastructure reasons. Before a retry there is
-    a pause, which starts at `rerun_pause` seconds and doubles. `give_up_after`: stop the run after
-    this many failed attempts in a row, including retries. `sampling_seed`: send each episode's seed
-    to the engine (SGLang uses it with --enable-deterministic-inference). `pace_gc`: run Python's
-    garbage collector rarely during the run.
-    """
-
-    sampling_params: Mapping[str, Any] = field(default_factory=dict)
-    samples: int = 1
-    max_num_steps: int = 30
-    concurrency: int = 64
-    seed: int = 0
-    model: str = ""
-    episode_timeout: float | None = None
-    reruns: int = 0
-    rerun_pause: float = _FIRST_PAUSE
-    give_up_after: int | None = None
-    sampling_seed: bool = False
-    pace_gc: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "max_num_steps", "concurrency"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.reruns < 0 or self.rerun_pause < 0:
-            raise UsageError(
-                f"reruns and rerun_pause must be at least 0, not {self.reruns} and "
-                f"{self.rerun_pause}"
-            )
-        for name in ("episode_timeout", "give_up_after"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise UsageError(
-                    f"{name} must be above 0, or None for no limit, not {getattr(self, name)}"
-                )
 
 
 def episode_seed(seed: int, task_id: str, sample: int) -> int:
@@ -302,9 +259,6 @@ class Runner:
 
     async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
         name, settings = self.factory.name, self.settings
-        params = dict(settings.sampling_params)
-        if settings.sampling_seed:
-            params["sampling_seed"] = seed
         reason = StopReason.ENVIRONMENT_ERROR
         try:
             with guarded():
@@ -313,9 +267,9 @@ class Runner:
                 result = await self._make_agent().asolve(
                     env,
                     None,
-                    params,
+                    settings.params_of(seed),
                     task.index,
-                    settings.max_num_steps,
+                    settings.max_turns,
                     task=task,
                     seed=seed,
                     session_id=session_id(name, task.id, sample),
@@ -362,15 +316,15 @@ def check_ids(tasks: Sequence[Task]) -> None:
     """Raise `UsageError` if two tasks have the same id, or if an id is not text that the episode
     file can store.
     """
-    known = set()
+    ids = set()
     for task in tasks:
         if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
             raise UsageError(
                 f"the id of a task is {shown(task.id)}: it must be text without lone surrogates"
             )
-        if task.id in known:
+        if task.id in ids:
             raise UsageError(f"two tasks have the id {shown(task.id)}: give each task its own id")
-        known.add(task.id)
+        ids.add(task.id)
 
 
 def checked_result(result: Any) -> InteractionResult:
@@ -381,10 +335,10 @@ def checked_result(result: Any) -> InteractionResult:
     """
     if not isinstance(result, InteractionResult):
         raise TypeError(f"asolve must return an InteractionResult, not {shown(result)}")
-    given, result.reward = result.reward, finite(result.reward)
-    if given is not None and result.reward is None:
+    reward, result.reward = result.reward, finite(result.reward)
+    if reward is not None and result.reward is None:
         raise ValueError(
-            f"asolve returned the reward {shown(given)}: it must be a finite number, or None"
+            f"asolve returned the reward {shown(reward)}: it must be a finite number, or None"
         )
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]

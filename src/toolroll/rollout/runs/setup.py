@@ -11,21 +11,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.config import RunConfig
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings, check_ids
-from toolroll.rollout.runs.usage_errors import named
+from toolroll.rollout.runs.run_config import RunConfig
+from toolroll.rollout.runs.runner import Runner, check_ids
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
-
-MAX_RESUMES = 3
-"""How often to resume a turn that the engine aborted for a weight update. A trainer wants such an
-episode to be aborted, but an evaluation wants its result.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +55,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
         return Plan(config, factory, tasks, lambda: agent, options, config.identity | named_env)
-    with named():
-        served = Model.from_args(rollout_args(config))
-    await stack.enter_async_context(served)
+    served = await stack.enter_async_context(Model.from_args(config))
     identity = config.identity | named_env | {"template": fingerprint(served.template)}
     return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
 
@@ -81,7 +72,7 @@ async def open_runner(
     """Return the runner and the tasks of one worker. `settings`: from `worker_settings`."""
     config = RunConfig.model_validate(settings)
     plan = await prepare(config, stack)
-    return Runner(plan.factory, plan.make_agent, run_settings(config), plan.options), plan.tasks
+    return Runner(plan.factory, plan.make_agent, config, plan.options), plan.tasks
 
 
 def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
@@ -95,42 +86,6 @@ def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
         "processes": 1,
         "out": None,
     }
-
-
-def run_settings(config: RunConfig) -> RunSettings:
-    """Return the settings for the runner."""
-    return RunSettings(
-        sampling_params=config.sampling_params,
-        samples=config.samples,
-        max_num_steps=config.max_steps,
-        concurrency=config.concurrency,
-        seed=config.seed,
-        model=config.model,
-        episode_timeout=config.episode_timeout,
-        reruns=config.reruns,
-        give_up_after=config.give_up_after,
-        sampling_seed=config.sampling_seed,
-        pace_gc=config.gc,
-    )
-
-
-def rollout_args(config: RunConfig) -> RolloutArgs:
-    """Return the settings for the served model."""
-    return RolloutArgs(
-        engine_url=config.engine,
-        hf_checkpoint=config.model,
-        chat_template=config.chat_template,
-        apply_chat_template_kwargs=config.chat_template_kwargs,
-        tool_call_parser=config.parser,
-        context_length=config.context_length,
-        history=config.history,
-        verify=config.verify,
-        concurrency=config.concurrency,
-        engine_timeout=config.engine_timeout,
-        max_resumes=MAX_RESUMES,
-        pace_gc=config.gc,
-        allow_model_mismatch=config.allow_model_mismatch,
-    )
 
 
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:

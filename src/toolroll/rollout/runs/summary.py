@@ -7,7 +7,7 @@ mean reward or pass rate.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from toolroll.rollout.runs.pass_at_k import passed
@@ -67,8 +67,8 @@ class Summary:
         Tasks are sorted by name, so that the order in which episodes are played has no effect.
         """
         return {
-            task: [found[sample] for sample in sorted(found)]
-            for task, found in sorted(self.samples.items())
+            task: [samples[sample] for sample in sorted(samples)]
+            for task, samples in sorted(self.samples.items())
         }
 
     def mean(self, name: str) -> float:
@@ -117,11 +117,3 @@ class Summary:
 def whole(value: float) -> float:
     """Return a count as an int. Return it unchanged if it is too large to be one in JSON."""
     return int(value) if abs(value) < 2**53 else value
-
-
-def summarize(episodes: Iterable[Episode]) -> dict[str, Summary]:
-    """Return a summary for each environment."""
-    summaries: dict[str, Summary] = {}
-    for episode in episodes:
-        summaries.setdefault(episode.env, Summary(episode.env)).add(episode)
-    return summaries

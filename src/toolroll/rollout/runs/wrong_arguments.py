@@ -21,8 +21,8 @@ _EXAMPLES: Mapping[str, Any] = {
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a value of the right type for each required argument in `schema`."""
-    found = _example({**schema, "type": "object"}, schema)
-    return dict(found) if isinstance(found, Mapping) else {}
+    example = _example({**schema, "type": "object"}, schema)
+    return dict(example) if isinstance(example, Mapping) else {}
 
 
 def wrong_calls(tools: Sequence[Tool]) -> list[tuple[str, ToolCall]]:
@@ -73,5 +73,5 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(schema, Mapping):
         return {}
     name = str(schema.get("$ref", "")).rpartition("/")[2]
-    found = root.get("$defs", {}).get(name, schema)
-    return found if isinstance(found, Mapping) else {}
+    target = root.get("$defs", {}).get(name, schema)
+    return target if isinstance(target, Mapping) else {}

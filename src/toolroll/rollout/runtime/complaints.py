@@ -25,11 +25,11 @@ _WORDS = {
 """Messages by pydantic's error type. Other types keep pydantic's own message."""
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
     """Return `; did you mean 'NAME'?` with the name in `known` that is closest to `name`, or
     `otherwise` if none is close.
     """
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else otherwise
 
 
@@ -40,16 +40,16 @@ def complaints(error: ValidationError, name_of: Callable[[str], str] = str) -> s
     `name_of` converts a setting to the name that the user knows, such as a flag. The parts of a
     nested setting are joined with dots.
     """
-    found = []
-    for one in error.errors(include_url=False):
-        setting = ".".join(map(str, one["loc"]))
-        words = _words(one["type"], one["msg"], one.get("ctx"))
-        found.append(f"{name_of(setting)}: {words}" if setting else words)
-    return "; ".join(found)
+    parts = []
+    for item in error.errors(include_url=False):
+        setting = ".".join(map(str, item["loc"]))
+        message = _words(item["type"], item["msg"], item.get("ctx"))
+        parts.append(f"{name_of(setting)}: {message}" if setting else message)
+    return "; ".join(parts)
 
 
 def _words(kind: str, message: str, context: dict[str, object] | None) -> str:
     if kind in _WORDS:
         return _WORDS[kind].format(**(context or {}))
-    words = message.removeprefix("Value error, ")
-    return f"must be {words[16:]}" if words.startswith("Input should be ") else words
+    text = message.removeprefix("Value error, ")
+    return f"must be {text[16:]}" if text.startswith("Input should be ") else text

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Callable, Collection, Coroutine
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -42,13 +41,15 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _complete(runner: asyncio.Runner, task: asyncio.Task[T]) -> T:
-    """Run the loop until `task` is done."""
+    """Run the loop until `task` is done, or until a second Ctrl-C."""
     while True:
+        waiting: list[asyncio.Task[Any]] = []
         try:
-            return runner.run(_outcome(task))
+            return runner.run(_outcome(task, waiting))
         except BaseException as error:
-            ctrl_c = isinstance(error, KeyboardInterrupt) and (
-                signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            # The first Ctrl-C cancels the waiting task. Code that was left behind does not.
+            ctrl_c = isinstance(error, KeyboardInterrupt) and any(
+                waiter.cancelling() for waiter in waiting
             )
             if task.done() or ctrl_c:
                 raise
@@ -59,10 +60,12 @@ def _complete(runner: asyncio.Runner, task: asyncio.Task[T]) -> T:
             )
 
 
-async def _outcome(task: asyncio.Task[T]) -> T:
-    waiting = asyncio.current_task()
-    assert waiting is not None
-    waiting.add_done_callback(retrieve)  # `_complete` may have left it, and then retrieves nothing
+async def _outcome(task: asyncio.Task[T], waiting: list[asyncio.Task[Any]]) -> T:
+    """Wait for `task`. Append the running task to `waiting`."""
+    waiter = asyncio.current_task()
+    assert waiter is not None
+    waiting.append(waiter)
+    waiter.add_done_callback(retrieve)  # `_complete` may have left it, and then retrieves nothing
     return await task
 
 

@@ -70,8 +70,8 @@ async def call_in_task(function: Callable[..., Any], *args: Any) -> Any:
     """
     task = _running_task()
     try:
-        found = function(*args)
-        return await found if inspect.isawaitable(found) else found
+        result = function(*args)
+        return await result if inspect.isawaitable(result) else result
     except BaseException as error:
         if isinstance(error, Exception | asyncio.CancelledError) or _ends_task(error, task):
             raise

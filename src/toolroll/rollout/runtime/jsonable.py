@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, time
 from enum import Enum
 from typing import Any
@@ -65,8 +65,10 @@ def _storable(value: Any, around: tuple[int, ...]) -> Any:
 
 def _parts(value: Any, around: tuple[int, ...]) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        kept = value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 and value.flags.c_contiguous
-        return value if kept and value.dtype.isnative else _storable(value.tolist(), around)
+        is_plain = (
+            value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 and value.flags.c_contiguous
+        )
+        return value if is_plain and value.dtype.isnative else _storable(value.tolist(), around)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
@@ -82,15 +84,15 @@ def _parts(value: Any, around: tuple[int, ...]) -> Any:
 
 
 def _mapping(value: Mapping[Any, Any], around: tuple[int, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    items: dict[str, Any] = {}
     for key, item in value.items():
-        if len(found) == _MOST_KEYS:
+        if len(items) == _MOST_KEYS:
             raise ValueError("a mapping has too many keys: it may be endless")
         name = key_text(key)
-        while name in found:  # the keys 1 and "1" have the same text
+        while name in items:  # the keys 1 and "1" have the same text
             name += "'"
-        found[name] = _storable(item, around)
-    return found
+        items[name] = _storable(item, around)
+    return items
 
 
 def _digits(number: int) -> str:
@@ -143,10 +145,10 @@ def _text_of(value: Any) -> str:
     """Return the text of `value`. If its class raises an error, return the name of its type."""
     try:
         with guarded():
-            shown = (
+            text = (
                 str(value) if isinstance(value, str | float | date | time | UUID) else repr(value)
             )
-            return replace_surrogates(str(shown))
+            return replace_surrogates(str(text))
     except Exception:  # noqa: BLE001 - a third-party class may raise anything
         return f"<{type(value).__name__}>"
 
@@ -169,3 +171,9 @@ def shown(value: Any, limit: int = 100) -> str:
     """Return the beginning of `repr(value)` for a message."""
     text = _text_of(value) if not isinstance(value, str) else repr(value[: 2 * limit])
     return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the longest common prefix of two texts or lists."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

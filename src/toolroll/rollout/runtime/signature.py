@@ -34,9 +34,9 @@ class Signature:
         self._skip = frozenset(skip)
         self.open = False
         """True if the function has **kwargs, and so accepts any name."""
-        found = [p for p in _parameters(function, self.name) if p.name not in skip]
+        parameters = [p for p in _parameters(function, self.name) if p.name not in skip]
         self.parameters: list[inspect.Parameter] = []
-        for parameter in found:
+        for parameter in parameters:
             if parameter.kind in _NAMED:
                 self.parameters.append(parameter)
             elif parameter.kind is parameter.VAR_KEYWORD:
@@ -59,11 +59,11 @@ class Signature:
         Raise `UsageError` if a parameter's type has no JSON schema.
         """
         try:
-            found = self._model.model_json_schema(schema_generator=_Untitled)
+            described = self._model.model_json_schema(schema_generator=_Untitled)
         except PydanticUserError as error:
             raise UsageError(f"{self.name}: a parameter has no JSON schema: {error}") from error
-        found.pop("title", None)
-        return {"type": "object", "properties": {}, **found}
+        described.pop("title", None)
+        return {"type": "object", "properties": {}, **described}
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return `arguments` as values of the annotated types, such as enums and pydantic models.
@@ -76,26 +76,26 @@ class Signature:
             there = f"; there are {', '.join(self.names) or 'none'}"
             hint = did_you_mean(refused[0], self.names, there)
             raise UsageError(f"there is no argument {refused[0]!r}{hint}")
-        given = {name: value for name, value in arguments.items() if name not in unknown}
+        named = {name: value for name, value in arguments.items() if name not in unknown}
         try:
-            found = self._model.model_validate_json(json.dumps(given))
+            model = self._model.model_validate_json(json.dumps(named))
         except ValidationError as error:
-            raise UsageError("; ".join(_message(one) for one in error.errors())) from error
+            raise UsageError("; ".join(_message(item) for item in error.errors())) from error
         except (TypeError, ValueError) as error:
             raise UsageError(f"the arguments are not JSON: {error}") from error
         checked = {
-            name: getattr(found, _field(at))
-            for at, name in enumerate(self.names)
+            name: getattr(model, _field(index))
+            for index, name in enumerate(self.names)
             if name in arguments
         }
         return checked | {name: arguments[name] for name in unknown}
 
     def _make_model(self, notes: Mapping[str, str]) -> type[BaseModel]:
         fields: dict[str, Any] = {}
-        for at, parameter in enumerate(self.parameters):
+        for index, parameter in enumerate(self.parameters):
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             required = parameter.default is parameter.empty
-            fields[_field(at)] = (
+            fields[_field(index)] = (
                 kind,
                 Field(
                     ... if required else parameter.default,
@@ -123,7 +123,7 @@ def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     parameter in its `Args:` section (Google style).
     """
     lines = (inspect.getdoc(function) or "").splitlines()
-    heads = [at for at, line in enumerate(lines) if re.fullmatch(r"[A-Z]\w+:\s*", line)]
+    heads = [number for number, line in enumerate(lines) if re.fullmatch(r"[A-Z]\w+:\s*", line)]
     summary = " ".join(" ".join(lines[: heads[0] if heads else len(lines)]).split())
     notes: dict[str, str] = {}
     inside, name, depth = False, "", 0
@@ -155,11 +155,11 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
         raise UsageError(f"{name} has no signature that can be read: {error}") from error
 
 
-def _field(at: int) -> str:
+def _field(index: int) -> str:
     """Return a field name for the parameter at position `at`. The parameter's own name may clash
     with an attribute of the model.
     """
-    return f"argument_{at}"
+    return f"argument_{index}"
 
 
 def _message(error: Any) -> str:
@@ -169,5 +169,5 @@ def _message(error: Any) -> str:
     text = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     if text == error["msg"]:
         return f"the argument {name!r}: {text}"
-    given = json.dumps(error["input"], default=str, ensure_ascii=False)
-    return f"the argument {name!r} must be {text}, not {given[:80]}"
+    received = json.dumps(error["input"], default=str, ensure_ascii=False)
+    return f"the argument {name!r} must be {text}, not {received[:80]}"

@@ -91,9 +91,9 @@ class Threads:
             if self._too_many():
                 await self._wait_for_room()
             future: asyncio.Future[T] = loop.create_future()
-            given = (future, function, args, self._end)
-            thread = threading.Thread(target=_run, args=given, name="toolroll", daemon=True)
-            del given
+            arguments = (future, function, args, self._end)
+            thread = threading.Thread(target=_run, args=arguments, name="toolroll", daemon=True)
+            del arguments
             thread.start()
             if begun is not None:
                 begun()
@@ -101,8 +101,8 @@ class Threads:
                 return await future
             finally:
                 if future.cancelled():
-                    words = what or getattr(function, "__qualname__", "a call")
-                    self._given_up[future] = thread, words
+                    description = what or getattr(function, "__qualname__", "a call")
+                    self._given_up[future] = thread, description
                 del future  # it refers to an error, whose traceback refers to this frame: a cycle
 
     def _too_many(self) -> bool:

@@ -8,109 +8,97 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.settings import Settings, Verify
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-class EndpointSettings(BaseModel):
+class EndpointSettings(Settings):
     """The settings of the endpoint. Times are in seconds, sizes in bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     host: str = "127.0.0.1"
-    port: int = Field(default=8400, ge=0, le=65535, description="0: any free port")
+    port: int = Field(default=8400, ge=0, le=65535, description="0: any free port.")
     api_key: str | None = Field(
-        default=None, min_length=8, description="required if host is not a loopback address"
+        default=None, min_length=8, description="Required if host is not a loopback address."
     )
     sampling_params: dict[str, Any] = Field(
         default_factory=dict,
-        description="defaults for sampling parameters that a request does not set, by SGLang's "
-        "names",
+        description="Defaults for sampling parameters that a request does not set, by SGLang's "
+        "names.",
     )
     default_max_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="max_tokens of requests that set none; default: the rest of the context",
+        description="`max_tokens` of requests that set none; default: the rest of the context.",
     )
     cut_first_prompt: bool = Field(
         default=False,
-        description="if the first prompt of a conversation leaves no room for the default number "
+        description="If the first prompt of a conversation leaves no room for the default number "
         "of new tokens (the session's max_new_tokens, else default_max_tokens), drop the prompt's "
-        "first tokens, as OpenRLHF does, instead of refusing the request",
+        "first tokens, as OpenRLHF does, instead of refusing the request.",
     )
     openrlhf_token_ids: bool = Field(
         default=False,
-        description="also answer with OpenRLHF's `token_ids`: {prompt_token_ids, "
-        "completion_token_ids}",
+        description="Also answer with OpenRLHF's `token_ids`: {prompt_token_ids, "
+        "completion_token_ids}.",
     )
     model_names: Literal["any", "own"] = Field(
         default="any",
-        description="which model a request may name: any, or only the served one (own)",
+        description="Which model a request may name: any, or only the served one (own).",
     )
     seed: Literal["best_effort", "refuse"] = Field(
         default="best_effort",
-        description="if a request has a seed but the engine is not deterministic: send the seed "
-        "anyway (best_effort), or refuse the request (refuse)",
+        description="If a request has a seed but the engine is not deterministic: send the seed "
+        "anyway (best_effort), or refuse the request (refuse).",
     )
     server_tools: Literal["refuse", "drop"] = Field(
         default="refuse",
-        description="if a request offers a tool that cannot be served, such as web_search, which "
+        description="If a request offers a tool that cannot be served, such as web_search, which "
         "runs on the provider's servers: refuse the request (refuse), or answer without that tool "
-        "(drop)",
+        "(drop).",
     )
-    verify: Literal["off", "sample", "always"] = Field(
-        default="sample",
-        description="when to check sequences with transformers: never (off), before they are "
-        "returned (sample), or also after every turn (always)",
-    )
+    verify: Verify = "sample"
     grace: float = Field(
         default=30.0,
         ge=0,
-        description="seconds for which a request continues after its client has disconnected",
+        description="Seconds for which a request continues after its client has disconnected.",
     )
     """It is also the time for which an answer is kept for a retry."""
     timeout: float = Field(
-        default=1800.0, gt=0, description="time limit of one request with all its answers"
+        default=1800.0, gt=0, description="Time limit of one request with all its answers."
     )
     idle: float = Field(
-        default=3600.0, gt=0, description="seconds after which an unused session is dropped"
+        default=3600.0, gt=0, description="Seconds after which an unused session is dropped."
     )
-    max_sessions: int = Field(default=10_000, ge=1, description="limit of open sessions")
-    max_nodes: int = Field(default=20_000, ge=1, description="limit of nodes in a session's tree")
+    max_sessions: int = Field(default=10_000, ge=1, description="Limit of open sessions.")
+    max_nodes: int = Field(default=20_000, ge=1, description="Limit of nodes in a session's tree.")
     max_in_flight: int = Field(
-        default=256, ge=1, description="limit of concurrent requests of one session"
+        default=256, ge=1, description="Limit of concurrent requests of one session."
     )
-    max_choices: int = Field(default=64, ge=1, description="the largest n")
+    max_choices: int = Field(default=64, ge=1, description="The largest n.")
     max_body: int = Field(
         default=32 * 2**20,
         ge=1024,
-        description="limit of one request's body in bytes, decompressed",
+        description="Limit of one request's body in bytes, decompressed.",
     )
     max_text: int = Field(
         default=2**20,
         ge=1024,
-        description="limit of one text in a request, in bytes: a message, a tool result, a prompt",
+        description="Limit of one text in a request, in bytes: a message, a tool result, a prompt.",
     )
     max_items: int = Field(
         default=2**18,
         ge=1024,
-        description="limit of the names and values in one request's JSON (a prompt of token ids "
-        "has one for each id)",
+        description="Limit of the names and values in one request's JSON (a prompt of token ids "
+        "has one for each id).",
     )
     receive: float = Field(
         default=60.0,
         gt=0,
-        description="time limit for receiving a request, and for keeping an idle connection open",
+        description="Time limit for receiving a request, and for keeping an idle connection open.",
     )
 
     @field_validator("sampling_params")

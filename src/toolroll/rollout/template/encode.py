@@ -240,15 +240,8 @@ class Encoder:
         ids are omitted.
         """
         vocabulary = self.tokenizer.get_added_vocab()
-        renumbered = {
-            self._plain.token_to_id(token.content): vocabulary[token.content]
-            for token in self._blank
-        }
-        return {
-            plain: index
-            for plain, index in renumbered.items()
-            if plain is not None and plain != index
-        }
+        ids = ((self._plain.token_to_id(t.content), vocabulary[t.content]) for t in self._blank)
+        return {plain: index for plain, index in ids if plain is not None and plain != index}
 
     def _check_normalized(self, text: str) -> None:
         """Raise `TemplateError` if normalizing `text` adds or removes a control token."""

@@ -248,14 +248,8 @@ class _Recorded:
         prompt = self.template.renderer.render(self.messages[:index], self.tools, generate=True)
         if self.text.startswith(prompt):
             return len(prompt)
-        before = next(
-            (
-                earlier
-                for earlier in range(index - 1, -1, -1)
-                if self.messages[earlier].get("role") == "assistant"
-            ),
-            None,
-        )
+        turns = (n for n in reversed(range(index)) if self.messages[n].get("role") == "assistant")
+        before = next(turns, None)
         if before is None:
             return None
         # an earlier turn is rendered differently, but the text after it may be the same

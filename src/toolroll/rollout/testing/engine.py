@@ -44,7 +44,7 @@ class EmbeddedEngine(EngineCore):
     Example::
 
         engine = EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Hello.")
-        async with engine, Engine(EngineConfig(url=engine.url)) as client:
+        async with engine, Engine(EngineConfig(engine=engine.url)) as client:
             request = GenerateRequest(prompt_ids, {"max_new_tokens": 8}, "session-1")
             completion = await client.generate(request)
         engine.log[0].output_ids  # equals completion.output_ids

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import Runner, RunSettings, session_id
+from toolroll.rollout.runs.runner import Runner, session_id
+from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.reference_policy import play_references, reference_policy
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, InteractionResult, Task
@@ -22,7 +22,7 @@ async def play_episode(
     replies: Sequence[str] | None = None,
     *,
     options: EnvironmentOptions | None = None,
-    max_num_steps: int = 30,
+    max_turns: int = 30,
 ) -> InteractionResult:
     """Play `task` with all parts of a real run: HTTP, tokens, chat template, parser and
     environment.
@@ -40,13 +40,13 @@ async def play_episode(
         load_embedded_tokenizer(), reference_policy(lines), context_length=131072
     ) as engine:
         args = RolloutArgs(
-            engine_url=engine.url,
-            hf_checkpoint="embedded",
-            tool_call_parser="hermes",
+            engine=engine.url,
+            model="embedded",
+            parser="hermes",
             concurrency=4,
         )
         async with Model.from_args(args) as served:
             make = agent_maker("tool-calling")
-            settings = RunSettings({"max_new_tokens": 4096}, max_num_steps=max_num_steps)
+            settings = RunSettings(sampling_params={"max_new_tokens": 4096}, max_turns=max_turns)
             runner = Runner(factory, lambda: make(served, {"verify": "always"}), settings, options)
             return (await runner.play(task, 0)).result

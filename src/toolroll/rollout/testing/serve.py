@@ -7,12 +7,12 @@ import json
 import logging
 import signal
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
+from toolroll.rollout.settings import EmbeddedEngineSettings
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
@@ -29,26 +29,7 @@ _SHAPES = (
 _CONTEXT_LENGTH = 32768
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """The options of `toolroll engine`.
-
-    `model`: the folder of a language model. By default, it is the model that comes with the
-    package. If `tokenizer`, `script_file` or `latency` is given, the engine sends scripted replies
-    instead of a model's, and `model` must be None.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 30000
-    context_length: int | None = None
-    seed: int = 0
-    model: str | Path | None = None
-    tokenizer: str | None = None
-    script_file: Path | None = None
-    latency: float = 0.0
-
-
-async def serve(settings: EngineSettings) -> None:
+async def serve(settings: EmbeddedEngineSettings) -> None:
     """Serve until SIGINT or SIGTERM. Raise `UsageError` if a setting is wrong."""
     engine = _engine(settings)
     stop = asyncio.Event()
@@ -65,19 +46,19 @@ async def serve(settings: EngineSettings) -> None:
         ) from error
 
 
-def _engine(settings: EngineSettings) -> EmbeddedEngine:
+def _engine(settings: EmbeddedEngineSettings) -> EmbeddedEngine:
     address: dict[str, Any] = {
         "host": settings.host,
         "port": settings.port,
         "seed": settings.seed,
     }
-    scripted = [name for name in ("tokenizer", "script_file", "latency") if getattr(settings, name)]
+    scripted = [name for name in ("tokenizer", "script", "latency") if getattr(settings, name)]
     if scripted and settings.model is not None:
-        raise UsageError(f"--{scripted[0].removesuffix('_file')} cannot be combined with --model")
+        raise UsageError(f"--{scripted[0]} cannot be combined with --model")
     if scripted:
         return EmbeddedEngine(
             load_tokenizer(settings.tokenizer or "embedded"),
-            _policy(settings.script_file),
+            _policy(settings.script),
             context_length=settings.context_length or _CONTEXT_LENGTH,
             latency=settings.latency,
             **address,

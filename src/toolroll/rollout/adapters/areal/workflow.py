@@ -87,7 +87,8 @@ class ToolrollWorkflow:
 
     `gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. The
     limit for the prompt and the response together is `settings.context_length`, or
-    `gconfig.max_tokens` if that is None. Raise `UsageError` if `gconfig.use_beam_search` is True.
+    `gconfig.max_tokens` if that is not set. Raise `UsageError` if `gconfig.use_beam_search` is
+    True.
 
     Example:
         workflow = ToolrollWorkflow(config.gconfig, tokenizer, EpisodeSettings(env="desk"))
@@ -99,19 +100,16 @@ class ToolrollWorkflow:
         gconfig: Any,
         tokenizer: Any,
         settings: EpisodeSettings,
-        *,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if gconfig.use_beam_search:
             raise UsageError("gconfig.use_beam_search is not supported: set it to false")
-        room = settings.context_length or gconfig.max_tokens
+        settings = settings.filled(context_length=gconfig.max_tokens)
+        room = settings.context_length
         self._params = _sampling_params(gconfig)
         self._players = LoopPlayers(
             lambda engine: ArealEngine(engine, gconfig, tokenizer, context_length=room),
             tokenizer,
             settings,
-            name="EpisodeSettings",
-            chat_template_kwargs=chat_template_kwargs,
         )
 
     async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any]:

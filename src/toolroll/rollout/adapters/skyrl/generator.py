@@ -113,7 +113,6 @@ class ToolrollGenerator:
         settings: EpisodeSettings,
         *,
         policy_model_name: str | None = None,
-        concurrency: int = 256,
     ) -> None:
         _count_as_subclass()
         if not policy_model_name and getattr(
@@ -128,27 +127,26 @@ class ToolrollGenerator:
                 raise UsageError(f"generator.{name} is not supported: set it to false")
         self._cfg = generator_cfg
         self._client = inference_engine_client
-        self._limit = concurrency
-        if "max_turns" not in settings.model_fields_set:
-            settings = settings.model_copy(update={"max_turns": generator_cfg.max_turns})
-        room: int | None = settings.context_length
-        if room is None and generator_cfg.max_input_length is not None:
-            room = (
-                generator_cfg.max_input_length + generator_cfg.sampling_params.max_generate_length
-            )
+        longest = generator_cfg.max_input_length
+        settings = settings.filled(
+            max_turns=generator_cfg.max_turns,
+            chat_template_kwargs=generator_cfg.chat_template_kwargs,
+            context_length=None
+            if longest is None
+            else longest + generator_cfg.sampling_params.max_generate_length,
+            concurrency=256,  # SkyRL passes a whole batch at once
+        )
+        self._limit = settings.concurrency
         self._players = LoopPlayers(
             lambda client: SkyrlEngine(
                 client,
-                context_length=room,
+                context_length=settings.context_length,
                 vocab_size=len(tokenizer),
                 cache_salt=bool(generator_cfg.use_cache_salt),
                 model=policy_model_name or None,
             ),
             tokenizer,
             settings,
-            name="EpisodeSettings",
-            chat_template_kwargs=generator_cfg.chat_template_kwargs,
-            threads=concurrency,
         )
 
     async def generate(self, input_batch: Mapping[str, Any]) -> dict[str, Any]:

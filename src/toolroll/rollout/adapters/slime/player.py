@@ -27,7 +27,6 @@ from toolroll.rollout.adapters.slime.settings import (
     attribute,
     check_supported,
     clean_sampling_params,
-    concurrency,
     read_settings,
     rollout_args,
 )
@@ -92,7 +91,7 @@ class Player:
 
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
-        self.limit = asyncio.Semaphore(concurrency(args, settings))
+        self.limit = asyncio.Semaphore(settings.concurrency)
         self.model = Model.from_args(
             rollout_args(args, settings),
             engine=lambda config: StoppableEngine(config, _is_stopped),
@@ -100,7 +99,6 @@ class Player:
         self._episodes = EpisodePlayer(
             self.model,
             settings,
-            seed=int(attribute(args, "rollout_seed", 0)),
             stopped=_is_stopped,
             name=lambda field: PREFIX + field,
         )

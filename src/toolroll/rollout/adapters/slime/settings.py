@@ -8,16 +8,14 @@ episode.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import RolloutArgs
-from toolroll.rollout.runtime.complaints import complaints
+from toolroll.rollout.settings import RolloutArgs
 
 PREFIX = "toolroll_"
 
@@ -30,56 +28,36 @@ class SlimeSettings(EpisodeSettings):
     --custom-config-path, which becomes an attribute of `args`.
     """
 
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None,
-        description="variables of the chat template; default: slime's --apply-chat-template-kwargs",
-    )
     max_dropped: int = Field(
         default=64,
         ge=1,
-        description="generate_rollout gives up after this many aborted groups in a row",
+        description="generate_rollout gives up after this many aborted groups in a row.",
     )
     partial: Literal["refuse", "restart"] = Field(
         default="refuse",
-        description="with --partial-rollout: refuse to run, or restart interrupted episodes from "
-        "their beginning",
-    )
-    concurrency: int | None = Field(
-        default=None,
-        ge=1,
-        description="number of concurrent episodes; default: slime's --sglang-server-concurrency "
-        "times the number of engines",
-    )
-    seed: int | None = Field(
-        default=None,
-        description="the seed of environments and users; default: slime's --rollout-seed",
+        description="With --partial-rollout: refuse to run, or restart interrupted episodes from "
+        "their beginning.",
     )
 
 
 def read_settings(args: Any) -> SlimeSettings:
-    """Return the settings in `args` (a Namespace). Raise `UsageError` if a setting is unknown or
-    not valid.
+    """Return the settings in `args` (a Namespace). Where toolroll's own setting is not set, slime's
+    option is used. Raise `UsageError` if a setting is unknown or not valid.
     """
-    given = {
+    values = {
         name.removeprefix(PREFIX): value
         for name, value in vars(args).items()
-        if name.startswith(PREFIX)
+        if name.startswith(PREFIX) and value is not None
     }
-    for name in given:
-        if name not in SlimeSettings.model_fields:
-            close = difflib.get_close_matches(name, SlimeSettings.model_fields, n=1)
-            hint = (
-                f"; did you mean {PREFIX}{close[0]}?"
-                if close
-                else f"; there are {', '.join(sorted(SlimeSettings.model_fields))}"
-            )
-            raise UsageError(f"there is no setting {PREFIX}{name}{hint}")
-    try:
-        return SlimeSettings.model_validate(
-            {name: value for name, value in given.items() if value is not None}
-        )
-    except ValidationError as error:
-        raise UsageError(complaints(error, lambda name: f"{PREFIX}{name}")) from error
+    engines = attribute(args, "rollout_num_gpus", 1) // max(
+        1, attribute(args, "rollout_num_gpus_per_engine", 1)
+    )
+    return SlimeSettings.read(values, name_of=lambda name: PREFIX + name).filled(
+        chat_template_kwargs=attribute(args, "apply_chat_template_kwargs"),
+        context_length=attribute(args, "rollout_max_context_len"),
+        concurrency=int(attribute(args, "sglang_server_concurrency", 64)) * max(1, int(engines)),
+        seed=attribute(args, "rollout_seed"),
+    )
 
 
 def attribute(args: Any, name: str, default: Any = None) -> Any:
@@ -111,28 +89,12 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
 
 
 def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
-    """Return the engine's address and the model settings, from `settings` and slime's `args`."""
-    template_kwargs = settings.chat_template_kwargs
-    if template_kwargs is None:
-        template_kwargs = attribute(args, "apply_chat_template_kwargs", {})
+    """Return the settings of the model, with the engine's address and the model in `args`."""
+    host = attribute(args, "sglang_router_ip", "127.0.0.1")
+    port = attribute(args, "sglang_router_port", 30000)
     return settings.rollout_args(
-        context_length=settings.context_length or attribute(args, "rollout_max_context_len"),
-        sglang_router_ip=attribute(args, "sglang_router_ip", "127.0.0.1"),
-        sglang_router_port=attribute(args, "sglang_router_port", 30000),
-        hf_checkpoint=attribute(args, "hf_checkpoint"),
-        apply_chat_template_kwargs=template_kwargs,
-        concurrency=concurrency(args, settings),
+        engine=f"http://{host}:{port}", model=attribute(args, "hf_checkpoint")
     )
-
-
-def concurrency(args: Any, settings: SlimeSettings) -> int:
-    """Return the maximum number of concurrent episodes."""
-    if settings.concurrency is not None:
-        return settings.concurrency
-    engines = attribute(args, "rollout_num_gpus", 1) // max(
-        1, attribute(args, "rollout_num_gpus_per_engine", 1)
-    )
-    return int(attribute(args, "sglang_server_concurrency", 64)) * max(1, int(engines))
 
 
 def collects_partial(args: Any) -> bool:

@@ -1,6 +1,6 @@
 """TRL's `GRPOTrainer` (1.16.0): a `rollout_func`.
 
-    rollout = make_rollout_func(TrlSettings(env="desk"), engine_url="http://127.0.0.1:30000")
+    rollout = make_rollout_func(EpisodeSettings(env="desk"), engine="http://127.0.0.1:30000")
     trainer = GRPOTrainer(model, reward_funcs=reward, rollout_func=rollout, train_dataset=...)
 
 Rules:
@@ -30,11 +30,9 @@ from toolroll.rollout.adapters.trl.rollout_func import (
     to_output,
     weights_from_disk,
 )
-from toolroll.rollout.adapters.trl.settings import TrlSettings
 
 __all__ = [
     "RolloutFunc",
-    "TrlSettings",
     "make_rollout_func",
     "reward",
     "to_output",

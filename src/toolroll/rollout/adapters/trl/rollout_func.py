@@ -19,9 +19,8 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.adapters.background import Background
-from toolroll.rollout.adapters.episodes import EpisodePlayer, gather, task_index
+from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings, gather, task_index
 from toolroll.rollout.adapters.sequences import single_sequence
-from toolroll.rollout.adapters.trl.settings import TrlSettings, sampling_params
 from toolroll.rollout.engine import Engine, EngineClient
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.model import Model
@@ -29,35 +28,31 @@ from toolroll.rollout.types import InteractionResult, Status
 
 
 def make_rollout_func(
-    settings: TrlSettings | Mapping[str, Any],
+    settings: EpisodeSettings | Mapping[str, Any],
     *,
-    engine_url: str | None = None,
-    engine: Callable[[Any], EngineClient] | None = None,
+    engine: str | Callable[[Any], EngineClient],
     sync_weights: Callable[[Any], None] | None = None,
 ) -> RolloutFunc:
     """Return a `rollout_func` for `GRPOTrainer`.
 
     Args:
         settings: the settings of the episodes.
-        engine_url: the address of an SGLang server or router.
-        engine: in place of `engine_url`, a function that takes the trainer and returns the engine
-            client. It is called once.
+        engine: the address of an SGLang server or router, or a function that takes the trainer
+            and returns the engine client. It is called once.
         sync_weights: a function that is called with the trainer before the first rollout of each
             step, so that the engine samples from the current weights; see `weights_from_disk`.
 
     Raises:
-        UsageError: for an unknown setting, or if both or neither of `engine_url` and `engine` are
-            given.
+        UsageError: for an unknown setting.
 
     Example:
         >>> rollout = make_rollout_func(
-        ...     TrlSettings(env="desk", max_turns=12), engine_url="http://127.0.0.1:30000"
+        ...     EpisodeSettings(env="desk", max_turns=12), engine="http://127.0.0.1:30000"
         ... )
     """
-    if (engine_url is None) == (engine is None):
-        raise UsageError("make_rollout_func needs exactly one of engine_url and engine")
-    checked = TrlSettings.read(settings, what="TrlSettings")
-    return RolloutFunc(checked, engine_url, engine, sync_weights)
+    if not isinstance(settings, EpisodeSettings):
+        settings = EpisodeSettings.read(settings, where="EpisodeSettings")
+    return RolloutFunc(settings, engine, sync_weights)
 
 
 class RolloutFunc:
@@ -67,14 +62,12 @@ class RolloutFunc:
 
     def __init__(
         self,
-        settings: TrlSettings,
-        engine_url: str | None,
-        engine: Callable[[Any], EngineClient] | None,
+        settings: EpisodeSettings,
+        engine: str | Callable[[Any], EngineClient],
         sync_weights: Callable[[Any], None] | None,
     ) -> None:
         self.settings = settings
-        self._engine_url = engine_url
-        self._make_engine = engine
+        self._engine = engine
         self._sync_weights = sync_weights
         self._synced: int | None = None
         self._background = Background("toolroll-trl")
@@ -109,18 +102,16 @@ class RolloutFunc:
 
     def _opened(self, trainer: Any) -> EpisodePlayer:
         processor = trainer.processing_class
-        args = self.settings.rollout_args(
-            engine_url=self._engine_url,
-            apply_chat_template_kwargs=trainer.args.chat_template_kwargs or {},
-            concurrency=self.settings.concurrency,
+        settings = self.settings.filled(
+            chat_template_kwargs=trainer.args.chat_template_kwargs, seed=trainer.args.seed
         )
-        make = self._make_engine
+        engine = self._engine
         model = Model.from_args(
-            args,
+            settings.rollout_args(engine=engine if isinstance(engine, str) else None),
             tokenizer=getattr(processor, "tokenizer", processor),  # of a processor
-            engine=Engine if make is None else lambda config: make(trainer),
+            engine=Engine if isinstance(engine, str) else lambda config: engine(trainer),
         )
-        return EpisodePlayer(model, self.settings, seed=trainer.args.seed)
+        return EpisodePlayer(model, settings)
 
     async def _play(
         self,
@@ -260,3 +251,20 @@ def _load(url: str, folder: str, version: str, timeout: float) -> None:
         raise EngineError(
             f"{url} did not load the weights in {folder}: {answer.get('message', answer)}"
         )
+
+
+def sampling_params(args: Any) -> dict[str, Any]:
+    """Return the sampling parameters of `args`, a `GRPOConfig`, under SGLang's names.
+
+    `generation_kwargs` must use SGLang's names. The engine client refuses other names.
+    """
+    params = {
+        "max_new_tokens": args.max_completion_length,
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k or -1,  # TRL: 0 for all tokens
+        "min_p": args.min_p,
+        "repetition_penalty": args.repetition_penalty,
+        **(args.generation_kwargs or {}),
+    }
+    return {name: value for name, value in params.items() if value is not None}

@@ -97,7 +97,7 @@ class ToolrollAgentLoop:
         self.rollout_config = trainer_config.config.actor_rollout_ref.rollout
         self.server_manager = server_manager
         self.tokenizer = tokenizer
-        self.settings = VerlSettings.read(settings or {}, what="settings of the agent loop")
+        self.settings = VerlSettings.read(settings or {}, where="settings of the agent loop")
         self._template_kwargs = data_config.config.get("apply_chat_template_kwargs") or {}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
@@ -142,20 +142,21 @@ class ToolrollAgentLoop:
                 "to verl; run without it"
             )
         turns = (config.get("multi_turn") or {}).get("max_assistant_turns")
-        if turns and "max_turns" not in settings.model_fields_set:
-            settings = settings.model_copy(update={"max_turns": int(turns)})
         length = int(config.prompt_length) + int(config.response_length)
-        args = settings.rollout_args(
-            apply_chat_template_kwargs=dict(self._template_kwargs),
-            context_length=settings.context_length or config.get("max_model_len") or length,
+        settings = settings.filled(
+            max_turns=int(turns) if turns else None,
+            chat_template_kwargs=dict(self._template_kwargs),
+            context_length=config.get("max_model_len") or length,
         )
         engine = ServerEngine(
             self.server_manager,
             backend=str(config.name),
-            context_length=int(args.context_length or length),
+            context_length=int(settings.context_length or length),
             vocab_size=len(self.tokenizer),
         )
-        model = Model.from_args(args, tokenizer=self.tokenizer, engine=lambda _: engine)
+        model = Model.from_args(
+            settings.rollout_args(), tokenizer=self.tokenizer, engine=lambda _: engine
+        )
         return EpisodePlayer(model, settings)
 
 

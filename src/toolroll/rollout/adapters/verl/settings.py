@@ -14,7 +14,7 @@ class VerlSettings(EpisodeSettings):
 
     on_aborted: Literal["zero", "raise"] = Field(
         default="raise",
-        description="what to do with an aborted episode: raise an error, so that verl's trainer "
+        description="What to do with an aborted episode: raise an error, so that verl's trainer "
         "normalizes its group without it (raise), or return a sample with a zero mask and the "
-        "reward 0.0, which shifts the advantages of its group (zero)",
+        "reward 0.0, which shifts the advantages of its group (zero).",
     )

@@ -3,7 +3,11 @@
 
 Invariants:
 
-- The rows come from `sample_rows`, and only the rows of one file are in memory at a time.
+- There is one row per training sequence, and only the rows of one file are in memory at a time.
+- Aborted episodes are left out, and so are sequences without a trained token and sequences that no
+  engine sampled, such as those of a baseline.
+- `loss_mask` and `logprobs` have one value for each token of `input_ids`. The logprobs of tokens
+  that were not sampled are null.
 - An existing folder is never changed.
 - The folder contains only Parquet files, because some readers open every file.
 """
@@ -17,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.samples import sample_rows
 from toolroll.rollout.runtime.disk import writing
-from toolroll.rollout.types import Episode
+from toolroll.rollout.runtime.jsonable import json_bytes
+from toolroll.rollout.session.trajectory_json import to_json
+from toolroll.rollout.types import Episode, Status, Trajectory
 
 ROWS_OF_A_FILE = 2000
 
@@ -95,3 +100,42 @@ def _arrow() -> tuple[Any, Any, Any]:
         ]
     )
     return pyarrow.parquet, schema, pyarrow.Table.from_pylist
+
+
+_TAKEN = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
+
+
+def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
+    """Yield one row of plain values per sequence. `messages` and `tools` are JSON text, because a
+    column of a Parquet file has one type, but their structure differs between episodes.
+    """
+    for episode in episodes:
+        result = episode.result
+        if result.reward is None or result.status is Status.ABORTED:
+            continue
+        for number, part in enumerate(result.trajectories):
+            if part.source == "engine" and part.trained_tokens:
+                yield _row(episode, number, part)
+
+
+def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
+    result, values = episode.result, to_json(part)
+    return {
+        "env": episode.env,
+        "task_id": episode.task_id,
+        "task_index": episode.task_index,
+        "sample": episode.sample,
+        "sequence": number,
+        "seed": episode.seed,
+        "model": episode.model,
+        "reward": result.reward,
+        "status": result.status.value,
+        "stop_reason": str(result.stop_reason),
+        **{name: values[name] for name in _TAKEN},
+        "weight_versions": [
+            {"version": span.version, "start": span.start, "stop": span.stop}
+            for span in part.weight_versions
+        ],
+        "messages": json_bytes(result.messages).decode(),
+        "tools": json_bytes(result.tools).decode(),
+    }

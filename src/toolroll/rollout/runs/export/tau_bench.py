@@ -20,18 +20,18 @@ def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]]
     """
     graded: list[Episode] = []
     by_task: dict[str, set[int]] = {}
-    for found in episodes:
-        samples = by_task.setdefault(found.task_id, set())
-        if found.result.reward is not None and found.result.status is not Status.ABORTED:
-            graded.append(found)
-            samples.add(found.sample)
-    trials = {found.sample for found in graded}
+    for episode in episodes:
+        samples = by_task.setdefault(episode.task_id, set())
+        if episode.result.reward is not None and episode.result.status is not Status.ABORTED:
+            graded.append(episode)
+            samples.add(episode.sample)
+    trials = {episode.sample for episode in graded}
     whole = {task for task, samples in by_task.items() if samples == trials}
-    kept = sorted(
-        (found for found in graded if found.task_id in whole),
-        key=lambda found: (found.sample, found.task_index),
+    complete = sorted(
+        (episode for episode in graded if episode.task_id in whole),
+        key=lambda episode: (episode.sample, episode.task_index),
     )
-    return [_result(found) for found in kept], sorted(by_task.keys() - whole)
+    return [_result(episode) for episode in complete], sorted(by_task.keys() - whole)
 
 
 def _result(episode: Episode) -> dict[str, Any]:

@@ -15,12 +15,11 @@ base64-encoded:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.summary import whole
-from toolroll.rollout.runs.viewer.pieces import Pieces
-from toolroll.rollout.runs.viewer.reason import reward_reason
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 
 
@@ -116,3 +115,101 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "cached": turn.cached_tokens,
         "latency": round(turn.latency, 4),
     }
+
+
+# --- the reason for a reward ----------------------------------------------------------------------
+
+_KEYS = ("reward_reason", "reason", "failure")  # keys with a text
+_LONGEST = 300
+_LEAVES = 8
+_DEEPEST = 20
+
+
+def reward_reason(info: Mapping[str, Any]) -> str:
+    """Return the reason for the reward as one line, or "" if `info` has none.
+
+    The reason is the first of these that `info` has: `error`, the text under one of `_KEYS`, or the
+    numbers and truth values in `reward_info` (tau-bench and tau2 write them).
+    """
+    error = info.get("error")
+    if isinstance(error, Mapping):
+        return _short(f"{error.get('type')}: {error.get('message')}")
+    for key in _KEYS:
+        if isinstance(info.get(key), str) and info[key]:
+            return _short(info[key])
+    parts = info.get("reward_info")
+    if not isinstance(parts, Mapping):
+        return ""
+    leaves = [part for part in _leaves(parts) if not part.startswith("reward ")]
+    return _short(", ".join(leaves[:_LEAVES]))
+
+
+def _leaves(parts: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+    """Yield each number and truth value in `parts` with its key."""
+    for key, value in parts.items():
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            yield from _leaves(value, depth + 1)
+        elif isinstance(value, bool):
+            yield f"{key} {'yes' if value else 'no'}"
+        elif isinstance(value, int | float):
+            yield f"{key} {value:g}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+# --- the text of each token -----------------------------------------------------------------------
+
+_BROKEN = "\ufffd"
+_MOST_TOKENS = 8  # maximum tokens of one character: 4 bytes in UTF-8, and joined emoji
+
+
+class Pieces:
+    """The text of each token of a sequence, its piece. Each id is decoded once.
+
+    Invariant: the joined pieces of a sequence are its text. If a character consists of several
+    tokens, the piece of the last of these tokens is the whole character, and the pieces of the
+    others are empty.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def of(self, ids: Sequence[int]) -> list[str]:
+        """Return the piece of each token in `ids`."""
+        pieces: list[str] = []
+        waiting: list[int] = []
+        for index in ids:
+            alone = self._alone(int(index))
+            if not waiting and _BROKEN not in alone:
+                pieces.append(alone)
+                continue
+            waiting.append(int(index))
+            text = self._decode(waiting)
+            if _BROKEN in text and len(waiting) < _MOST_TOKENS:
+                pieces.append("")
+                continue
+            pieces.append(text)
+            waiting.clear()
+        if waiting:
+            pieces[-1] = self._decode(waiting)
+        return pieces
+
+    def _alone(self, index: int) -> str:
+        if index not in self._known:
+            text = self._decode([index])
+            token = self._tokenizer.convert_ids_to_tokens(index)
+            if isinstance(token, str) and token.startswith("▁") and not text.startswith(" "):
+                text = " " + text  # SentencePiece drops the space of a first word
+            self._known[index] = text
+        return self._known[index]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(
+            self._tokenizer.decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toolroll.rollout.runs.viewer.data import conversation, row, sequences
-from toolroll.rollout.runs.viewer.pieces import Pieces
+from toolroll.rollout.runs.viewer.data import Pieces, conversation, row, sequences
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, Tool
@@ -58,8 +57,8 @@ def write_page(
             block, place = conversations.add(episode)
             tokens = len(rows) < tokens_of
             if tokens:
-                found = sequences(episode.result, pieces_of(episode.env))
-                _write(file, f"tokens-{len(rows)}", json_bytes(found))
+                shown_sequences = sequences(episode.result, pieces_of(episode.env))
+                _write(file, f"tokens-{len(rows)}", json_bytes(shown_sequences))
             rows.append(row(episode) | {"block": block, "place": place, "hasTokens": tokens})
         conversations.flush()
         index = {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}}
@@ -81,8 +80,8 @@ class _Conversations:
         """Add a conversation. Return its block and its position in the block."""
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
-        found = conversation(episode.result, self._add_tools(episode.result.tools))
-        self._waiting.append(json_bytes(found))
+        data = conversation(episode.result, self._add_tools(episode.result.tools))
+        self._waiting.append(json_bytes(data))
         return self._block, len(self._waiting) - 1
 
     def flush(self) -> None:

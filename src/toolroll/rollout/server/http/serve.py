@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.config import RolloutArgs
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.http.app import EndpointServer
 from toolroll.rollout.server.sessions.session_store import SessionStore, store_settings
+from toolroll.rollout.settings import RolloutArgs
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ async def serve(
             logger.warning("%s", line)
         store = None
         if out is not None:
-            facts = await model.run_in_thread(store_settings, model, args.hf_checkpoint)
+            facts = await model.run_in_thread(store_settings, model, args.model)
             store = SessionStore(out, facts, provenance=await provenance(model))
         try:
             async with EndpointServer(Endpoint(model, settings, store)) as server:

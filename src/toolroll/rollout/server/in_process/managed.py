@@ -197,7 +197,7 @@ async def managed_session(
             history="preserve" if history == "preserve" else "fork",
         )
         if isinstance(engine, str):
-            engine = EngineConfig(url=engine, vocab_size=len(loaded))
+            engine = EngineConfig(engine=engine, vocab_size=len(loaded))
         owned = isinstance(engine, EngineConfig)
         client = Engine(engine) if isinstance(engine, EngineConfig) else engine
         model = Model(client, template, get_parser(tool_parser, template.encoder.control))

@@ -203,7 +203,7 @@ def _is_engine(server: Any) -> bool:
 
 def _engine(server: Any, *, vocab_size: int) -> Any:
     if isinstance(server, str):
-        return Engine(EngineConfig(url=_root(server), vocab_size=vocab_size))
+        return Engine(EngineConfig(engine=_root(server), vocab_size=vocab_size))
     if isinstance(server, EngineConfig):
         return Engine(server)
     config = getattr(server, "config", None)
@@ -224,7 +224,7 @@ def _engine(server: Any, *, vocab_size: int) -> Any:
     key, timeout = getattr(config, "api_key", None), getattr(config, "timeout", None)
     return Engine(
         EngineConfig(
-            url=_root(address),
+            engine=_root(address),
             authorization=SecretStr(f"Bearer {key}") if key else None,
             vocab_size=vocab_size,
             **({"attempt_timeout": timeout} if timeout else {}),

@@ -145,7 +145,10 @@ class LiveSession:
                 task = asyncio.get_running_loop().create_task(self._check(turn))
                 self.checks[turn] = task
                 # Not in `_check`: a task that is cancelled before it starts runs none of its code.
-                task.add_done_callback(lambda _, turn=turn: self.checks.pop(turn))
+                task.add_done_callback(partial(self._forget_check, turn))
+
+    def _forget_check(self, turn: TurnNode, _: asyncio.Task[None]) -> None:
+        del self.checks[turn]
 
     async def check_all(self) -> None:
         """Verify the session's sequences, including sequences that are committed while this runs.

@@ -1,0 +1,229 @@
+"""The settings of `toolroll run`. Options on the command line take precedence over a YAML file, and
+the file takes precedence over the defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.settings import (
+    AgentSettings,
+    EngineTimeout,
+    EnvironmentName,
+    EnvironmentSettings,
+    GiveUpAfter,
+    MaxResumes,
+    ModelName,
+    Reruns,
+    RolloutArgs,
+    RunSettings,
+)
+
+
+class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
+    """The settings of one run. The options of `toolroll run` are generated from these fields, and a
+    YAML file for --config uses the same names.
+    """
+
+    env: EnvironmentName
+    model: ModelName
+    engine_timeout: EngineTimeout = 600.0  # an evaluation outlives a restart of its engine
+    max_resumes: MaxResumes = 3  # a trainer wants a partial episode, an evaluation its result
+    reruns: Reruns = 2  # an evaluation wants every episode, a caller in Python each failure
+    give_up_after: GiveUpAfter = 100  # nobody watches a long run
+    tasks: str | None = Field(
+        default=None,
+        description="Which tasks: 3, 0-9 or 0-4,7; default: all.",
+    )
+    do_nothing: bool = Field(
+        default=True,
+        description="Also play the do-nothing baseline: an agent that calls no tool.",
+    )
+    allow_unequal: bool = Field(
+        default=False,
+        description="Compute pass@k and pass^k even if tasks have unequal numbers of samples.",
+    )
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy.")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    frequency_penalty: float | None = Field(default=None)
+    presence_penalty: float | None = Field(default=None)
+    repetition_penalty: float | None = Field(default=None)
+    max_new_tokens: int = Field(default=1024, ge=1, description="Maximum tokens of one turn.")
+    stop: list[str] | None = Field(
+        default=None,
+        description="A stop string; may be given several times.",
+    )
+    user_model: str | None = Field(default=None, description="The model that plays the user.")
+    user_url: str | None = Field(
+        default=None,
+        description="OpenAI-compatible address of the user's model; default: --baseline-url if it "
+        "is given, otherwise --engine with /v1.",
+    )
+    user_strategy: Literal["llm", "react", "verify", "reflection"] = Field(
+        default="llm",
+        description="How the user model replies; the names are tau-bench's.",
+    )
+    user_api_key_env: str | None = Field(
+        default=None,
+        description="The environment variable that holds the API key of the user's model.",
+    )
+    baseline_url: str | None = Field(
+        default=None,
+        description="Play the model that --model names at this OpenAI-compatible address, without "
+        "recording tokens.",
+    )
+    api_key_env: str | None = Field(
+        default=None,
+        description="The environment variable that holds the API key of the baseline.",
+    )
+    processes: int = Field(
+        default=1,
+        ge=1,
+        description="Number of processes on this machine; each plays its share of --concurrency.",
+    )
+    ray: str | None = Field(
+        default=None,
+        description="Distribute the episodes over the Ray cluster at this address; `local` starts "
+        "a cluster on this machine.",
+    )
+    ray_workers: int = Field(
+        default=4,
+        ge=1,
+        description="Number of processes on the cluster; each plays its share of --concurrency.",
+    )
+    max_lost: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Exit with status 1 if a larger share of the episodes has no reward.",
+    )
+    out: Path | None = Field(
+        default=None,
+        description="Folder of the run; the same command continues a run that was stopped.",
+    )
+    sync: Literal["always", "end"] = Field(
+        default="end",
+        description="When to sync episodes to disk: after each one, or at the end of the run.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _baseline(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("baseline_url") is None or values.get("agent") not in (None, "tool-calling"):
+            return values
+        return {**values, "agent": "baseline"}
+
+    @model_validator(mode="after")
+    def _one_spread(self) -> Self:
+        if self.ray is not None and self.processes > 1:
+            raise ValueError(
+                "give either --processes (on this machine) or --ray (on a cluster, with "
+                "--ray-workers), not both"
+            )
+        return self
+
+    def params_of(self, seed: int) -> dict[str, Any]:
+        """Return the sampling parameters of the episode whose seed is `seed`."""
+        return self.model_dump(
+            include=set(_SAMPLING.split()), exclude_none=True
+        ) | super().params_of(seed)
+
+    @property
+    def agent_settings(self) -> dict[str, Any]:
+        """The settings that are passed to the function that makes the agent."""
+        settings = super().agent_settings
+        if self.baseline_url is None:
+            return settings
+        del settings["on_length"], settings["verify"]
+        server = {name: getattr(self, name) for name in ("model", "api_key_env", "engine_timeout")}
+        return settings | server | {"endpoint": self.baseline_url}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The settings that determine the episodes. A run can be continued only if they are the
+        same.
+        """
+        return self.model_dump(mode="json", exclude=set(FREE))
+
+
+_SAMPLING = (
+    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
+    "max_new_tokens stop"
+)
+PANELS: Mapping[str, str] = {
+    "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
+    "Model and engine": "model engine parser chat_template chat_template_kwargs context_length "
+    "engine_timeout max_resumes allow_model_mismatch return_routed_experts",
+    "Agent": "agent on_invalid_call parallel_calls on_length history verify",
+    "Sampling": f"{_SAMPLING} sampling_params sampling_seed",
+    "Simulated user": "user_model user_url user_strategy user_api_key_env",
+    "Baseline": "baseline_url api_key_env",
+    "Execution": "concurrency processes ray ray_workers pace_gc",
+    "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns rerun_pause "
+    "give_up_after max_lost",
+    "Files": "out sync",
+}
+"""The settings in each panel of `toolroll run --help`, separated by spaces."""
+
+FREE = frozenset(
+    "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
+    "episode_timeout step_timeout reruns rerun_pause max_resumes "
+    "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray ray_workers "
+    "do_nothing pace_gc allow_unequal allow_model_mismatch out sync".split()
+)
+"""The settings that may differ when a run is continued, such as addresses, the number of episodes,
+concurrency, time limits and the handling of failures.
+"""
+
+
+def load_config(path: Path | None, options: dict[str, Any]) -> RunConfig:
+    """Return the settings in the YAML file `path`, if there is one. `options`, from the command
+    line, override them, except for values that are None.
+
+    Raise `UsageError` if a setting is unknown, missing or not valid.
+    """
+    values = {} if path is None else _settings_in(path)
+    values |= {name: value for name, value in options.items() if value is not None}
+    return RunConfig.read(values, name_of=lambda name: f"--{name.replace('_', '-')}")
+
+
+def _settings_in(path: Path) -> dict[str, Any]:
+    """Return the settings in the file of --config. Raise `UsageError` if the file does not exist,
+    cannot be read, or contains an unknown setting.
+    """
+    if not path.is_file():
+        raise UsageError(f"--config {path}: there is no such file")
+    try:
+        loaded = yaml.safe_load(path.read_bytes()) or {}
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(
+            f"--config {path} cannot be read: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise UsageError(f"--config {path} must hold a mapping from setting names to values")
+    RunConfig.check_names(loaded, where=f"--config {path}")
+    return loaded
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any] | None:
+    """Return the JSON object in `text`, or None if `text` is None. `text` is the value of the
+    command-line option `option`. Raise `UsageError` if `text` is anything else.
+    """
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{option} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} must be a JSON object")
+    return value

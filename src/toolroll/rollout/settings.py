@@ -1,0 +1,389 @@
+"""The settings of rollouts. Each setting is defined once, with its name, default and help text:
+here, or in the class that is its only user.
+
+The first classes are parts. The others combine them:
+
+    RolloutArgs      the model that is played                 Model.from_args
+    RunSettings      the episodes of a run                    Runner
+    RunConfig        RolloutArgs, RunSettings, AgentSettings  toolroll run
+    EpisodeSettings  the same for trainers                    the adapters
+    ServeArgs        RolloutArgs, EndpointSettings            toolroll serve
+    EngineConfig     EngineSettings, time limits, retries     Engine
+
+`EmbeddedEngineSettings` are those of the embedded engine, which replaces SGLang in tests.
+
+A class that needs another default overrides it, with a comment that says why. Names that a
+framework prescribes are translated by its adapter, and those of slime's published tau-bench example
+by `read_args`.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from urllib.parse import unquote
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from yarl import URL
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.complaints import complaints
+
+_USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)([^/?#]*)@(.*)", re.IGNORECASE | re.DOTALL)
+
+
+def split_credentials(url: str) -> tuple[str, str | None]:
+    """Return `url` without its user and password, and the Authorization header that sends them.
+
+    The header is None if `url` has no user and password. They must not appear in messages.
+    """
+    match = _USER_INFO.fullmatch(url)
+    if match is None:
+        return url, None
+    scheme, info, rest = match.groups()
+    user, _, password = info.partition(":")
+    encoded = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    return f"{scheme}{rest}", f"Basic {encoded}"
+
+
+def _engine_address(value: str) -> str:
+    """Return the address without `/generate`. Raise `ValueError` if it cannot be an engine's."""
+    public = split_credentials(value)[0]
+    url = public.rstrip("/").removesuffix("/generate")
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(
+            f"the engine's address must begin with http:// or https://, not {public!r}"
+        )
+    try:
+        host = URL(url).raw_host or ""
+        host.encode("idna")
+    except ValueError as error:
+        raise ValueError(f"the engine's address {public!r} is not valid: {error}") from error
+    if url.endswith("/v1"):
+        raise ValueError(
+            f"{public!r} is an OpenAI-compatible address; give the engine's own, without /v1: "
+            f"{url.removesuffix('/v1')}"
+        )
+    if not host:
+        raise ValueError(f"the engine's address {public!r} has no host")
+    return value.rstrip("/").removesuffix("/generate")
+
+
+# The types of settings that several classes have, or whose default differs somewhere.
+
+EnvironmentName = Annotated[
+    str,
+    Field(description="An environment: a name from `toolroll envs`, FILE.py:NAME or MODULE:NAME."),
+]
+EngineAddress = Annotated[
+    str,
+    AfterValidator(_engine_address),
+    Field(description="Address of SGLang or its router, without /v1."),
+]
+ModelName = Annotated[
+    str,
+    Field(
+        description="Folder or name of the served model's tokenizer; `embedded` for the one in the "
+        "package."
+    ),
+]
+EngineTimeout = Annotated[
+    float,
+    Field(
+        ge=0,
+        description="Seconds to keep trying if a server does not answer at all; 0: fail after a "
+        "few retries.",
+    ),
+]
+MaxResumes = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="Maximum number of times that one turn is resumed after the engine aborted it "
+        "(for a weight update).",
+    ),
+]
+RoutedExperts = Annotated[
+    bool,
+    Field(
+        description="Record the experts of each token of an MoE model; SGLang needs "
+        "--enable-return-routed-experts."
+    ),
+]
+Verify = Annotated[
+    Literal["off", "sample", "always"],
+    Field(
+        description="When to check the recorded tokens with transformers: never (off), before an "
+        "episode or a session is returned (sample), or also after every turn (always)."
+    ),
+]
+Reruns = Annotated[
+    int,
+    Field(
+        ge=0,
+        description="How often to retry an episode that failed for infrastructure reasons.",
+    ),
+]
+GiveUpAfter = Annotated[
+    int | None,
+    Field(gt=0, description="End the run after this many failed attempts in a row."),
+]
+
+
+class Settings(BaseModel):
+    """The base of all settings. Raise `UsageError` for an unknown name or a wrong value."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
+    )
+
+    if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise UsageError(complaints(error)) from error
+
+    @classmethod
+    def read(
+        cls, values: Mapping[str, Any], *, name_of: Callable[[str], str] = str, where: str = ""
+    ) -> Self:
+        """Return `values`, which come from a file or from other code, as an instance.
+
+        `name_of` converts a setting to the name that the user knows, such as a flag. `where` is the
+        start of error messages.
+        """
+        cls.check_names(values, name_of=name_of, where=where)
+        try:
+            return cls(**values)
+        except UsageError as error:
+            if isinstance(error.__cause__, ValidationError):
+                prefix = f"{where}: " if where else ""
+                raise UsageError(f"{prefix}{complaints(error.__cause__, name_of)}") from error
+            raise
+
+    @classmethod
+    def check_names(
+        cls, names: Iterable[str], *, name_of: Callable[[str], str] = str, where: str = ""
+    ) -> None:
+        """Raise `UsageError` if one of `names` is not a setting."""
+        for name in names:
+            if name not in cls.model_fields:
+                close = difflib.get_close_matches(name, cls.model_fields, n=1)
+                hint = (
+                    f"did you mean {name_of(close[0])!r}?"
+                    if close
+                    else f"there are {', '.join(sorted(map(name_of, cls.model_fields)))}"
+                )
+                prefix = f"{where}: " if where else ""
+                raise UsageError(f"{prefix}there is no setting {name_of(name)!r}; {hint}")
+
+    def filled(self, **values: Any) -> Self:
+        """Return the settings with `values` for those that were not set. None has no effect."""
+        missing = {
+            name: value
+            for name, value in values.items()
+            if value is not None and name not in self.model_fields_set
+        }
+        return type(self)(**{**self.model_dump(exclude_unset=True), **missing})
+
+    def part(self, *kinds: type[Settings]) -> dict[str, Any]:
+        """Return the settings that `kinds` have, by name."""
+        names: Iterable[str] = {name for kind in kinds for name in kind.model_fields}
+        return {name: getattr(self, name) for name in names}
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+class EngineSettings(Settings):
+    """What an engine client needs besides the address."""
+
+    engine_timeout: EngineTimeout = 0.0
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="Context length in tokens; needed only if the engine does not report it.",
+    )
+    allow_model_mismatch: bool = Field(
+        default=False, description="Only warn if the engine serves a model with another tokenizer."
+    )
+
+
+class ModelSettings(EngineSettings):
+    """How the model's prompts are made, and how its replies are read."""
+
+    parser: str = Field(
+        default="auto",
+        description="The model's tool call format, a name of SGLang's --tool-call-parser; auto: "
+        "infer it from the chat template.",
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="A Jinja file, or Jinja text, that replaces the tokenizer's chat template.",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Variables of the chat template."
+    )
+    history: Literal["fork", "preserve"] = Field(
+        default="fork",
+        description="If the template rewrites earlier turns: start a new sequence (fork), or keep "
+        "the earlier tokens (preserve).",
+    )
+    verify: Verify = "sample"
+    max_resumes: MaxResumes = 0
+    max_observation_bytes: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Limit of the text that one reset or step returns, in bytes. With more, the "
+        "attempt fails.",
+    )
+
+
+class ProcessSettings(Settings):
+    """How a process plays."""
+
+    concurrency: int = Field(default=64, ge=1, description="Number of concurrent episodes.")
+    pace_gc: bool = Field(default=True, description="Run Python's garbage collector less often.")
+
+
+class EnvironmentSettings(Settings):
+    """The environment, and which of its tasks are played."""
+
+    env: EnvironmentName = ""
+    env_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments for the class or function that makes the environment.",
+    )
+    split: str | None = Field(
+        default=None,
+        description="A split of the environment's tasks; default: the first split.",
+    )
+
+
+class EpisodeLimits(Settings):
+    """The limits of an episode, and its seed."""
+
+    max_turns: int = Field(
+        default=30, ge=1, description="Maximum number of the model's turns in one episode."
+    )
+    seed: int = Field(
+        default=0, description="The seed. Each episode's own seed is derived from it."
+    )
+    reruns: Reruns = 0
+
+
+class AgentSettings(Settings):
+    """The agent, and its rules for a reply."""
+
+    agent: str = Field(
+        default="tool-calling",
+        description="The name of an agent, from the entry points `toolroll.agents`.",
+    )
+    on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
+        default="feedback",
+        description="After an invalid call: return the error to the model (feedback), send the "
+        "reply's text to the user if it has text and no valid call (respond), or end the episode "
+        "(stop).",
+    )
+    parallel_calls: Literal["all", "first", "refuse"] | None = Field(
+        default=None,
+        description="If a turn has several calls: execute all, execute only the first, or refuse "
+        "all; default: the environment's rule.",
+    )
+    on_length: Literal["stop", "continue"] = Field(
+        default="stop",
+        description="After a turn that max_new_tokens truncated: end the episode (stop), or "
+        "continue the episode (continue).",
+    )
+    step_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Time limit for one step of the environment, in seconds.",
+    )
+
+    @property
+    def agent_settings(self) -> dict[str, Any]:
+        """The settings that are passed to the function that makes the agent."""
+        names = {*AgentSettings.model_fields, "verify", "max_observation_bytes"} - {"agent"}
+        return self.model_dump(include=names)
+
+
+# --- for Python -----------------------------------------------------------------------------------
+
+
+class RolloutArgs(ModelSettings, ProcessSettings):
+    """The model that is played: its engine, tokenizer, template and parser."""
+
+    engine: EngineAddress = "http://127.0.0.1:30000"
+    model: ModelName = ""
+    return_routed_experts: RoutedExperts = False
+
+
+class RunSettings(EpisodeLimits, ProcessSettings):
+    """The episodes of a run. `model` is the name that is stored with each episode."""
+
+    sampling_params: dict[str, Any] = Field(
+        default_factory=dict, description="Sampling parameters, by SGLang's names."
+    )
+    model: ModelName = ""
+    samples: int = Field(default=1, ge=1, description="Episodes of each task.")
+    episode_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Time limit for one attempt at an episode, in seconds.",
+    )
+    rerun_pause: float = Field(
+        default=0.5,
+        ge=0,
+        description="Seconds before the first retry of an episode. Each further pause is twice as "
+        "long.",
+    )
+    give_up_after: GiveUpAfter = None
+    sampling_seed: bool = Field(
+        default=False,
+        description="Send each episode's seed to the engine. SGLang uses it only with "
+        "--enable-deterministic-inference.",
+    )
+
+    def params_of(self, seed: int) -> dict[str, Any]:
+        """Return the sampling parameters of the episode whose seed is `seed`."""
+        return dict(self.sampling_params) | ({"sampling_seed": seed} if self.sampling_seed else {})
+
+
+class EmbeddedEngineSettings(Settings):
+    """The options of `toolroll engine`. If `tokenizer`, `script` or `latency` is given, the engine
+    sends scripted replies instead of a model's, and `model` must be None.
+    """
+
+    model: str | None = Field(
+        default=None,
+        description="Folder of a small Llama model, which is sampled with numpy; default: "
+        "`desk-1m`, the model in the package; not with --script, --tokenizer or --latency, which "
+        "are for scripted replies.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="Folder or name of the tokenizer for scripted replies; default: `embedded`, "
+        "the one in the package.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=30000, ge=0, le=65535, description="0: any free port.")
+    script: Path | None = Field(
+        default=None,
+        description='JSON file of scripted replies: {"ENV/TASK#SAMPLE": ["reply", ...]} for '
+        'toolroll run, {"SESSION": ["reply", ...]} for toolroll serve; without --script, but with '
+        "--tokenizer or --latency, each reply gives the number of tokens in its prompt.",
+    )
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="In tokens; default: the model's, or 32768 for a script.",
+    )
+    latency: float = Field(default=0.0, ge=0, description="Seconds that each scripted reply takes.")
+    seed: int = Field(default=0, description="The seed of the sampling.")
