@@ -14,7 +14,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -78,10 +78,10 @@ def steps(draw: st.DrawFn) -> Step:
         draw(st.integers(0, 99)),
         draw(st.integers(0, 99)),
         draw(st.sampled_from([1, 1, 1, 2, 3])) if plain else 1,
-        draw(st.sampled_from(Echo.__args__)),  # type: ignore[attr-defined]
+        draw(st.sampled_from(get_args(Echo))),
         plain and draw(st.sampled_from([False, False, False, True])),
         stream,
-        draw(st.sampled_from(["answered", "answered", *Fate.__args__])),  # type: ignore[attr-defined]
+        draw(st.sampled_from(["answered", "answered", *get_args(Fate)])),
     )
 
 
@@ -307,7 +307,7 @@ def test_what_is_delivered_in_any_dialect_is_trained_once(
 
 
 @pytest.mark.parametrize("wrong", ["another reply", "one reply twice"])
-async def test_the_model_sees_what_is_wrong(tokenizer: Any, wrong: str) -> None:
+async def test_the_model_detects_wrong_training_data(tokenizer: Any, wrong: str) -> None:
     """A reply that is not trained, and one that is trained though nobody got it."""
     player = Player()
     async with endpoint(tokenizer, player.policy) as bench:
