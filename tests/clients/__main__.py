@@ -18,7 +18,7 @@ HEAD = """\
 | client | dialect | turns of each sequence | forks | sampled, trained | overflow: error, requests |
 |---|---|---|---|---|---|"""
 DIALECTS = {"chat": "chat", "responses": "Responses", "messages": "Messages"}
-STREAMS = {(False,): ", not streamed", (True,): ", streamed"}
+STREAMS: dict[tuple[bool, ...], str] = {(False,): ", not streamed", (True,): ", streamed"}
 
 
 def install(client: Client, folder: Path) -> list[str | Path]:

@@ -155,9 +155,13 @@ async def test_a_session_deleted_while_it_is_checked_is_said_to_be(tokenizer: An
         tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
     ) as bench:
         await bench.post(CHAT, {"messages": [USER]})
-        bench.served.template.verifier.check = lambda sequence: (begun.set(), go_on.wait(60), None)[
-            2
-        ]  # type: ignore[func-returns-value, method-assign]
+
+        def waiting(sequence: Any) -> str | None:
+            begun.set()
+            go_on.wait(60)
+            return None
+
+        bench.served.template.verifier.check = waiting  # type: ignore[method-assign]
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
         await asyncio.to_thread(begun.wait)
         async with bench.http.delete(f"{bench.url}/sessions/s") as response:
