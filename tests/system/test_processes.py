@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support import worker_factories
+from support.commands import run_command
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
 from support.results import content
@@ -254,31 +255,8 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
 
 
 def command(engine: EmbeddedEngine, out: Path) -> list[str]:
-    words = [
-        sys.executable,
-        "-c",
-        MAIN,
-        "run",
-        "desk",
-        "--engine",
-        engine.url,
-        "--model",
-        "embedded",
-        "--parser",
-        "hermes",
-    ]
-    return [
-        *words,
-        "--tasks",
-        "0-5",
-        "--processes",
-        "2",
-        "--concurrency",
-        "6",
-        "--no-do-nothing",
-        "--out",
-        str(out),
-    ]
+    options = "--tasks 0-5 --processes 2 --concurrency 6 --no-do-nothing --out".split()
+    return [sys.executable, "-c", MAIN, *run_command(engine.url, *options, out)]
 
 
 def holding(stuck: list[PolicyRequest]) -> Any:
