@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.client_scenario import FIRST
 from support.endpoints import endpoint
-from support.looking import FIRST
 from support.patience import PATIENCE
 
 from clients.table import Client, Dialect, Expected

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from support.client_scenario import SAID, THINKING
 from support.episodes import call
-from support.looking import SAID, THINKING
 
 Dialect = Literal["chat", "responses", "messages"]
 Replies = tuple[str, str, str]

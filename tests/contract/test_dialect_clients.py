@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from support.anthropic_wire import LOOK
+from support.client_scenario import FIRST, SAID, one_episode, saying, seen
 from support.endpoints import Bench, endpoint
-from support.looking import FIRST, SAID, one_episode, saying, seen
+from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
-from support.worlds import TOOL
 
 from toolroll.rollout.testing import load_embedded_tokenizer
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from support.client_scenario import FIRST, SAID, one_episode, play, saying
 from support.endpoints import endpoint
-from support.looking import FIRST, SAID, one_episode, play, saying
 from support.qwen import tokenizer_for, trl_template
 
 from toolroll.rollout.server.in_process import ToolrollClient

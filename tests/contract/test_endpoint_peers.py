@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.client_scenario import FIRST, one_episode, seen
+from support.client_scenario import saying as policy
 from support.endpoints import endpoint
-from support.looking import FIRST, one_episode, seen
-from support.looking import saying as policy
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.rollout.testing import load_embedded_tokenizer
 

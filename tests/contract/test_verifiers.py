@@ -21,7 +21,7 @@ sys.modules["verifiers"].__version__ = "0.4.0"
 
 _CLIENT = """
 from support.endpoints import endpoint
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 from toolroll.rollout.adapters.verifiers import EndpointClient
 from toolroll.rollout.testing import load_embedded_tokenizer
 from verifiers.v1 import graph

@@ -13,7 +13,7 @@ from support.episodes import agent, judge_tokens, serving
 from support.faults.size import FULL, sampled
 from support.faults.tally import Tally, contents
 from support.hostile import HOSTILE
-from support.ponds import PondFactory, look
+from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, session_id

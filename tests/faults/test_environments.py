@@ -12,7 +12,7 @@ from support.episodes import agent, judge_tokens, serving
 from support.faults.size import FULL, sampled
 from support.faults.tally import Tally, contents
 from support.faults.trouble import WRONG, TroubledFactory
-from support.ponds import look
+from support.toy_environment import look
 
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings

@@ -14,9 +14,9 @@ import aiohttp
 import numpy as np
 import pytest
 from openai import AsyncOpenAI, BadRequestError
+from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 from support.wire import Wire
-from support.worlds import TOOL
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from support.listed_environment import ListedWorld
 from support.qwen import qwen3_tokenizer
 from support.wire import Wire
-from support.worlds import ListedWorld
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent

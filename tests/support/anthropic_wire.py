@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from support.client_scenario import FIRST, seen
 from support.endpoints import Bench
-from support.looking import FIRST, seen
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 PATH = "/sessions/s/v1/messages"
 LOOK: dict[str, Any] = {

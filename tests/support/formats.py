@@ -66,124 +66,129 @@ class Format:
         return all(self.carries(one) for one in value) if isinstance(value, list) else True
 
 
-def tagged(
-    block: tuple[str, str],
-    call: tuple[str, str, str],
-    parameter: tuple[str, str, str],
-    between: str = "\n",
+_KINDS = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+    type(None): "null",
+}
+
+
+def writer(
+    call: str,
+    pair: str = "",
+    *,
+    between: str = "",
+    block: tuple[str, str] = ("", ""),
+    value: Callable[[Any], str] = bare,
 ) -> Writer:
-    """A writer of calls as elements: `call` is its opener, what ends the name, its closer;
-    `parameter` the same for the key.
+    """A writer that fills `call` with each call's {name}, {index} and {arguments} (JSON), and with
+    its {inner}: `pair`, filled with each argument's {key}, {value} and {kind}.
     """
 
     def write(calls: Sequence[Call]) -> str:
         parts = []
-        for name, arguments in calls:
+        for index, (name, arguments) in enumerate(calls):
             inner = "".join(
-                f"{parameter[0]}{key}{parameter[1]}{bare(value)}{parameter[2]}{between}"
-                for key, value in arguments.items()
+                pair.format(key=key, value=value(found), kind=_KINDS[type(found)])
+                for key, found in arguments.items()
             )
-            parts.append(f"{call[0]}{name}{call[1]}{between}{inner}{call[2]}{between}")
-        return block[0] + between + "".join(parts) + block[1]
+            filled = {"name": name, "index": index, "arguments": dumps(arguments), "inner": inner}
+            parts.append(call.format(**filled))
+        return block[0] + between.join(parts) + block[1]
 
     return write
 
 
-def hermes(calls: Sequence[Call]) -> str:
-    """`<tool_call>` around JSON."""
-    blocks = (
-        f'<tool_call>\n{{"name": "{name}", "arguments": {dumps(arguments)}}}\n</tool_call>'
-        for name, arguments in calls
-    )
-    return "\n".join(blocks)
+def escaped(value: Any) -> str:
+    """A value with the escapes of XML."""
+    return html.escape(bare(value))
 
 
-def interns1(calls: Sequence[Call]) -> str:
-    """`<|action_start|> <|plugin|>`."""
-    return "".join(
-        f"<|action_start|> "
-        f"<|plugin|>\n{dumps({'name': name, 'parameters': arguments})}<|action_end|>\n"
-        for name, arguments in calls
-    )
+_QWEN_CALL = "<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+_GLM_PAIR = "<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+_GLM_LINE = "<arg_key>{key}</arg_key><arg_value>{value}</arg_value>"
+_INVOKE_CALL = '<invoke name="{name}">\n{inner}</invoke>\n'
+_INVOKE_PAIR = '<parameter name="{key}">{value}</parameter>\n'
+_IFM_BLOCK = "<ifm|tool_calls>\n", "</ifm|tool_calls>"
+_IFM_CALL = "<ifm|tool_call>{name}\n{inner}</ifm|tool_call>\n"
+_IFM_KEY = "<ifm|arg_key>{key}</ifm|arg_key>\n"
+_IFM_VALUE = "<ifm|arg_value>{value}</ifm|arg_value>\n"
+_DEEP_BLOCK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
-
-def qwen3_coder(calls: Sequence[Call]) -> str:
-    """`<function=` in `<tool_call>`."""
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(
-            f"<parameter={key}>\n{bare(value)}\n</parameter>\n" for key, value in arguments.items()
-        )
-        parts.append(f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>")
-    return "\n".join(parts)
-
-
-def mimo(calls: Sequence[Call]) -> str:
-    """As Qwen3-Coder's, escaped and in one line."""
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(
-            f"<parameter={key}>{html.escape(bare(value))}</parameter>\n"
-            for key, value in arguments.items()
-        )
-        parts.append(f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>")
-    return "\n".join(parts)
-
-
-def glm(newline: str) -> Writer:
-    """`<arg_key>` and `<arg_value>`, parted by `newline`."""
-
-    def write(calls: Sequence[Call]) -> str:
-        parts = []
-        for name, arguments in calls:
-            inner = "".join(
-                f"<arg_key>{key}</arg_key>{newline}<arg_value>{bare(value)}</arg_value>{newline}"
-                for key, value in arguments.items()
-            )
-            parts.append(f"<tool_call>{name}{newline}{inner}</tool_call>")
-        return newline.join(parts)
-
-    return write
-
-
-def iquest_q1(calls: Sequence[Call]) -> str:
-    """GLM's pairs between other markers."""
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(
-            f"<arg_key>{key}</arg_key><arg_value>{bare(value)}</arg_value>"
-            for key, value in arguments.items()
-        )
-        parts.append(f"<iquest_tool_call>{name}{inner}</iquest_tool_call>")
-    return "".join(parts)
-
-
-def minicpm5(calls: Sequence[Call]) -> str:
-    """`<function name=` and `<param name=`, escaped."""
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(
-            f'<param name="{key}">{html.escape(bare(value))}</param>'
-            for key, value in arguments.items()
-        )
-        parts.append(f'<function name="{name}">{inner}</function>')
-    return "".join(parts)
-
-
-def muse(calls: Sequence[Call]) -> str:
-    """A message to each tool."""
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(
-            f'<atem:parameter name="{key}">{bare(value)}</atem:parameter>\n'
-            for key, value in arguments.items()
-        )
-        block = (
-            f"<atem:function_calls>\n<atem:invoke "
-            f'name="{name}">\n{inner}</atem:invoke>\n</atem:function_calls>'
-        )
-        parts.append(f" to={name}<|message|>{block}")
-    return "<|eom|><|start|>assistant".join(parts)
+hermes = writer(
+    '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>', between="\n"
+)
+interns1 = writer(
+    '<|action_start|> <|plugin|>\n{{"name": "{name}", "parameters": {arguments}}}<|action_end|>\n'
+)
+qwen3_coder = writer(_QWEN_CALL, "<parameter={key}>\n{value}\n</parameter>\n", between="\n")
+mimo = writer(_QWEN_CALL, "<parameter={key}>{value}</parameter>\n", between="\n", value=escaped)
+glm45 = writer("<tool_call>{name}\n{inner}</tool_call>", _GLM_PAIR, between="\n")
+glm47 = writer("<tool_call>{name}{inner}</tool_call>", _GLM_LINE)
+iquest_q1 = writer("<iquest_tool_call>{name}{inner}</iquest_tool_call>", _GLM_LINE)
+hunyuan = writer(
+    "<tool_call>{name}<tool_sep>\n{inner}</tool_call>\n",
+    _GLM_PAIR,
+    block=("<tool_calls>\n", "</tool_calls>"),
+)
+minicpm5 = writer(
+    '<function name="{name}">{inner}</function>',
+    '<param name="{key}">{value}</param>',
+    value=escaped,
+)
+muse = writer(
+    ' to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n{inner}</atem:invoke>'
+    "\n</atem:function_calls>",
+    '<atem:parameter name="{key}">{value}</atem:parameter>\n',
+    between="<|eom|><|start|>assistant",
+)
+minimax_m2 = writer(
+    _INVOKE_CALL, _INVOKE_PAIR, block=("<minimax:tool_call>\n", "</minimax:tool_call>")
+)
+dots = writer(_INVOKE_CALL, _INVOKE_PAIR, block=("<dots_function_call>\n", "</dots_function_call>"))
+step3 = writer(
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n{inner}'
+    "</steptml:invoke><｜tool_call_end｜>\n",
+    '<steptml:parameter name="{key}">{value}</steptml:parameter>\n',
+    block=("<｜tool_calls_begin｜>\n", "<｜tool_calls_end｜>"),
+)
+deepseekv3 = writer(
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>",
+    between="\n",
+    block=_DEEP_BLOCK,
+)
+deepseekv31 = writer(
+    "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>", block=_DEEP_BLOCK
+)
+kimi_k2 = writer(
+    "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}"
+    "<|tool_call_end|>",
+    block=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+)
+mistral_named = writer("[TOOL_CALLS]{name}[ARGS]{arguments}")
+llama3 = writer('{{"name": "{name}", "parameters": {arguments}}}', between="; ")
+harmony = writer(
+    "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>",
+    between="<|start|>assistant",
+)
+k2_horizon = writer(_IFM_CALL, _IFM_KEY + _IFM_VALUE, block=_IFM_BLOCK)
+k2_horizon_typed = writer(
+    _IFM_CALL,
+    _IFM_KEY + "<ifm|arg_type>{kind}</ifm|arg_type>\n" + _IFM_VALUE,
+    block=_IFM_BLOCK,
+)
+k2_horizon_json = writer(
+    '<ifm|tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</ifm|tool_call>\n',
+    block=_IFM_BLOCK,
+)
+inkling = writer(
+    '<|message_model|>{name}<|content_invoke_tool_json|>{{"name": "{name}", "args": {arguments}}}'
+    "<|end_message|>"
+)
 
 
 def gigachat3(calls: Sequence[Call]) -> str:
@@ -193,18 +198,6 @@ def gigachat3(calls: Sequence[Call]) -> str:
         f"<|message_sep|>\n\nfunction "
         f"call<|role_sep|>\n{dumps({'name': name, 'arguments': arguments})}"
     )
-
-
-def hunyuan(calls: Sequence[Call]) -> str:
-    """GLM's pairs in a block, a separator behind the name."""
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(
-            f"<arg_key>{key}</arg_key>\n<arg_value>{bare(value)}</arg_value>\n"
-            for key, value in arguments.items()
-        )
-        parts.append(f"<tool_call>{name}<tool_sep>\n{inner}</tool_call>\n")
-    return "<tool_calls>\n" + "".join(parts) + "</tool_calls>"
 
 
 def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "parameter") -> Writer:
@@ -248,49 +241,10 @@ def kimi_k3(calls: Sequence[Call]) -> str:
     return "<|open|>tools<|sep|>" + "".join(parts) + "<|close|>tools<|sep|>"
 
 
-def deepseekv3(calls: Sequence[Call]) -> str:
-    """A fenced block of JSON behind the name."""
-    parts = (
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{dumps(arguments)}\n```<｜tool▁call▁end｜>"
-        for name, arguments in calls
-    )
-    return "<｜tool▁calls▁begin｜>" + "\n".join(parts) + "<｜tool▁calls▁end｜>"
-
-
-def deepseekv31(calls: Sequence[Call]) -> str:
-    """JSON behind the name."""
-    parts = (
-        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumps(arguments)}<｜tool▁call▁end｜>"
-        for name, arguments in calls
-    )
-    return "<｜tool▁calls▁begin｜>" + "".join(parts) + "<｜tool▁calls▁end｜>"
-
-
-def kimi_k2(calls: Sequence[Call]) -> str:
-    """An id that holds the name."""
-    parts = (
-        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{dumps(arguments)}<|tool_call_end|>"
-        for index, (name, arguments) in enumerate(calls)
-    )
-    return "<|tool_calls_section_begin|>" + "".join(parts) + "<|tool_calls_section_end|>"
-
-
 def mistral(calls: Sequence[Call]) -> str:
     """A list of JSON objects."""
     return "[TOOL_CALLS] " + dumps(
         [{"name": name, "arguments": arguments} for name, arguments in calls]
-    )
-
-
-def mistral_named(calls: Sequence[Call]) -> str:
-    """The newer form."""
-    return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}" for name, arguments in calls)
-
-
-def llama3(calls: Sequence[Call]) -> str:
-    """JSON objects parted by semicolons."""
-    return "; ".join(
-        f'{{"name": "{name}", "parameters": {dumps(arguments)}}}' for name, arguments in calls
     )
 
 
@@ -323,16 +277,6 @@ def gemma4(calls: Sequence[Call]) -> str:
     )
 
 
-def harmony(calls: Sequence[Call]) -> str:
-    """Messages to a function."""
-    parts = (
-        f"<|channel|>commentary to=functions.{name} "
-        f"<|constrain|>json<|message|>{dumps(arguments)}<|call|>"
-        for name, arguments in calls
-    )
-    return "<|start|>assistant".join(parts)
-
-
 def cohere(calls: Sequence[Call]) -> str:
     """A list of JSON objects in an action block."""
     found = [
@@ -347,32 +291,6 @@ def apertus(calls: Sequence[Call]) -> str:
     return (
         f"<|tools_prefix|>{dumps([{name: arguments} for name, arguments in calls])}<|tools_suffix|>"
     )
-
-
-def k2_horizon(*, told: bool) -> Writer:
-    """GLM's pairs in a block, with the type of each value between them where it is `told`."""
-
-    def write(calls: Sequence[Call]) -> str:
-        parts = []
-        for name, arguments in calls:
-            inner = ""
-            for key, value in arguments.items():
-                kind = f"<ifm|arg_type>{_KINDS[type(value)]}</ifm|arg_type>\n" if told else ""
-                inner += f"<ifm|arg_key>{key}</ifm|arg_key>\n{kind}"
-                inner += f"<ifm|arg_value>{bare(value)}</ifm|arg_value>\n"
-            parts.append(f"<ifm|tool_call>{name}\n{inner}</ifm|tool_call>\n")
-        return "<ifm|tool_calls>\n" + "".join(parts) + "</ifm|tool_calls>"
-
-    return write
-
-
-def k2_horizon_json(calls: Sequence[Call]) -> str:
-    """JSON in each element of the block."""
-    parts = (
-        f"<ifm|tool_call>\n{dumps({'name': name, 'arguments': arguments})}\n</ifm|tool_call>\n"
-        for name, arguments in calls
-    )
-    return "<ifm|tool_calls>\n" + "".join(parts) + "</ifm|tool_calls>"
 
 
 _M3 = "]<]minimax[>["
@@ -397,16 +315,6 @@ def minimax_m3(calls: Sequence[Call]) -> str:
     return f"{_M3}<tool_call>\n" + "".join(parts) + f"{_M3}</tool_call>"
 
 
-def inkling(calls: Sequence[Call]) -> str:
-    """A message for each call, behind the text's own."""
-    parts = (
-        f"<|message_model|>{name}<|content_invoke_tool_json|>"
-        f"{dumps({'name': name, 'args': arguments})}<|end_message|>"
-        for name, arguments in calls
-    )
-    return "".join(parts)
-
-
 def beam(calls: Sequence[Call]) -> str:
     """A message to each tool, its arguments as elements, sorted by name."""
     parts = []
@@ -419,15 +327,6 @@ def beam(calls: Sequence[Call]) -> str:
     return "<|end|><|start|>assistant".join(parts) + "<|call|>"
 
 
-_KINDS = {
-    str: "string",
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    dict: "object",
-    list: "array",
-    type(None): "null",
-}
 _COMMON = (
     "<tool_call>",
     "</tool_call>",
@@ -443,25 +342,6 @@ _COMMON = (
     "]",
     "é",
     "𝛑",
-)
-_MINIMAX = tagged(
-    ("<minimax:tool_call>", "</minimax:tool_call>"),
-    ('<invoke name="', '">', "</invoke>"),
-    ('<parameter name="', '">', "</parameter>"),
-)
-_DOTS = tagged(
-    ("<dots_function_call>", "</dots_function_call>"),
-    ('<invoke name="', '">', "</invoke>"),
-    ('<parameter name="', '">', "</parameter>"),
-)
-_STEP3 = tagged(
-    ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
-    (
-        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
-        '">',
-        "</steptml:invoke><｜tool_call_end｜>",
-    ),
-    ('<steptml:parameter name="', '">', "</steptml:parameter>"),
 )
 _QWEN_MARKS = ("<function=f>", "</function>", "<parameter=k>", "</parameter>")
 _GLM_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -537,16 +417,16 @@ FORMATS: tuple[Format, ...] = (
     Format("interns1", interns1, (*_COMMON, "<|action_start|> <|plugin|>", "<|action_end|>")),
     _raw("qwen3_coder", qwen3_coder, _QWEN_MARKS, _QWEN),
     _raw("mimo", mimo, _QWEN_MARKS, r"(?!)"),
-    _raw("glm45", glm("\n"), _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
-    _raw("glm47", glm(""), _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
+    _raw("glm45", glm45, _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
+    _raw("glm47", glm47, _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
     _raw(
         "hunyuan",
         hunyuan,
         (*_GLM_MARKS, "<tool_sep>", "</tool_calls>"),
         _values(*_GLM_TAGS, "</tool_call>"),
     ),
-    _raw("minimax-m2", _MINIMAX, _INVOKE_MARKS, _INVOKE),
-    _raw("dots", _DOTS, _INVOKE_MARKS, _INVOKE),
+    _raw("minimax-m2", minimax_m2, _INVOKE_MARKS, _INVOKE),
+    _raw("dots", dots, _INVOKE_MARKS, _INVOKE),
     _raw(
         "deepseekv32",
         dsml("DSML", "function_calls"),
@@ -561,7 +441,7 @@ FORMATS: tuple[Format, ...] = (
     ),
     _raw("deepseekv41", dsml("DSML", " calls", " invoke", " parameter"), _DSML_MARKS, r"(?!)"),
     _raw("gigachat35", dsml("GCML", "tool_calls"), _DSML_MARKS, r"(?!)"),
-    _raw("step3", _STEP3, ("<steptml:", "</steptml:invoke>", "<｜tool_call_end｜>"), r"(?!)"),
+    _raw("step3", step3, ("<steptml:", "</steptml:invoke>", "<｜tool_call_end｜>"), r"(?!)"),
     _raw("kimi_k3", kimi_k3, ("<|open|>", "<|close|>call", "<|sep|>"), r"(?!)"),
     Format("deepseekv3", deepseekv3, (*_COMMON, *_DEEP_MARKS)),
     Format("deepseekv31", deepseekv31, (*_COMMON, *_DEEP_MARKS)),
@@ -607,13 +487,13 @@ FORMATS: tuple[Format, ...] = (
     Format("apertus2509", apertus, (*_COMMON, "<|tools_prefix|>", "<|tools_suffix|>")),
     _raw(
         "k2_horizon",
-        k2_horizon(told=False),
+        k2_horizon,
         _IFM_MARKS,
         _IFM,
     ),
     _raw(
         "k2_horizon",
-        k2_horizon(told=True),
+        k2_horizon_typed,
         _IFM_MARKS,
         _IFM,
     ),

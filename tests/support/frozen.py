@@ -22,9 +22,9 @@ from support.adversarial.play import control_words, tokenizer_of
 from support.adversarial.templates import by_hand
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
+from support.listed_environment import TOOL
 from support.slime_trainer import SAMPLING, TASKS, reference_lines, says
 from support.slime_trainer import serving as trainer
-from support.worlds import TOOL
 
 from toolroll.rollout.adapters.slime import generate
 from toolroll.rollout.model.conversation import Conversation

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from support.episodes import agent, serving
-from support.ponds import PondFactory, look
+from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.run_directory import RunDirectory

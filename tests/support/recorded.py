@@ -7,7 +7,7 @@ from typing import Any
 
 from support.endpoints import Bench
 from support.episodes import call
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.testing import PolicyRequest

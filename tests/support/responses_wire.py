@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from support.anthropic_wire import events_of
+from support.client_scenario import FIRST, seen
 from support.endpoints import Bench
-from support.looking import FIRST, seen
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 PATH = "/sessions/s/v1/responses"
 LOOK: dict[str, Any] = {"type": "function", **TOOL["function"]}

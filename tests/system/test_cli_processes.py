@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from support.chat import completion, endpoint
+from support.commands import run_command
 from support.patience import PATIENCE
 from support.processes import serving
 from support.tiny_llama import write_tiny_llama
@@ -86,20 +87,8 @@ def test_a_signal_ends_it_gracefully(
         return plain(request)
 
     with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as engine:
-        command = [
-            sys.executable,
-            "-c",
-            MAIN,
-            "run",
-            "desk",
-            "--engine",
-            engine.url,
-            "--model",
-            "embedded",
-            "--parser",
-            "hermes",
-        ]
-        command += ["--tasks", "0-5", "--out", str(tmp_path)]
+        words = run_command(engine.url, "--tasks", "0-5", "--out", tmp_path)
+        command = [sys.executable, "-c", MAIN, *words]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
         ) as process:

@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support import spread_ponds
+from support import worker_factories
+from support.commands import run_command
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
-from support.ponds import PondFactory, look
 from support.results import content
+from support.toy_environment import PondFactory, look
 from support.wire import until
 
 from toolroll.rollout.cli.run_command import run
@@ -47,7 +48,7 @@ from toolroll.rollout.testing import (
 from toolroll.rollout.types import Episode
 
 MAIN = "from toolroll.rollout.cli import main; main()"
-SAMPLES = spread_ponds.SAMPLES
+SAMPLES = worker_factories.SAMPLES
 Key = tuple[str, int]
 
 
@@ -75,7 +76,7 @@ async def played(opened: Any, count: int, processes: int = 2, **more: Any) -> di
 
 
 async def test_the_episodes_are_those_of_one_process(ponds: EmbeddedEngine) -> None:
-    opened = partial(spread_ponds.open_ponds, ponds.url, 12)
+    opened = partial(worker_factories.open_ponds, ponds.url, 12)
     alone: list[Episode] = []
     async with AsyncExitStack() as stack:
         runner, tasks = await opened(8, stack)
@@ -92,7 +93,7 @@ async def test_the_episodes_are_those_of_one_process(ponds: EmbeddedEngine) -> N
 
 async def test_nothing_to_do_starts_nothing(ponds: EmbeddedEngine) -> None:
     done = {(f"t-{number}", sample) for number in range(2) for sample in range(SAMPLES)}
-    assert await played(spread_ponds.open_and_fail, 2, done=done) == {}
+    assert await played(worker_factories.open_and_fail, 2, done=done) == {}
 
 
 async def test_where_the_system_reaps_children(ponds: EmbeddedEngine) -> None:
@@ -101,7 +102,10 @@ async def test_where_the_system_reaps_children(ponds: EmbeddedEngine) -> None:
     """
     found: list[Episode] = []
     runner = ProcessRunner(
-        partial(spread_ponds.open_ponds, ponds.url, 2), processes=2, concurrency=8, samples=SAMPLES
+        partial(worker_factories.open_ponds, ponds.url, 2),
+        processes=2,
+        concurrency=8,
+        samples=SAMPLES,
     )
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -113,7 +117,7 @@ async def test_where_the_system_reaps_children(ponds: EmbeddedEngine) -> None:
 
 
 async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) -> None:
-    found = await played(partial(spread_ponds.open_with_odd_info, ponds.url, 2), 2)
+    found = await played(partial(worker_factories.open_with_odd_info, ponds.url, 2), 2)
     assert len(found) == 2 * SAMPLES
     for one in found.values():
         assert one["info"]["looks"] == 7
@@ -123,14 +127,14 @@ async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) ->
 
 async def test_an_error_that_cannot_be_sent_is_told_in_its_words(ponds: EmbeddedEngine) -> None:
     with pytest.raises(ExceptionGroup) as group:
-        await played(partial(spread_ponds.open_and_raise, ponds.url, 2), 2)
+        await played(partial(worker_factories.open_and_raise, ponds.url, 2), 2)
     assert group.group_contains(RolloutError, match="^it holds a lock$")
 
 
 async def test_a_process_that_died_is_missed_though_what_it_forked_lives_on(tmp_path: Path) -> None:
     mark = tmp_path / "forked"
     with pytest.raises(ExceptionGroup) as group:
-        await played(partial(spread_ponds.open_and_fork, mark), 2, processes=1)
+        await played(partial(worker_factories.open_and_fork, mark), 2, processes=1)
     os.kill(int(mark.read_text()), signal.SIGKILL)  # it is alive: nobody waited for it
     assert group.group_contains(UsageError, match="^the second process says so$")
 
@@ -138,7 +142,7 @@ async def test_a_process_that_died_is_missed_though_what_it_forked_lives_on(tmp_
 async def test_processes_that_died_leave_nothing_open(
     ponds: EmbeddedEngine, impatient: None
 ) -> None:
-    opened = partial(spread_ponds.open_ponds, ponds.url, 30)
+    opened = partial(worker_factories.open_ponds, ponds.url, 30)
     runner = ProcessRunner(opened, processes=1, concurrency=4, samples=SAMPLES)
     before, deaths = open_files(), 0
 
@@ -168,7 +172,10 @@ async def test_a_process_that_does_not_respond_is_killed(
     """A stopped process is like one whose environment holds the GIL."""
     monkeypatch.setattr(processes, "_STALL", 10.0)
     runner = ProcessRunner(
-        partial(spread_ponds.open_ponds, ponds.url, 30), processes=1, concurrency=4, samples=SAMPLES
+        partial(worker_factories.open_ponds, ponds.url, 30),
+        processes=1,
+        concurrency=4,
+        samples=SAMPLES,
     )
     keys: list[Key] = []
 
@@ -248,31 +255,8 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
 
 
 def command(engine: EmbeddedEngine, out: Path) -> list[str]:
-    words = [
-        sys.executable,
-        "-c",
-        MAIN,
-        "run",
-        "desk",
-        "--engine",
-        engine.url,
-        "--model",
-        "embedded",
-        "--parser",
-        "hermes",
-    ]
-    return [
-        *words,
-        "--tasks",
-        "0-5",
-        "--processes",
-        "2",
-        "--concurrency",
-        "6",
-        "--no-do-nothing",
-        "--out",
-        str(out),
-    ]
+    options = "--tasks 0-5 --processes 2 --concurrency 6 --no-do-nothing --out".split()
+    return [sys.executable, "-c", MAIN, *run_command(engine.url, *options, out)]
 
 
 def holding(stuck: list[PolicyRequest]) -> Any:

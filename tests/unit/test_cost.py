@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from support.episodes import serving
 from support.http import completion
+from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer, trl_template
-from support.worlds import TOOL
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 

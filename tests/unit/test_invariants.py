@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import agent, call, judge, serving
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
 
 from toolroll.rollout.errors import ActionError, UserSimulatorError
 from toolroll.rollout.testing import Fault, PolicyRequest, Reply

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from support.ponds import Pond, PondFactory
-from support.worlds import TOOL
+from support.listed_environment import TOOL
+from support.toy_environment import Pond, PondFactory
 
 from toolroll.rollout.types import (
     Action,

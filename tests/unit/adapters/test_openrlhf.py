@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 from openai import InternalServerError
 from support.client import request
+from support.client_scenario import SAID, one_episode, play, saying
 from support.endpoints import endpoint
 from support.episodes import call
-from support.looking import SAID, one_episode, play, saying
+from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, SamplingParams
-from support.worlds import TOOL
 
 from toolroll.rollout.adapters.openrlhf import AgentExecutor, VllmEngine
 from toolroll.rollout.errors import UsageError

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from support import slime_mirror
 from support.episodes import agent, call, judge, serving
+from support.listed_environment import ListedWorld
 from support.published import (
     TOOLS_LAST,
     DiffingAgent,
@@ -34,7 +35,6 @@ from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.results import trajectory as a_trajectory
 from support.slime_mirror import Sample
 from support.tau import MINI, SyncUser, scripted
-from support.worlds import ListedWorld
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.trainable_agents import (

@@ -218,19 +218,18 @@ async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> 
     await player.aclose()
 
 
-@pytest.mark.parametrize(
-    "info",
-    [
-        {"index": 0, "metadata": {"env": "desk", "split": "test"}},
-        {"index": 0, "env": None, "split": None, "metadata": {"env": "desk", "split": "test"}},
-        {"index": 0, "env": "desk", "split": "test", "metadata": {"env": "no", "split": "no"}},
-        {"index": 0, "env": "desk", "metadata": {"split": "test"}},
-        {"metadata": {"index": 0, "env": "desk"}},
-        {"index": 0, "env": "desk", "metadata": None},
-    ],
-)
+ROWS: list[dict[str, Any]] = [
+    {"index": 0, "metadata": {"env": "desk", "split": "test"}},
+    {"index": 0, "env": None, "split": None, "metadata": {"env": "desk", "split": "test"}},
+    {"index": 0, "env": "desk", "split": "test", "metadata": {"env": "no", "split": "no"}},
+    {"index": 0, "env": "desk", "metadata": {"split": "test"}},
+    {"metadata": {"index": 0, "env": "desk"}},
+    {"index": 0, "env": "desk", "metadata": None},
+]
+
+
 async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
-    info: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is directly in `extra_info` wins over its metadata, and both over the settings."""
     verl_mirror.install(monkeypatch)
@@ -238,10 +237,10 @@ async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
     async with EmbeddedEngine(tokenizer, ByTask()) as engine, aiohttp.ClientSession() as http:
         given = loop_arguments(Servers(engine.url, http), tokenizer)
         loop = ToolrollAgentLoop(**given, settings={"env": "none", "reruns": 0})
-        made = await loop.run({}, extra_info=info, raw_prompt=[])
+        outputs = [await loop.run({}, extra_info=row, raw_prompt=[]) for row in ROWS]
         for player in agent_loop._players.pop():
             await player.aclose()
-    assert made.extra_fields["toolroll_status"] == "completed"
+    assert {output.extra_fields["toolroll_status"] for output in outputs} == {"completed"}
 
 
 async def test_metadata_that_is_not_a_mapping_is_refused() -> None:

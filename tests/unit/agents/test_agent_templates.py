@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.episodes import serving
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
 
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.tool_calling import TrainableToolCallingAgent

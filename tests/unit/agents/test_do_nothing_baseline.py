@@ -21,7 +21,7 @@ async def test_tau_benchs_floor(tau: TauBench) -> None:
 
 
 @pytest.mark.parametrize("name", ["desk", "bfcl/multi_turn_base", "bfcl/multi_turn_miss_func"])
-async def test_here_nothing_earns_nothing(name: str) -> None:
+async def test_doing_nothing_earns_no_reward(name: str) -> None:
     factory = find_environment(name)
     tasks = factory.tasks(factory.splits[0])
     found = await play_floor(factory, tasks, max_turns=30)

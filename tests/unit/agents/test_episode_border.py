@@ -129,7 +129,7 @@ async def test_a_content_that_is_no_text_ends_the_episode_in_words(tokenizer: An
 
 
 @pytest.mark.parametrize(("fails", "key"), [("close", "close_error"), ("metrics", "metrics_error")])
-async def test_what_fails_behind_the_end_takes_nothing_away(
+async def test_a_failure_of_close_or_metrics_keeps_the_reward(
     tokenizer: Any, fails: str, key: str
 ) -> None:
     async with serving(tokenizer) as model:
@@ -218,7 +218,7 @@ class Faithful(TrainableToolCallingAgent):
 
 
 @pytest.mark.parametrize("kind", [TrainableToolCallingAgent, Faithful])
-async def test_an_override_that_changes_nothing_changes_nothing(
+async def test_hooks_that_only_call_super_do_not_change_the_tokens(
     tokenizer: Any, kind: type[TrainableToolCallingAgent]
 ) -> None:
     async with serving(tokenizer) as model:
@@ -231,7 +231,7 @@ async def test_an_override_that_changes_nothing_changes_nothing(
     assert not [name for name in other.metrics if name.startswith("token_mismatches")]
 
 
-async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> None:
+async def test_rollout_args_of_asolve_set_verify(tokenizer: Any) -> None:
     seen: list[str] = []
 
     class Watcher(TrainableToolCallingAgent):
@@ -247,7 +247,7 @@ async def test_rollout_args_of_the_call_say_how_to_verify(tokenizer: Any) -> Non
     assert seen == ["off"]
 
 
-async def test_tools_that_come_back_are_there_again(tokenizer: Any) -> None:
+async def test_tools_can_be_removed_and_added_again(tokenizer: Any) -> None:
     async with serving(tokenizer) as model:
         dialogue = Conversation(
             model, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s"
@@ -328,7 +328,7 @@ FIRST = Observation([{"role": "user", "content": "Begin."}])
         (FIRST, StepResult(reward="1", done=True), "gave the reward '1'"),  # type: ignore[arg-type]
     ],
 )
-async def test_a_slip_of_an_environments_author_is_named(
+async def test_a_wrong_return_value_of_an_environment_is_named(
     tokenizer: Any, first: Any, step: Any, words: str
 ) -> None:
     async with serving(tokenizer) as model:

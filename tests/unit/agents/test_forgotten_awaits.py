@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.episodes import agent, call, serving
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import UsageError

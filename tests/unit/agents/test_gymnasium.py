@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 from gymnasium.spaces import Text
 from support.episodes import agent, call, judge, serving
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.environments.gymnasium import GymStyleEnvironment, is_gym_style

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.clock import skip
-from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, play
+from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.runner import Runner
@@ -73,9 +73,15 @@ def locks() -> None:
     lock.acquire()
 
 
-@pytest.mark.parametrize("limit", ["step_timeout", "episode_timeout"])
-@pytest.mark.parametrize("block", [forever, swallows, locks])
-@pytest.mark.parametrize("name", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("name", "block", "limit"),
+    [
+        ("reset", forever, "step_timeout"),
+        ("step", forever, "episode_timeout"),
+        ("step", swallows, "step_timeout"),
+        ("reset", locks, "episode_timeout"),
+    ],
+)
 def test_a_call_that_blocks_the_event_loop_ends_at_its_limit(
     name: str, block: Callable[[], Any], limit: str
 ) -> None:
@@ -111,7 +117,9 @@ def test_an_episode_beside_a_blocked_loop_names_the_blocking_environment() -> No
     text = beside.result.info["error"]["message"]
     assert "because another environment blocked the event loop (AsyncScripted of t-1)" in text
     text = blocking.result.info["error"]["message"]
-    assert "AsyncScripted.step blocked the event loop beyond its time limit (talking.py" in text
+    assert (
+        "AsyncScripted.step blocked the event loop beyond its time limit (scripted_runs.py" in text
+    )
 
 
 class Endless(Sequence[Any]):

@@ -10,7 +10,7 @@ import pytest
 from support.client import client, flaky, refusal, request
 from support.episodes import agent, serving
 from support.http import completion, http_server
-from support.ponds import PondFactory, look
+from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import ActionError, EngineError, RolloutError, capped, describe
 from toolroll.rollout.runs.episode_file import to_line
@@ -19,7 +19,7 @@ from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import Fault, fault_at
 from toolroll.rollout.types import Episode, Status
 
-LONG = "x" * 20_000_000
+LONG = "x" * 2_000_000
 
 
 def test_a_text_is_cut_and_says_how_much() -> None:

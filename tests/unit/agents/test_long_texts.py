@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from support.episodes import agent, call, judge, serving
-from support.talking import Scripted, ScriptedFactory, play
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
+from support.scripted_runs import Scripted, ScriptedFactory, play
 
 from toolroll.agents.openai_baseline import make_baseline
 from toolroll.agents.text_agent import make_do_nothing
@@ -138,7 +138,7 @@ async def test_an_observation_may_have_a_million_bytes(content: Any) -> None:
 
 @pytest.mark.parametrize("content", ["x" * (LIMIT + 1), "é" * (LIMIT // 2 + 1)])
 @pytest.mark.parametrize("where", ["reset", "step"])
-async def test_a_longer_one_is_a_failure_that_says_so(where: str, content: str) -> None:
+async def test_a_longer_observation_is_a_failure(where: str, content: str) -> None:
     messages = [{"role": "user", "content": content}]
     result = await returned(
         where, Observation(messages) if where == "reset" else StepResult(messages)
@@ -183,7 +183,7 @@ async def test_all_that_one_call_returns_is_one_observation(
     )
 
 
-async def test_so_is_an_action_error_that_answers_several_calls() -> None:
+async def test_an_action_error_counts_once_for_each_call_that_it_answers() -> None:
     class Refuses(Scripted):
         def step(self, action: Action) -> StepResult:
             raise ActionError("x" * (LIMIT // 2))
@@ -200,7 +200,7 @@ async def test_so_is_an_action_error_that_answers_several_calls() -> None:
         await world.step(Action("", (call, call, call)))
 
 
-async def test_so_is_an_action_error_with_such_a_text() -> None:
+async def test_an_action_error_longer_than_the_limit_is_a_failure() -> None:
     def act(name: str, task: Task) -> Any:
         if name == "step":
             raise ActionError("x" * (LIMIT + 1))

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 from support.chat import UNFINISHED, Answer, completion, endpoint
-from support.ponds import PondFactory
-from support.worlds import TOOL, ListedWorld
+from support.listed_environment import TOOL, ListedWorld
+from support.toy_environment import PondFactory
 from typer.testing import CliRunner
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig

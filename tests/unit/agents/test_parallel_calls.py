@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.episodes import call, serving
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
 
 from toolroll.agents.environments.bfcl.environment import BfclEnvironment
 from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment

@@ -19,7 +19,7 @@ import orjson
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.talking import Scripted, ScriptedFactory, play
+from support.scripted_runs import Scripted, ScriptedFactory, play
 
 from toolroll.rollout.errors import EnvironmentFailure, first_error
 from toolroll.rollout.runs.environment_results import checked_step
@@ -319,7 +319,7 @@ def test_every_line_that_is_written_can_be_read_back(returned: tuple[str, Any]) 
 
 
 @pytest.mark.parametrize("at", range(len(HARD)))
-async def test_nor_does_a_value_that_cannot_be_looked_at_cost_more_than_its_episode(
+async def test_a_value_whose_repr_fails_costs_only_its_episode(
     at: int,
 ) -> None:
     value = HARD[at]
@@ -340,12 +340,12 @@ async def test_nor_does_a_value_that_cannot_be_looked_at_cost_more_than_its_epis
 
 @given(ANY)
 @example(WEIRD)
-def test_storable_never_raises(value: Any) -> None:
+def test_to_jsonable_never_raises(value: Any) -> None:
     line = orjson.dumps(to_jsonable(value), option=orjson.OPT_SERIALIZE_NUMPY)
     assert orjson.dumps(orjson.loads(line)) == line
 
 
-def test_no_key_takes_the_place_of_another() -> None:
+def test_keys_that_become_equal_in_json_keep_all_values() -> None:
     found = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
     assert sorted(found.values()) == ["a", "b", "c", "d", "e"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.clock import skip
 from support.patience import PATIENCE
-from support.talking import AsyncScripted, ScriptedFactory, Talker, play
+from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.foreign import LEAVE_SECONDS
@@ -83,7 +83,7 @@ async def test_a_call_that_swallows_its_cancellation_is_left_when_its_time_is_ov
 
 
 @pytest.mark.parametrize("name", ["metrics", "close"])
-async def test_so_is_one_after_the_end_and_the_episode_stands(name: str) -> None:
+async def test_a_call_after_the_end_that_swallows_its_cancellation_is_left(name: str) -> None:
     stubborn = Stubborn(name)
     factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=2)
     async with freed(stubborn):

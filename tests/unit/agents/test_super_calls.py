@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from support.episodes import call, judge, serving
+from support.listed_environment import ListedWorld
 from support.published import qwen
-from support.worlds import ListedWorld
 from unit.agents.test_published_bodies import TOOLS, WIKI, Shop, agent_of, look_then_buy
 
 from toolroll.agents.trainable_agents import (

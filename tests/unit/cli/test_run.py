@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import run_command
 from typer.testing import CliRunner, Result
 
 from toolroll.rollout.cli.app import app, main
@@ -53,17 +54,7 @@ def toolroll(*arguments: object) -> Result:
 
 
 def run(engine: EmbeddedEngine, *arguments: object) -> Result:
-    return toolroll(
-        "run",
-        "desk",
-        "--engine",
-        engine.url,
-        "--model",
-        "embedded",
-        "--parser",
-        "hermes",
-        *arguments,
-    )
+    return toolroll(*run_command(engine.url, *arguments))
 
 
 def rows(result: Result) -> dict[str, str]:
@@ -137,12 +128,10 @@ def test_a_run_that_lost_too_many_episodes_does_not_look_like_a_success(
 ) -> None:
     file = tmp_path / "lossy.py"
     file.write_text(LOSSY)
-    result = toolroll(
-        "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded", "--parser", "hermes",
-        "--samples", 2, "--reruns", 0, "--out", tmp_path / "out",
-        "--env-args", json.dumps({"failing": failing}),
-        *([] if max_lost is None else ["--max-lost", max_lost]),
-    )  # fmt: skip
+    env_args = json.dumps({"failing": failing})
+    options = ["--samples", 2, "--reruns", 0, "--out", tmp_path / "out", "--env-args", env_args]
+    options += ["--max-lost", max_lost] if max_lost is not None else []
+    result = toolroll(*run_command(engine.url, *options, env=f"{file}:Lossy"))
     assert result.exit_code == status, result.stdout
     assert rows(result)["reward (mean)"].endswith(cell)
     told = f"{len(failing)} of 20 episodes have no reward, and --max-lost allows" in result.stdout
@@ -178,10 +167,7 @@ def test_numbers_of_an_environment_and_bad_lines_break_no_folder(
 ) -> None:
     file, out = tmp_path / "lossy.py", tmp_path / "out"
     file.write_text(LOSSY)
-    command = [
-        "run", f"{file}:Lossy", "--engine", engine.url, "--model", "embedded", "--parser", "hermes",
-        "--tasks", "0-3", "--out", out,
-    ]  # fmt: skip
+    command = run_command(engine.url, "--tasks", "0-3", "--out", out, env=f"{file}:Lossy")
     assert toolroll(*command).exit_code == 0
     episodes = out / "episodes.jsonl"
     first = episodes.read_bytes().splitlines(keepends=True)
@@ -192,8 +178,8 @@ def test_numbers_of_an_environment_and_bad_lines_break_no_folder(
     assert "line 2, is not a valid episode: " in again.stdout
     assert rows(again)["episodes"] == "4"
     export = ["export", out, "--out", tmp_path / "data", "--format", "tau-bench"]
-    for command in (["view", out], export):
-        assert "line 2, is not a valid episode: " in toolroll(*command).stdout
+    for reading in (["view", out], export):
+        assert "line 2, is not a valid episode: " in toolroll(*reading).stdout
 
 
 @pytest.mark.parametrize("ending", ["give up", "usage"])

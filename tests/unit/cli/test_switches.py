@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import run_command
 from typer.testing import CliRunner, Result
 
 from toolroll.rollout.cli.app import app
@@ -37,20 +38,9 @@ def engine(paced: list[bool], tokenizer: Any) -> Iterator[EmbeddedEngine]:
 
 
 def run(engine: EmbeddedEngine, *arguments: object) -> Result:
-    command = [
-        "run",
-        "desk",
-        "--engine",
-        engine.url,
-        "--model",
-        "embedded",
-        "--parser",
-        "hermes",
-        "--tasks",
-        f"0-{TASKS - 1}",
-        "--no-do-nothing",
-    ]
-    return CliRunner().invoke(app, [*command, *map(str, arguments)], env={"COLUMNS": "200"})
+    fixed = ("--tasks", f"0-{TASKS - 1}", "--no-do-nothing")
+    command = run_command(engine.url, *fixed, *arguments)
+    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
 
 
 def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(

@@ -170,7 +170,7 @@ def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
         parse_completion(answer, ASKED)
 
 
-def test_what_was_sampled_may_be_written_to() -> None:
+def test_the_arrays_of_a_completion_are_writable() -> None:
     """As tensors are made of it without a copy."""
     found = parse_completion(completion([7, 8]), ASKED)
     assert (

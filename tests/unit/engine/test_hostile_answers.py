@@ -13,7 +13,7 @@ from support.client import INFO, Pauses, client, flaky, request
 from support.episodes import agent, judge, serving
 from support.hostile import ASKED, HOSTILE, IDS, RID, Spoil, honest, meta
 from support.http import completion, http_server
-from support.worlds import ListedWorld
+from support.listed_environment import ListedWorld
 
 from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader
@@ -115,7 +115,7 @@ async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() 
     assert aborted == [body["rid"] for body in seen[:2]]
 
 
-async def test_nothing_but_others_answers_is_an_error_that_says_whose() -> None:
+async def test_answers_with_another_request_id_are_an_error_that_names_it() -> None:
     _, handle = flaky(completion([4], id="f" * 32))
     async with http_server({"/generate": handle}) as url, client(url, retries=2) as calls:
         with pytest.raises(
@@ -188,7 +188,7 @@ async def test_ids_that_were_told_are_never_taken_back(
 @pytest.mark.parametrize(
     "other", [part([4], id="f" * 16), completion([4], id="f" * 16), part([4], id=5)]
 )
-async def test_of_anothers_stream_nothing_is_told(other: dict[str, Any]) -> None:
+async def test_a_stream_with_another_request_id_reports_no_progress(other: dict[str, Any]) -> None:
     told, failure = await streamed(other)
     assert (told, failure.retry) == ([], True)
     assert "answer is for another request" in failure.message

@@ -15,7 +15,7 @@ from support.client import Pauses, StartingEngine, client, flaky, refusal, reque
 from support.clock import skip
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
-from support.ponds import PondFactory, look
+from support.toy_environment import PondFactory, look
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.users import OpenAIUsers, UserConfig

@@ -323,7 +323,7 @@ async def test_a_connection_that_said_more_or_is_to_end_carries_no_other_request
         assert [talker.posts for talker in server.talkers if talker.posts] == [1] * 3
 
 
-async def test_what_comes_unasked_reaches_nobody() -> None:
+async def test_an_unsolicited_response_is_discarded() -> None:
     """An answer on an idle connection is not the next request's."""
     go = asyncio.Event()
 
@@ -414,7 +414,7 @@ async def test_closing_ends_the_attempts() -> None:
     assert (pauses, len(server.heard)) == ([], 1)
 
 
-async def test_nobody_there() -> None:
+async def test_an_engine_that_does_not_listen_is_an_error() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         port = bound.getsockname()[1]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, InternalServerError, OpenAI
+from support.client_scenario import SAID, play, saying
 from support.endpoints import Bench, endpoint
 from support.episodes import call
-from support.looking import SAID, play, saying
+from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
-from support.worlds import TOOL
 
 from toolroll.rollout.server.in_process import (
     DummyManagedServer,

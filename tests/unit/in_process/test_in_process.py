@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from openai import APITimeoutError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
+from support.client_scenario import one_episode, play, saying
 from support.endpoints import Bench, endpoint, streamed
-from support.looking import one_episode, play, saying
 
 from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer

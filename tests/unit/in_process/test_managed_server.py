@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
-from support.worlds import TOOL
 
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError

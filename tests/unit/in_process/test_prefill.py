@@ -12,8 +12,8 @@ import pytest
 from openai import BadRequestError
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
-from support.worlds import TOOL
 
 from toolroll.rollout.server.in_process import ManagedServer, ManagedSession
 from toolroll.rollout.template.encode import as_ids

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.episodes import call, serving
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest

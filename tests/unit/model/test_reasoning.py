@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
+from support.dialect_bodies import DIALECTS, PATHS, body_of, reply_of
 from support.endpoints import endpoint
 from support.episodes import call, serving
-from support.talking_dialects import DIALECTS, PATHS, body_of, reply_of
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.rollout.model.conversation import Conversation

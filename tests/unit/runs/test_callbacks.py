@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support.episodes import agent, serving
-from support.ponds import PondFactory, look
 from support.source import ROOT
+from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.callbacks import Callback

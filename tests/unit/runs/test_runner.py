@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.clock import skip
 from support.episodes import agent, serving
-from support.ponds import PondFactory, look
 from support.results import content
+from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.model import Model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.ponds import PondFactory
 from support.results import episode
+from support.toy_environment import PondFactory
 
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs import worker_pool as spreading

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from support.talking import AsyncScripted, ScriptedFactory, Talker, play
+from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support.episodes import serving
-from support.ponds import PondFactory
-from support.talking import AsyncScripted, Scripted, ScriptedFactory, Talker, play
+from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
+from support.toy_environment import PondFactory
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import RolloutError

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
+from support.commands import run_command
 from support.faults.tally import Tally
 from support.results import content, episode
-from support.talking import Scripted, ScriptedFactory, Talker
+from support.scripted_runs import Scripted, ScriptedFactory, Talker
 
 from toolroll.rollout.cli.app import main
 from toolroll.rollout.errors import UsageError
@@ -201,17 +202,8 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
         EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Goodbye.")
     ) as engine:
         out = tmp_path / "run"
-        command = [
-            "run",
-            "desk",
-            "--engine",
-            engine.url,
-            "--model",
-            "embedded",
-            "--parser",
-            "hermes",
-        ]
-        command += ["--tasks", "0-9", "--no-do-nothing", "--out", str(out)]
+        arguments = ("--tasks", "0-9", "--no-do-nothing", "--out", out)
+        command = run_command(engine.url, *arguments)
         assert "run the same command again" in fails(monkeypatch, capfd, *command, size=150_000)
         kept = [content(found) for found in read_episodes(out)]
         assert 0 < len(kept) < 10

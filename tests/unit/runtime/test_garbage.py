@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.talking import Scripted, ScriptedFactory, play
+from support.scripted_runs import Scripted, ScriptedFactory, play
 
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage

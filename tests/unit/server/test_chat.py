@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 from support.endpoints import endpoint
 from support.episodes import call
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 TOOLS: Any = [TOOL]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support import anthropic_wire, responses_wire
 from support.endpoints import endpoint
+from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.recorded_shapes import ClaudeCode, Codex
-from support.worlds import TOOL
 
 from toolroll.rollout.server.conversation.conversation_tree import NEW_ROOT
 from toolroll.rollout.testing import PolicyRequest

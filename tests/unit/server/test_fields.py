@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.endpoints import endpoint, streamed
 from support.episodes import call
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.errors import ApiError

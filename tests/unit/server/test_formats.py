@@ -10,7 +10,7 @@ import pytest
 from support.deltas import joined, whole
 from support.endpoints import endpoint
 from support.formats import FORMATS
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.server.errors import ApiError

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from support.anthropic_wire import HELLO, LOOK, PATH, ask, events_of, message_of, play
+from support.client_scenario import one_episode, saying
 from support.endpoints import endpoint
 from support.episodes import call
-from support.looking import one_episode, saying
 from support.qwen import tokenizer_for, trl_template
 
 from toolroll.parsers.formats.hermes import HermesParser

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import anthropic_wire, responses_wire
 from support.endpoints import Bench, endpoint
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 HOLE = "@hole@"

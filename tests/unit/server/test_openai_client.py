@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 from openai import InternalServerError, OpenAI
+from support.client_scenario import FIRST, SAID, one_episode, play, saying, seen
 from support.endpoints import endpoint, streamed
-from support.looking import FIRST, SAID, one_episode, play, saying, seen
+from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
-from support.worlds import TOOL
 
 from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
 

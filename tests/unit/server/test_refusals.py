@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support import anthropic_wire, responses_wire
 from support.endpoints import endpoint
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 from yarl import URL
 
 from toolroll.rollout.engine.sampling_params import KNOWN

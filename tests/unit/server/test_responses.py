@@ -14,12 +14,12 @@ import pytest
 from openai.types.responses import ResponseCustomToolCall
 from support import anthropic_wire
 from support.anthropic_wire import events_of
+from support.client_scenario import one_episode, saying
 from support.endpoints import endpoint
 from support.episodes import call
-from support.looking import one_episode, saying
+from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.responses_wire import HELLO, LOOK, PATH, ask, play, response_of
-from support.worlds import TOOL
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply

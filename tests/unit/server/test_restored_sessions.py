@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.endpoints import Bench, endpoint, streamed
+from support.listed_environment import TOOL
 from support.recorded import CHAT, USER, ask, policy
-from support.worlds import TOOL
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes, to_line

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -205,16 +206,23 @@ def test_a_finished_text_that_is_another_one_is_an_error() -> None:
 # --- when -----------------------------------------------------------------------------------------
 
 
-def sent(name: str, text: str, tools: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The text so far, and the message so far, at each token but the stop token."""
+def added_up(deltas: list[Any]) -> dict[str, Any]:
+    return message_of(chat_deltas(deltas))
+
+
+def sent(name: str, text: str, tools: Any) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    """The text so far, and a function that returns the message so far, at each token but the stop
+    token.
+    """
     served = models(name, control=True)[0]
     ids = served.template.encoder.encode(text, previous=0)
     completion = Completion(np.array(ids, dtype=np.int32), None, "stop")
-    stream, deltas, found = Case(served, completion, tools).stream(), [], []
+    stream, deltas, steps = Case(served, completion, tools).stream(), list[Any](), []
     for stop in range(1, len(ids) + 1):
         deltas += stream.feed(ids[:stop])
-        found.append((served.template.encoder.decode(ids[:stop]), message_of(chat_deltas(deltas))))
-    return found
+        message = partial(added_up, list(deltas))
+        steps.append((served.template.encoder.decode(ids[:stop]), message))
+    return steps
 
 
 TEXT = "I look it up, since I do not know it by heart."
@@ -232,7 +240,7 @@ def test_text_is_sent_as_it_is_sampled(name: str, tools: Any) -> None:
         said = text[len(lead) :]
         if name == "inkling" and " " not in said:
             said = ""  # the first word may be the name of a tool
-        assert message["content"] == said.strip()
+        assert message()["content"] == said.strip()
 
 
 @pytest.mark.parametrize(
@@ -244,11 +252,11 @@ def test_a_call_without_tools_is_sent_as_text(form: Format) -> None:
     name = {"glm47": "glm45"}.get(form.name, form.name)
     text = form.write([("get_weather", {"city": city}) for city in ("Paris", "Rome")])
     steps = sent(name, text, None)
-    assert not steps[-1][1]["tool_calls"]
+    assert not steps[-1][1]()["tool_calls"]
     known = next(at for at, (said, _) in enumerate(steps) if "Paris" in said)
-    assert ("Paris" in steps[known][1]["content"]) == (name not in MESSAGES)
+    assert ("Paris" in steps[known][1]()["content"]) == (name not in MESSAGES)
     known = next(at for at, (said, _) in enumerate(steps) if "Rome" in said)
-    assert "Paris" in steps[known][1]["content"]
+    assert "Paris" in steps[known][1]()["content"]
 
 
 @pytest.mark.parametrize(
@@ -260,4 +268,4 @@ def test_a_call_is_sent_before_the_next_one_is_finished(form: Format) -> None:
     name = {"glm47": "glm45"}.get(form.name, form.name)
     text = form.write([("get_weather", {"city": city, "days": 2}) for city in ("Paris", "Rome")])
     before = [message for said, message in sent(name, text, TOOLS) if "Rome" not in said]
-    assert len(before[-1]["tool_calls"]) == (form.write.__name__ not in LISTS)
+    assert len(before[-1]()["tool_calls"]) == (form.write.__name__ not in LISTS)

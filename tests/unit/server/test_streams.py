@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.deltas import joined, whole
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.listed_environment import TOOL
 from support.tiers import costly
-from support.worlds import TOOL
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
@@ -127,7 +127,7 @@ async def test_choices_of_one_stream_are_told_apart(tokenizer: Any) -> None:
         assert len(await bench.trajectories()) == 3
 
 
-async def test_it_comes_as_it_is_sampled(tokenizer: Any) -> None:
+async def test_a_stream_is_sent_while_it_is_sampled(tokenizer: Any) -> None:
     """The first words are there while the engine stands still."""
     release = asyncio.Event()
     hold = lambda request: Reply("One two three four five six.", hold=release, hold_after=10**6)

@@ -11,9 +11,9 @@ import pytest
 from support.clock import skip
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.listed_environment import TOOL
 from support.memory import kept
 from support.qwen import qwen3_tokenizer
-from support.worlds import TOOL
 
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation import conversation_tree
@@ -273,7 +273,7 @@ async def test_the_fork_reason_names_what_the_client_changed(
         assert (await bench.get("/sessions/s/trajectories"))["forks"] == [second["fork_reason"]]
 
 
-async def test_the_same_prompt_again_is_no_edit(tokenizer: Any) -> None:
+async def test_a_repeated_prompt_is_not_an_edit(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: f"Reply {request.call}.") as bench:
         first: list[Any] = [USER, await ask(bench, [USER]), USER]
         for _ in range(2):
@@ -497,7 +497,7 @@ async def test_other_switches_fork(tokenizer: Any) -> None:
         )
 
 
-async def test_a_cut_turn_is_closed_and_gone_on_from(tokenizer: Any) -> None:
+async def test_a_conversation_continues_after_a_truncated_turn(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "One two three four five six.") as bench:
         reply = await bench.client().chat.completions.create(
             model="m", messages=[USER], max_completion_tokens=3
@@ -538,7 +538,7 @@ async def test_memory_is_linear_in_the_conversation(tokenizer: Any) -> None:
         assert len(live.pending._by_key) <= 1
 
 
-async def test_what_no_retry_may_ask_for_any_more_is_not_kept(tokenizer: Any) -> None:
+async def test_answers_that_no_retry_can_request_are_dropped(tokenizer: Any) -> None:
     """Neither the siblings of the answer that the client went on from, nor answers that it never
     went on from.
     """

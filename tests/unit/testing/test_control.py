@@ -13,7 +13,7 @@ from support.tiny_llama import wired_model
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
 
 
-async def test_facts_are_where_sglang_has_them(tokenizer: Any) -> None:
+async def test_the_info_endpoints_have_sglangs_fields(tokenizer: Any) -> None:
     async with wired(tokenizer, context_length=2048, weight_version="step3") as (_, wire):
         model, server, models = [
             (await wire.get(path)).body for path in ("/model_info", "/server_info", "/v1/models")
@@ -39,7 +39,7 @@ async def test_texts_are_tokenized(tokenizer: Any, path: str) -> None:
     assert refused == [400] * 3 and engine.log == []
 
 
-async def test_health_can_be_taken_away(tokenizer: Any) -> None:
+async def test_health_can_be_set_to_failing(tokenizer: Any) -> None:
     async with wired(tokenizer) as (engine, wire):
         assert (await wire.get("/health")).status == 200
         engine.healthy = False
@@ -49,12 +49,12 @@ async def test_health_can_be_taken_away(tokenizer: Any) -> None:
         ]
 
 
-async def test_what_is_not_there_is_a_404(tokenizer: Any) -> None:
+async def test_an_unknown_path_is_a_404(tokenizer: Any) -> None:
     async with wired(tokenizer) as (_, wire):
         assert (await wire.get("/get_weight_version")).status == 404
 
 
-async def test_a_taken_address_says_so(tokenizer: Any) -> None:
+async def test_an_address_in_use_is_an_os_error(tokenizer: Any) -> None:
     async with wired(tokenizer) as (engine, _):
         port = int(engine.url.rpartition(":")[2])
         with pytest.raises(OSError, match="in use"):

@@ -113,112 +113,66 @@ async def test_a_text_without_tokens_is_refused(tokenizer: Any, text: Any) -> No
 
 # --- stops ----------------------------------------------------------------------------------------
 
-STOPS: list[tuple[str, list[int], dict[str, Any], str, list[int], dict[str, Any]]] = [
-    ("eos", [IM_END, HELLO], {}, "", [IM_END], {"type": "stop", "matched": IM_END}),
-    (
-        "shown",
-        [IM_END],
-        {"skip_special_tokens": False},
-        "",
-        [IM_END],
-        {"type": "stop", "matched": IM_END},
-    ),
-    (
-        "untrimmed",
-        [IM_END],
-        {"no_stop_trim": True},
-        "",
-        [IM_END],
-        {"type": "stop", "matched": IM_END},
-    ),
-    (
-        "shown, untrimmed",
-        [IM_END],
-        {"skip_special_tokens": False, "no_stop_trim": True},
-        "<|im_end|>",
-        [IM_END],
-        {"type": "stop", "matched": IM_END},
-    ),
-    (
-        "id",
+SHOWN, UNTRIMMED = {"skip_special_tokens": False}, {"no_stop_trim": True}
+END = {"type": "stop", "matched": IM_END}
+CLOSED = {"type": "stop", "matched": TOOL_CALL_END}
+LO = {"type": "stop", "matched": "lo"}
+CALLS = {"stop_token_ids": [TOOL_CALL_END]}
+STOPS: dict[str, tuple[list[int], dict[str, Any], str, list[int], dict[str, Any]]] = {
+    "eos": ([IM_END, HELLO], {}, "", [IM_END], END),
+    "shown": ([IM_END], SHOWN, "", [IM_END], END),
+    "untrimmed": ([IM_END], UNTRIMMED, "", [IM_END], END),
+    "shown, untrimmed": ([IM_END], SHOWN | UNTRIMMED, "<|im_end|>", [IM_END], END),
+    "id": ([TOOL_CALL_END], CALLS, "", [TOOL_CALL_END], CLOSED),
+    "id, untrimmed": (
         [TOOL_CALL_END],
-        {"stop_token_ids": [TOOL_CALL_END]},
-        "",
-        [TOOL_CALL_END],
-        {"type": "stop", "matched": TOOL_CALL_END},
-    ),
-    (
-        "id, untrimmed",
-        [TOOL_CALL_END],
-        {"stop_token_ids": [TOOL_CALL_END], "no_stop_trim": True},
+        CALLS | UNTRIMMED,
         "</tool_call>",
         [TOOL_CALL_END],
-        {"type": "stop", "matched": TOOL_CALL_END},
+        CLOSED,
     ),
-    ("string", [HELLO, HELLO], {"stop": ["lo"]}, "Hel", [HELLO], {"type": "stop", "matched": "lo"}),
-    (
-        "string, untrimmed",
-        [HELLO],
-        {"stop": ["lo"], "no_stop_trim": True},
-        "Hello",
-        [HELLO],
-        {"type": "stop", "matched": "lo"},
-    ),
-    (
-        "over two tokens",
+    "string": ([HELLO, HELLO], {"stop": ["lo"]}, "Hel", [HELLO], LO),
+    "string, untrimmed": ([HELLO], {"stop": ["lo"]} | UNTRIMMED, "Hello", [HELLO], LO),
+    "over two tokens": (
         [HELLO] * 3,
         {"stop": "HelloHe"},
         "",
         [HELLO] * 2,
         {"type": "stop", "matched": "HelloHe"},
     ),
-    (
-        "ignored eos",
+    "ignored eos": (
         [IM_END] * 9,
-        {"ignore_eos": True, "skip_special_tokens": False, "max_new_tokens": 4},
+        {"ignore_eos": True, "max_new_tokens": 4} | SHOWN,
         "<|im_end|>" * 4,
         [IM_END] * 4,
         {"type": "length", "length": 4},
     ),
-    ("nothing", [HELLO], {"max_new_tokens": 0}, "", [], {"type": "length", "length": 0}),
-    (
-        "length",
+    "nothing": ([HELLO], {"max_new_tokens": 0}, "", [], {"type": "length", "length": 0}),
+    "length": (
         [HELLO] * 5,
         {"max_new_tokens": 3},
         "HelloHelloHello",
         [HELLO] * 3,
         {"type": "length", "length": 3},
     ),
-    (
-        "stop on the last",
-        [HELLO, IM_END],
-        {"max_new_tokens": 2},
-        "Hello",
-        [HELLO, IM_END],
-        {"type": "stop", "matched": IM_END},
-    ),
-    (
-        "cut before",
+    "stop on the last": ([HELLO, IM_END], {"max_new_tokens": 2}, "Hello", [HELLO, IM_END], END),
+    "cut before": (
         [HELLO, IM_END],
         {"max_new_tokens": 1},
         "Hello",
         [HELLO],
         {"type": "length", "length": 1},
     ),
-]
+}
 
 
-@pytest.mark.parametrize(
-    ("ids", "params", "text", "kept", "finish"),
-    [row[1:] for row in STOPS],
-    ids=[row[0] for row in STOPS],
-)
+@pytest.mark.parametrize(("ids", "params", "text", "sampled", "finish"), STOPS.values(), ids=STOPS)
 async def test_stops_as_the_real_server_does(
     qwen: Any,
     ids: list[int],
     params: dict[str, Any],
     text: str,
-    kept: list[int],
+    sampled: list[int],
     finish: dict[str, Any],
 ) -> None:
     """The table of what was seen on the real server, with its vocabulary."""
@@ -226,10 +180,10 @@ async def test_stops_as_the_real_server_does(
         answer = await wire.generate([HELLO], **{"max_new_tokens": 16, **params})
     assert (answer.body["text"], answer.output_ids, answer.meta["finish_reason"]) == (
         text,
-        kept,
+        sampled,
         finish,
     )
-    assert len(answer.logprobs) == len(kept)
+    assert len(answer.logprobs) == len(sampled)
 
 
 async def test_the_default_length_is_128(tokenizer: Any) -> None:

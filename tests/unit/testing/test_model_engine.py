@@ -348,7 +348,7 @@ async def test_a_token_that_is_sampled_after_the_end_is_dropped(
     assert len(sequence.tokens) == 1
 
 
-async def test_no_more_run_than_may(llama: Path) -> None:
+async def test_max_running_and_max_queued_limit_the_requests(llama: Path) -> None:
     asked: list[asyncio.Task[Answer]] = []
     async with wired_model(llama, max_running=1, max_queued=1) as (engine, wire):
         async for _ in events(wire, prompt(20), sampling_params=LONG):

@@ -35,7 +35,7 @@ async def test_an_overflow_is_a_400(
     assert [(entry.status, entry.output_ids) for entry in engine.log] == [(400, [])]
 
 
-async def test_what_just_fits_is_answered(tokenizer: Any) -> None:
+async def test_a_request_that_just_fits_is_answered(tokenizer: Any) -> None:
     async with wired(tokenizer, says([300] * 99), context_length=CONTEXT) as (_, wire):
         longest = await wire.generate([300] * 4089, max_new_tokens=7)
     assert (longest.status, len(longest.output_ids)) == (200, 5)

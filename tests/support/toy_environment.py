@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (

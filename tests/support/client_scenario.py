@@ -10,7 +10,7 @@ from typing import Any
 
 from support.endpoints import Bench
 from support.episodes import call
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.rollout.testing import PolicyRequest
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from support import anthropic_wire, responses_wire
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 Dialect = Literal["chat", "messages", "responses"]
 DIALECTS: tuple[Dialect, ...] = ("chat", "messages", "responses")

@@ -4,14 +4,13 @@ retry.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.endpoints import Bench, endpoint
 from support.episodes import call
-from support.worlds import TOOL
+from support.listed_environment import TOOL
 
 from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.errors import ApiError
@@ -19,7 +18,6 @@ from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
-THINKING = "<think>\nWhat now?\n</think>\n\n"
 
 
 def asked(arguments: Any, **more: Any) -> dict[str, Any]:
@@ -82,74 +80,7 @@ async def post(bench: Bench, messages: list[Any], **more: Any) -> Any:
     return answer
 
 
-async def grown(bench: Bench, turns: int) -> list[list[Any]]:
-    """A conversation of so many turns; what its client sent, request by request, and what it
-    would send next.
-    """
-    sent = [[USER]]
-    for _ in range(turns):
-        message = (await post(bench, sent[-1]))["choices"][0]["message"]
-        results = [
-            {"role": "tool", "tool_call_id": it["id"], "content": "seen"}
-            for it in message.get("tool_calls") or ()
-        ]
-        sent.append([*sent[-1], message, *(results or [USER])])
-    return sent
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "a user's text",
-        "a thought",
-        "a thought left out",
-        "arguments",
-        "a result",
-        "a message left out",
-    ],
-)
-async def test_a_change_far_back_is_seen(change: str) -> None:
-    said = [THINKING + "Well." + call(at=1), "Go on.", "Well.", "Done.", "Done."]
-    async with endpoint(load_embedded_tokenizer(), lambda request: said[request.call % 5]) as bench:
-        messages = json.loads(json.dumps((await grown(bench, 4))[-1]))
-        if change == "a user's text":
-            messages[0]["content"] = "Ho"
-        elif change == "a thought":
-            messages[1]["reasoning_content"] = "Something else."
-        elif change == "a thought left out":
-            del messages[1]["reasoning_content"]
-        elif change == "arguments":
-            messages[1]["tool_calls"][0]["function"]["arguments"] = '{"at": true}'
-        elif change == "a result":
-            messages[2]["content"] = "unseen"
-        else:
-            del messages[3:5]
-        answer = await post(bench, messages)
-        whole = bench.endpoint.model.template.prompt(read_messages(messages), [TOOL])
-        if change == "a thought left out":
-            [trajectory] = await bench.trajectories()
-            assert len(trajectory["turns"]) == 5
-        else:
-            assert answer["prompt_token_ids"] == whole
-            assert len(await bench.trajectories()) == 2
-
-
-async def test_a_thought_changed_back_belongs_to_the_first_path() -> None:
-    said = [THINKING + "Well.", "Go on.", "Well.", "Done.", "Done."]
-    async with endpoint(load_embedded_tokenizer(), lambda request: said[request.call % 5]) as bench:
-        messages = (await grown(bench, 2))[-1]
-        other = [messages[0], {**messages[1], "reasoning_content": "Else."}, *messages[2:]]
-        await post(bench, other)
-        await post(bench, messages)
-        await post(bench, [*other, {"role": "assistant", "content": "Mine."}, USER])
-        trajectories = await bench.trajectories()
-        assert sorted(
-            len([turn for turn in found["turns"] if turn["excluded"] is None])
-            for found in trajectories
-        ) == [1, 1, 3]
-
-
-async def test_a_turn_behind_a_sibling_of_what_is_known_is_another() -> None:
+async def test_equal_replies_after_siblings_belong_to_their_own_branch() -> None:
     """Two answers that say the same with other thoughts, and two that say the same behind them:
     the thoughts tell which goes on.
     """
@@ -173,7 +104,7 @@ async def test_a_turn_behind_a_sibling_of_what_is_known_is_another() -> None:
         await bench.trajectories()
 
 
-async def test_siblings_are_told_apart_behind_what_is_known() -> None:
+async def test_equal_siblings_are_told_apart_by_the_ids_of_their_calls() -> None:
     """Of two equal answers with calls of other ids the one that is repeated goes on, however
     often the other has.
     """
@@ -206,7 +137,7 @@ SAID = [
 ]
 
 
-async def test_a_beginning_without_its_thoughts_leads_to_either_sibling() -> None:
+async def test_a_reply_without_its_reasoning_matches_the_branch_of_the_next_reply() -> None:
     """It repeats the first sibling; what follows then was said after the second one."""
     async with endpoint(load_embedded_tokenizer(), lambda request: SAID[request.call]) as bench:
 

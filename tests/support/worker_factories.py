@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support.episodes import agent
-from support.ponds import PondFactory
+from support.toy_environment import PondFactory
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
