@@ -200,7 +200,7 @@ class Player:
         if step.dialect == "chat" and not step.stream:
             answer = json.loads(raw)
             prompt = tuple(answer["prompt_token_ids"])
-            replies = [
+            replies: list[tuple[Any, dict[str, Any], str | None]] = [
                 ((prompt, tuple(choice["token_ids"])), dict(choice["message"]), None)
                 for choice in answer["choices"]
             ]

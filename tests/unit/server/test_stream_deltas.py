@@ -217,7 +217,8 @@ def sent(name: str, text: str, tools: Any) -> list[tuple[str, Callable[[], dict[
     served = models(name, control=True)[0]
     ids = served.template.encoder.encode(text, previous=0)
     completion = Completion(np.array(ids, dtype=np.int32), None, "stop")
-    stream, deltas, steps = Case(served, completion, tools).stream(), list[Any](), []
+    stream, deltas = Case(served, completion, tools).stream(), list[Any]()
+    steps: list[tuple[str, Callable[[], dict[str, Any]]]] = []
     for stop in range(1, len(ids) + 1):
         deltas += stream.feed(ids[:stop])
         message = partial(added_up, list(deltas))

@@ -164,7 +164,7 @@ class AgentExecutor:
         session_id = f"openrlhf-{uuid.uuid4().hex}"
         client = ToolrollClient(endpoint, session=session_id)
         sample = _Sample(
-            client, endpoint.model, sampling_params, max_length, hf_tokenizer, llm_engine
+            client, endpoint.model_name, sampling_params, max_length, hf_tokenizer, llm_engine
         )
         token = _SAMPLE.set(sample)
         try:
