@@ -1,8 +1,4 @@
-"""The clients that `make test-clients` runs, and what each must show.
-
-A client is a program of `programs/` with the packages of one project. By default, its task is one
-call of the tool `look`, then two calls in one turn, then an answer.
-"""
+"""The clients that `make test-clients` runs, and what each must show."""
 
 from __future__ import annotations
 

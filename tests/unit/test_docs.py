@@ -21,10 +21,12 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 import toolroll
-from toolroll import Model, RolloutArgs
+from toolroll import Model, RolloutArgs, RunSettings
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
@@ -162,6 +164,14 @@ def test_the_api_page_names_every_public_name_with_its_home() -> None:
     for module, text in re.findall(r"^\| `([\w.]+)` \| (.*)", others, re.MULTILINE):
         home = importlib.import_module(module)
         assert [name for name in re.findall(r"`(\w+)`", text) if not hasattr(home, name)] == []
+
+
+@pytest.mark.parametrize("kind", [RolloutArgs, RunSettings, EpisodeSettings])
+def test_the_page_of_settings_has_every_setting(kind: type[BaseModel]) -> None:
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    table = page.partition("## Names of others")[0]
+    rows = " ".join(re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE))
+    assert kind.model_fields.keys() <= set(re.findall(r"`(\w+)`", rows))
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -70,9 +70,9 @@ class BaselineAgent(TextAgent):
         request = {"messages": [_sent(message) for message in messages], **params}
         if tools:
             request["tools"] = list(tools)
-        began = perf_counter()
+        start = perf_counter()
         completion = await self.client.complete(request, allow_length=True)
-        seconds = perf_counter() - began
+        seconds = perf_counter() - start
         reply = completion.reply
         # A refusal is the model's answer, as text in another field.
         parsed = self._parsed(replace(reply, content=reply.content or completion.refusal), tools)

@@ -9,6 +9,7 @@ os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "CREWAI_TRACING_ENABLED": "fa
 
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
 from crewai import LLM, Agent
+from crewai.events.utils.console_formatter import set_suppress_console_output
 from crewai.tools import tool
 
 
@@ -21,6 +22,7 @@ def model() -> LLM:
 
 
 async def main() -> object:
+    set_suppress_console_output(True)  # it would be written after the answer too
     agent = Agent(
         role="looker", goal=SYSTEM, backstory="You look.", tools=[tool(look)], llm=model()
     )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from toolroll.rollout.adapters.areal import ArealEngine
-from toolroll.rollout.adapters.framework_engine import FrameworkEngine, Sampled, from_vllm, to_vllm
-from toolroll.rollout.adapters.skyrl import SkyrlEngine
+from toolroll.rollout.adapters.framework_engine import VLLM_NAMES, FrameworkEngine, Sampled, renamed
+from toolroll.rollout.adapters.skyrl.generator import _SGLANG_NAMES, SkyrlEngine
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
@@ -72,10 +72,10 @@ async def test_a_turn_that_text_ended_has_no_stop_token(
 def test_sampling_parameters_have_one_name_on_each_side() -> None:
     ours = {"max_new_tokens": 8, "sampling_seed": 1, "top_p": 0.5}
     theirs = {"max_tokens": 8, "seed": 1, "top_p": 0.5}
-    assert to_vllm(ours | {"no_stop_trim": True}, name="X") == theirs
-    assert from_vllm(theirs | {"stop": None, "skip_special_tokens": False}) == ours
+    assert renamed(ours | {"no_stop_trim": True}, VLLM_NAMES, engine="X") == theirs
+    assert renamed(theirs | {"skip_special_tokens": False}, _SGLANG_NAMES, engine="X") == ours
     with pytest.raises(UsageError, match="X has no sampling parameter 'regex'"):
-        to_vllm({"regex": "a"}, name="X")
+        renamed({"regex": "a"}, VLLM_NAMES, engine="X")
 
 
 @pytest.mark.parametrize("changes", [False, True])

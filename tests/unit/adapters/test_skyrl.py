@@ -164,7 +164,7 @@ async def test_what_cannot_be_done_is_refused() -> None:
     async with generator() as (own, _):
         ask = batch(1)
         ask["sampling_params"]["best_of"] = 2
-        with pytest.raises(UsageError, match="'best_of' is unknown"):
+        with pytest.raises(UsageError, match="has no sampling parameter 'best_of'"):
             await own.generate(ask)
 
 

@@ -25,7 +25,7 @@ from toolroll.parsers.registry import built_in_parsers
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_options, parse_turn
-from toolroll.rollout.server.answers.choice_stream import ChoiceStream, TextStream
+from toolroll.rollout.server.answers.result import ChoiceStream, TextStream
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder

@@ -139,7 +139,7 @@ def proposing(
         finally:
             _PROPOSED.reset(token)
         with reading(name):
-            return [index(one) for one in returned[position]]  # a float is refused, not rounded
+            return list(map(index, returned[position]))  # a float is refused, not rounded
 
     return hooked
 

@@ -15,6 +15,7 @@ All episodes that get their users from the same `OpenAIUsers` share one client.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -111,6 +112,9 @@ class UserConfig(ChatClientConfig):
 CallTool = Callable[[str, Mapping[str, Any]], str]
 """`call(name, arguments)` executes a tool and returns its result."""
 
+_METRICS = (
+    "user_calls user_prompt_tokens user_completion_tokens user_seconds user_retries user_errors"
+).split()
 _CALLS_IN_A_ROW = 30
 """The maximum number of replies with tool calls before the user's line."""
 
@@ -145,17 +149,7 @@ class OpenAIUser:
         self._messages: list[Message] = []
         self._tools: tuple[Tool, ...] = ()
         self._call: CallTool | None = None
-        self._metrics: dict[str, float] = dict.fromkeys(
-            (
-                "user_calls",
-                "user_prompt_tokens",
-                "user_completion_tokens",
-                "user_seconds",
-                "user_retries",
-                "user_errors",
-            ),
-            0.0,
-        )
+        self._metrics = defaultdict(float, dict.fromkeys(_METRICS, 0.0))
 
     def adopt_prompt(self, prompt: str) -> None:
         """Use a benchmark's system prompt, unless the config sets one. The task's instruction
@@ -200,7 +194,7 @@ class OpenAIUser:
             verdict = await self._complete(judging(messages, line), self._seed)
             if approves(visible_text(verdict.content)):
                 break
-            self._metrics["user_revisions"] = self._metrics.get("user_revisions", 0.0) + 1
+            self._metrics["user_revisions"] += 1
             if self._config.strategy == "verify":
                 line = await self._ask(messages, shift=revision * (self._config.retries + 1))
             else:
@@ -227,7 +221,7 @@ class OpenAIUser:
         assert self._call is not None
         answers: list[Message] = []
         for call in reply.tool_calls:
-            self._metrics["user_tool_calls"] = self._metrics.get("user_tool_calls", 0.0) + 1
+            self._metrics["user_tool_calls"] += 1
             if call.ok and call.arguments is not None:
                 text = self._call(call.name, call.arguments)
             else:
@@ -267,7 +261,7 @@ class OpenAIUser:
             request = {"seed": seed, **request}
         if tools:
             request["tools"] = tools
-        began, attempts = perf_counter(), 1
+        start, attempts = perf_counter(), 1
         try:
             completion = await self._client.complete(request)
             attempts = completion.attempts
@@ -279,7 +273,7 @@ class OpenAIUser:
             raise UserSimulatorError(f"the user simulator at {error}") from error
         finally:
             self._metrics["user_retries"] += attempts - 1
-            self._metrics["user_seconds"] += perf_counter() - began
+            self._metrics["user_seconds"] += perf_counter() - start
         self._metrics["user_calls"] += 1
         self._metrics["user_prompt_tokens"] += completion.usage["prompt_tokens"]
         self._metrics["user_completion_tokens"] += completion.usage["completion_tokens"]

@@ -90,7 +90,7 @@ class FrameworkEngine(EngineClient):
         """Sample one turn and check it. Raise `CompletionError` if its ids, logprobs or finish
         reason are not valid.
         """
-        began = perf_counter()
+        start = perf_counter()
         turn = await self.sample(request)
         ids = check_ids(turn.ids, request, vocab_size=self._model_info.sampled_limit)
         logprobs = self._logprobs(turn, len(ids))
@@ -115,7 +115,7 @@ class FrameworkEngine(EngineClient):
             weight_versions=turn.weight_versions,
             prompt_tokens=len(request.input_ids),
             cached_tokens=turn.cached_tokens,
-            latency=perf_counter() - began,
+            latency=perf_counter() - start,
             top_logprobs=turn.top_logprobs,
         )
 
@@ -182,33 +182,13 @@ class LoopPlayers:
             await player.aclose()
 
 
-def from_vllm(
-    params: Mapping[str, Any], *, ignored: frozenset[str] = frozenset()
-) -> dict[str, Any]:
-    """Convert vLLM's sampling parameters to SGLang's names. Leave out parameters that are None.
-
-    Raise `UsageError` for a parameter that is neither known nor `ignored`.
+def renamed(params: Mapping[str, Any], names: Mapping[str, str], *, engine: str) -> dict[str, Any]:
+    """Return sampling parameters under the names that `names` maps them to, without those that
+    affect only the text. Raise `UsageError` for a parameter that is not in `names`. `engine` is the
+    engine's name, for the error message.
     """
-    names = {theirs: ours for ours, theirs in VLLM_NAMES.items()}
-    converted = {}
-    for name, value in params.items():
-        if value is None or name in TEXT_ONLY or name in ignored:
-            continue
+    params = {name: value for name, value in params.items() if name not in TEXT_ONLY}
+    for name in params:
         if name not in names:
-            raise UsageError(f"the sampling parameter {name!r} is unknown: leave it out")
-        converted[names[name]] = value
-    return converted
-
-
-def to_vllm(params: Mapping[str, Any], *, name: str) -> dict[str, Any]:
-    """Convert SGLang's sampling parameters to vLLM's names. Raise `UsageError` for a parameter that
-    vLLM does not have. `name` is the engine's name, for the error message.
-    """
-    converted = {}
-    for ours, value in params.items():
-        if ours in TEXT_ONLY:
-            continue
-        if ours not in VLLM_NAMES:
-            raise UsageError(f"{name} has no sampling parameter {ours!r}: leave it out")
-        converted[VLLM_NAMES[ours]] = value
-    return converted
+            raise UsageError(f"{engine} has no sampling parameter {name!r}: leave it out")
+    return {names[name]: value for name, value in params.items()}

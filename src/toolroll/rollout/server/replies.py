@@ -16,8 +16,14 @@ import orjson
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.choice_stream import ChoiceStream, TextStream
-from toolroll.rollout.server.answers.result import LONG, Choice, CompletionResult, is_long
+from toolroll.rollout.server.answers.result import (
+    LONG,
+    Choice,
+    ChoiceStream,
+    CompletionResult,
+    TextStream,
+    is_long,
+)
 from toolroll.rollout.server.conversation.completions import TextPrompt, plan_text
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
 from toolroll.rollout.server.conversation.prefill import (
@@ -26,6 +32,7 @@ from toolroll.rollout.server.conversation.prefill import (
     split_prefill,
     with_prefill,
 )
+from toolroll.rollout.server.conversation.stored_response import Origin
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
@@ -272,7 +279,8 @@ class ChatReply(Reply):
             self.params,
             routed=endpoint.capabilities.behind_router,
         )
-        check_continued(request, self.use)
+        if request.continue_final_message:
+            check_continued(request, self.use)
         switches, effort = request.chat_template_kwargs, request.reasoning_effort
         self.template = templates.get(templates.with_effort(switches, effort))
         self.prompt: Prompt
@@ -332,7 +340,8 @@ class ChatReply(Reply):
             prefill=prompt.prefill,
             prefill_ids=prompt.prefill_ids.tolist(),
         )
-        check_called(use.forced, use.strict, turn, completion, prompt.template)
+        if use.forced or use.strict:
+            check_called(use.forced, use.strict, turn, completion, prompt.template)
         message = sampled_part(self.model, prompt, turn, use.tools) if prompt.prefill else None
         return Choice(completion, turn.text, turn, message, self.stream(index))
 
@@ -346,16 +355,13 @@ class ChatReply(Reply):
     def commit(self) -> None:
         """Add the turns to the tree of the conversation."""
         live, prompt, result = self.live, self.prompt, self.result
-        labels: dict[str, Any] = {
-            "kind": self.dialect.kind,
-            "lineage": self.parsed.lineage,
-            "response": self.dialect.stored(self.parsed, result),
-        }
-        nodes = [turn.node for turn in live.add_chat(prompt, result, **labels)]
+        response = self.dialect.stored(self.parsed, result)
+        origin = Origin(self.dialect.kind, self.parsed.lineage, response)
+        nodes = [turn.node for turn in live.add_chat(prompt, result, origin)]
         live.requests |= dict.fromkeys([node.index for node in nodes], self)
         if live.log is not None:
             switches = self.endpoint.templates.switches_of(prompt.template)
-            saved = live.log.chat(prompt, result, self.key, nodes, switches=switches, **labels)
+            saved = live.log.chat(prompt, result, self.key, nodes, origin, switches)
             self._wait_for(saved, nodes)
         if self.endpoint.settings.verify == "always":
             live.start_checks()

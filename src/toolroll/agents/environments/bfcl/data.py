@@ -23,19 +23,13 @@ VERSION = "2026.3.23"
 INSTALL = f"pip install --no-deps bfcl-eval=={VERSION} && pip install mpmath"
 
 _TYPES: Mapping[str, str] = {
-    "integer": "integer",
-    "number": "number",
+    **{name: name for name in "integer number string boolean array object".split()},
     "float": "number",
     "double": "number",
-    "string": "string",
-    "boolean": "boolean",
     "bool": "boolean",
-    "array": "array",
     "list": "array",
     "tuple": "array",
     "dict": "object",
-    "object": "object",
-    "any": "string",
 }
 """Maps BFCL's type names to those of JSON Schema. A type that is not listed is a string."""
 

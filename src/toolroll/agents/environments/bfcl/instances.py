@@ -86,12 +86,12 @@ class BfclInstances:
 
     def differences(self, other: BfclInstances) -> list[str]:
         """Return the attributes of `other` that differ from this object's, as `Class.attribute`."""
-        mine, theirs = self.state(), other.state()
+        own_state, other_state = self.state(), other.state()
         return [
             f"{name}.{key}"
-            for name, attributes in theirs.items()
+            for name, attributes in other_state.items()
             for key, value in attributes.items()
-            if mine[name].get(key, _MISSING) != value
+            if own_state[name].get(key, _MISSING) != value
         ]
 
 

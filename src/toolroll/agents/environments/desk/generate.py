@@ -83,7 +83,7 @@ def _task(name: str, *, held_out: bool) -> dict[str, Any]:
         settled = _settle(rng, library, goal)
         if settled is None:
             continue
-        asked = [_words(rng, request) for request in settled]
+        lines = [_words(rng, request) for request in settled]
         if goal[0] == "stranger":
             wrong = _digits(rng)
             if wrong == postcode:
@@ -93,8 +93,8 @@ def _task(name: str, *, held_out: bool) -> dict[str, Any]:
             "id": name,
             "card": library.member.card,
             "postcode": postcode,
-            "opening": asked[0],
-            "more": asked[1:],
+            "opening": lines[0],
+            "more": lines[1:],
             "actions": [action for request in settled for action in request.actions],
             "told": [text for request in settled for text in request.told],
             "requests": [vars(request) for request in settled],
@@ -110,15 +110,15 @@ def _settle(
     """
     kind, code = goal
     if kind in ("blocked", "stranger"):
-        asked = rng.choice(("renew", "hold", "waive", "cancel", "due", "owed"))
-        objects = choices(library, asked)
+        requested = rng.choice(("renew", "hold", "waive", "cancel", "due", "owed"))
+        objects = choices(library, requested)
         if not objects:
             return None
         title = _title(library, rng.choice(objects))
         if kind == "blocked":
-            return [transfer(library, asked, title, "blocked_card")]
+            return [transfer(library, requested, title, "blocked_card")]
         reply = "I cannot help you, because of rule A1."
-        return [Settled(asked, title, [], reply, ["A1"])]
+        return [Settled(requested, title, [], reply, ["A1"])]
     first = _one(rng, library, kind)
     if first is None or code != _code(first):
         return None
@@ -187,7 +187,7 @@ def _fill(rng: random.Random, library: Library, *, held_out: bool) -> None:
     ids = _ids(rng)
     titles = _titles(rng, loans + holds + 2, held_out=held_out)
     for position, title in enumerate(titles):
-        lent, wanted = position < loans, loans <= position < loans + holds
+        lent, on_hold = position < loans, loans <= position < loans + holds
         book = Book(f"B{next(ids)}", title, rng.choice(words.LAST_NAMES), "lending", 0)
         library.books.append(book)
         if lent:
@@ -195,7 +195,7 @@ def _fill(rng: random.Random, library: Library, *, held_out: bool) -> None:
             library.loans.append(
                 Loan(f"N{next(ids)}", library.member.card, book.id, _due(rng), renewals)
             )
-        elif wanted:
+        elif on_hold:
             library.holds.append(Hold(f"H{next(ids)}", library.member.card, book.id))
         else:
             book.kind = "reference" if rng.random() < 0.25 else "lending"

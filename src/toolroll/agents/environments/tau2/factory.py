@@ -150,8 +150,8 @@ class Tau2Factory(Factory):
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `split` in tau2's order. Their data is tau2's own."""
         self.check_split(split)
-        wanted = set(self.domain.splits[split])
-        selected = [task for task in self.domain.tasks if task["id"] in wanted]
+        ids = set(self.domain.splits[split])
+        selected = [task for task in self.domain.tasks if task["id"] in ids]
         return [Task(str(task["id"]), index, split, task) for index, task in enumerate(selected)]
 
     def make(self, options: EnvironmentOptions) -> Tau2Environment:

@@ -65,7 +65,7 @@ class TauBenchUser:
         return line
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
+        start = perf_counter()
         try:
             return await self._threads.run_in_thread(
                 partial(function, *args, **kwargs), what="tau-bench's user simulator"
@@ -79,7 +79,7 @@ class TauBenchUser:
                 f"{message_of(error, 1500)}"
             ) from error
         finally:
-            self._metrics["user_seconds"] += perf_counter() - began
+            self._metrics["user_seconds"] += perf_counter() - start
 
     def metrics(self) -> Mapping[str, float]:
         """Return user_calls, user_seconds, user_errors, and user_cost if litellm knows the model's

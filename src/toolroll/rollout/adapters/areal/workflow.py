@@ -11,20 +11,25 @@ from typing import Any
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index, why_aborted
 from toolroll.rollout.adapters.framework_engine import (
-    TEXT_ONLY,
     FrameworkEngine,
     LoopPlayers,
     Sampled,
+    renamed,
 )
 from toolroll.rollout.adapters.sequences import TrainingSequence, single_sequence
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
 from toolroll.rollout.types import GenerateRequest, Status, WeightVersion
 
-NAMES = (
-    "max_new_tokens min_new_tokens temperature top_p top_k stop stop_token_ids ignore_eos "
-    "frequency_penalty"
-).split()
-"""The fields of `GenerationHyperparameters` that are set for each turn."""
+NAMES = {
+    name: name
+    for name in (
+        "max_new_tokens min_new_tokens temperature top_p top_k stop stop_token_ids ignore_eos "
+        "frequency_penalty"
+    ).split()
+}
+"""The fields of `GenerationHyperparameters` that are set for each turn. SGLang's names are the
+same.
+"""
 
 
 class ArealEngine(FrameworkEngine):
@@ -46,12 +51,14 @@ class ArealEngine(FrameworkEngine):
 
         All turns of an episode have the same `rid`, so that AReaL sends them to the same server.
         """
-        params = _known(request.sampling_params)
+        params = renamed(request.sampling_params, NAMES, engine="AReaL's engine")
         answer = await self._engine.agenerate(
             import_module("areal.api").ModelRequest(
                 rid=request.session_id,
                 input_ids=request.input_ids.tolist(),
-                gconfig=self._gconfig.new(n_samples=1, **params),
+                gconfig=self._gconfig.new(
+                    n_samples=1, greedy=params.get("temperature") == 0, **params
+                ),
                 tokenizer=self._tokenizer,
             )
         )
@@ -63,14 +70,6 @@ class ArealEngine(FrameworkEngine):
             )
         reason = "stop" if answer.stop_reason == "tool_calls" else str(answer.stop_reason)
         return Sampled(ids, list(answer.output_logprobs), reason, _spans(answer.output_versions))
-
-
-def _known(params: Mapping[str, Any]) -> dict[str, Any]:
-    supported = {name: value for name, value in params.items() if name not in TEXT_ONLY}
-    for name in supported:
-        if name not in NAMES:
-            raise UsageError(f"AReaL's engine has no sampling parameter {name!r}: leave it out")
-    return supported | {"greedy": supported.get("temperature") == 0}
 
 
 def _spans(versions: Sequence[int]) -> tuple[WeightVersion, ...]:

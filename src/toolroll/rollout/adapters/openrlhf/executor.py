@@ -37,6 +37,7 @@ class _Sample:
     """The arguments of one call of `execute`, and the client for this call."""
 
     client: ToolrollClient
+    model_name: str
     sampling_params: Any
     max_length: int
     hf_tokenizer: Any
@@ -44,6 +45,18 @@ class _Sample:
 
 
 _SAMPLE: ContextVar[_Sample] = ContextVar("toolroll_openrlhf_sample")
+
+
+def _of_sample(name: str) -> Any:
+    """Return a property with the value of `name` in the running sample."""
+
+    def value(executor: AgentExecutor) -> Any:
+        try:
+            return getattr(_SAMPLE.get(), name)
+        except LookupError:
+            raise UsageError(f"AgentExecutor.{name} exists only while run_agent runs") from None
+
+    return property(value)
 
 
 class AgentExecutor:
@@ -93,41 +106,18 @@ class AgentExecutor:
 
     # --- what `run_agent` may use: the values of the running sample -------------------------------
 
-    @property
-    def client(self) -> ToolrollClient:
-        """The client of the running sample, an `openai.AsyncOpenAI`."""
-        return self._sample("client").client
-
-    @property
-    def model_name(self) -> str:
-        """The name of the served model."""
-        return self._sample("model_name").client.endpoint.model_name
-
-    @property
-    def sampling_params(self) -> Any:
-        """The trainer's sampling parameters of the running sample."""
-        return self._sample("sampling_params").sampling_params
-
-    @property
-    def max_length(self) -> int:
-        """The limit of the prompt and the responses together, in tokens, for the running sample."""
-        return self._sample("max_length").max_length
-
-    @property
-    def hf_tokenizer(self) -> Any:
-        """The trainer's tokenizer."""
-        return self._sample("hf_tokenizer").hf_tokenizer
-
-    @property
-    def llm_engine(self) -> LlmEngine:
-        """The trainer's engine."""
-        return self._sample("llm_engine").llm_engine
-
-    def _sample(self, name: str) -> _Sample:
-        try:
-            return _SAMPLE.get()
-        except LookupError:
-            raise UsageError(f"AgentExecutor.{name} exists only while run_agent runs") from None
+    client: ToolrollClient = _of_sample("client")
+    """The client of the running sample, an `openai.AsyncOpenAI`."""
+    model_name: str = _of_sample("model_name")
+    """The name of the model, for requests of `client`."""
+    sampling_params: Any = _of_sample("sampling_params")
+    """The trainer's sampling parameters of the running sample."""
+    max_length: int = _of_sample("max_length")
+    """The limit of the prompt and the responses together, in tokens, for the running sample."""
+    hf_tokenizer: Any = _of_sample("hf_tokenizer")
+    """The trainer's tokenizer."""
+    llm_engine: LlmEngine = _of_sample("llm_engine")
+    """The trainer's engine."""
 
     # --- what OpenRLHF calls ----------------------------------------------------------------------
 
@@ -173,7 +163,9 @@ class AgentExecutor:
         endpoint = Endpoint(model, settings)
         session_id = f"openrlhf-{uuid.uuid4().hex}"
         client = ToolrollClient(endpoint, session=session_id)
-        sample = _Sample(client, sampling_params, max_length, hf_tokenizer, llm_engine)
+        sample = _Sample(
+            client, endpoint.model, sampling_params, max_length, hf_tokenizer, llm_engine
+        )
         token = _SAMPLE.set(sample)
         try:
             await endpoint.start()

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from toolroll.rollout.adapters.framework_engine import FrameworkEngine, Sampled, to_vllm
+from toolroll.rollout.adapters.framework_engine import VLLM_NAMES, FrameworkEngine, Sampled, renamed
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.types import GenerateRequest
 
@@ -64,7 +64,7 @@ class VllmEngine(FrameworkEngine):
 
     def _sampling(self, request: GenerateRequest) -> Any:
         params = copy.deepcopy(self._params)
-        overrides = to_vllm(request.sampling_params, name="OpenRLHF's vLLM engine")
+        overrides = renamed(request.sampling_params, VLLM_NAMES, engine="OpenRLHF's vLLM engine")
         for name, value in overrides.items():
             setattr(params, name, value)
         params.n = 1

@@ -11,11 +11,11 @@ from typing import Any
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings, gather, task_index
 from toolroll.rollout.adapters.framework_engine import (
+    VLLM_NAMES,
     FrameworkEngine,
     LoopPlayers,
     Sampled,
-    from_vllm,
-    to_vllm,
+    renamed,
 )
 from toolroll.rollout.adapters.sequences import TrainingSequence, single_sequence
 from toolroll.rollout.errors import UsageError
@@ -47,7 +47,7 @@ class SkyrlEngine(FrameworkEngine):
 
     async def sample(self, request: GenerateRequest) -> Sampled:
         """Sample one turn. Raise `UsageError` for a sampling parameter that vLLM does not have."""
-        params = to_vllm(request.sampling_params, name="SkyRL's engine")
+        params = renamed(request.sampling_params, VLLM_NAMES, engine="SkyRL's engine")
         before = self._version()
         batch: dict[str, Any] = {
             "prompts": None,
@@ -76,6 +76,7 @@ class SkyrlEngine(FrameworkEngine):
 
 _STOP_REASONS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.ABORTED: "abort"}
 _NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
+_SGLANG_NAMES = {vllm: sglang for sglang, vllm in VLLM_NAMES.items()}
 _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_generator")
 
 
@@ -157,7 +158,7 @@ class ToolrollGenerator:
         """
         count = len(input_batch["prompts"])
         params = input_batch.get("sampling_params")
-        params = self._default_params() if params is None else dict(params)
+        params = self._default_params() if params is None else params
         limit = asyncio.Semaphore(self._limit)
 
         async def play(position: int) -> tuple[InteractionResult, TrainingSequence]:
@@ -177,10 +178,15 @@ class ToolrollGenerator:
         """Play the prompt at `position` in the batch."""
         extras = (batch.get("env_extras") or {position: None})[position] or {}
         ids = batch.get("trajectory_ids")
+        wanted = {
+            name: value
+            for name, value in params.items()
+            if value is not None and name not in _NOT_SAMPLED
+        }
         player = self._players.get(self._client)
         result = await player.play(
             task_index(extras.get("index", _text(batch["prompts"][position]))),
-            from_vllm(params, ignored=_NOT_SAMPLED),
+            renamed(wanted, _SGLANG_NAMES, engine="toolroll"),
             metadata=extras.get("metadata"),
             number=ids[position].repetition_id if ids else position,
         )

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from toolroll.rollout.adapters.background import Background
@@ -97,13 +98,10 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
     own_rewards = attribute(args, "custom_reward_post_process_path")
     if forked and normalizes_groups(args) and not own_rewards:
         _warn_of_forks()
-    _call(args, "rollout_sample_filter_path", groups)
-    _call(
-        args,
-        "rollout_all_samples_process_path",
-        sorted(batch.played, key=_place),
-        data_source,
-    )
+    if filter_samples := _function(args, "rollout_sample_filter_path"):
+        filter_samples(args, groups)
+    if process := _function(args, "rollout_all_samples_process_path"):
+        process(args, sorted(batch.played, key=_place), data_source)
     dropped = {
         f"rollout/dynamic_filter/drop_{reason}": float(count)
         for reason, count in batch.dropped.items()
@@ -143,7 +141,7 @@ class _Batch:
         self._playing = playing
         self._source = data_source
         self._wanted: int = args.rollout_batch_size
-        self._filter = _function(attribute(args, "dynamic_sampling_filter_path"))
+        self._filter = _function(args, "dynamic_sampling_filter_path")
         self._params = train_sampling_params(args)
         self._pending: dict[asyncio.Task[list[Any]], list[Any]] = {}
         self._failures = 0
@@ -222,15 +220,7 @@ class _Batch:
         return str(verdict.reason or "filter")
 
 
-def _function(path: str | None) -> Callable[..., Any] | None:
-    if path is None:
-        return None
-    module, _, name = path.rpartition(".")
-    function: Callable[..., Any] = vars(import_module(module))[name]
-    return function
-
-
-def _call(args: Any, path: str, *arguments: Any) -> None:
-    function = _function(attribute(args, path))
-    if function is not None:
-        function(args, *arguments)
+def _function(args: Any, option: str) -> Callable[..., Any] | None:
+    """Return the function whose path is in slime's argument `option`."""
+    path = attribute(args, option)
+    return resolve_name(path) if path else None

@@ -85,8 +85,8 @@ class RolloutFunc:
         if self._player is None:
             self._player = self._opened(trainer)
         params = sampling_params(trainer.args)
-        asked = [_read_prompt(prompt) for prompt in prompts]
-        results = self._background.run(self._play(self._player, asked, params, trainer))
+        tasks = [_read_prompt(prompt) for prompt in prompts]
+        results = self._background.run(self._play(self._player, tasks, params, trainer))
         return to_output(
             results,
             filler=self._player.filler,
@@ -116,22 +116,22 @@ class RolloutFunc:
     async def _play(
         self,
         player: EpisodePlayer,
-        asked: Sequence[tuple[int, Mapping[str, Any]]],
+        tasks: Sequence[tuple[int, Mapping[str, Any]]],
         params: Mapping[str, Any],
         trainer: Any,
     ) -> list[InteractionResult]:
         limit = asyncio.Semaphore(self.settings.concurrency)
 
-        async def one(index: int, metadata: Mapping[str, Any], number: int) -> InteractionResult:
+        async def play(index: int, metadata: Mapping[str, Any], number: int) -> InteractionResult:
             async with limit:
                 return await player.play(index, params, metadata=metadata, number=number)
 
         processes, process = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        wanted = []
-        for index, metadata in asked:
+        episodes = []
+        for index, metadata in tasks:
             number = player.next_number(index, metadata) * processes + process
-            wanted.append(one(index, metadata, number))
-        return await gather(wanted)
+            episodes.append(play(index, metadata, number))
+        return await gather(episodes)
 
 
 def _check_supported(trainer: Any) -> None:

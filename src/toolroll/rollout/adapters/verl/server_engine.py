@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from toolroll.rollout.adapters.framework_engine import (
     TEXT_ONLY,
+    VLLM_NAMES,
     FrameworkEngine,
     Sampled,
-    to_vllm,
+    renamed,
 )
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
@@ -79,7 +80,7 @@ class ServerEngine(FrameworkEngine):
     def _sampling(self, request: GenerateRequest) -> dict[str, Any]:
         requested = request.sampling_params
         if self._backend == "vllm":
-            params = to_vllm(requested, name="vLLM")
+            params = renamed(requested, VLLM_NAMES, engine="vLLM")
         else:  # verl does not return the text
             params = {name: value for name, value in requested.items() if name not in TEXT_ONLY}
         return params | {"logprobs": True}

@@ -3,7 +3,8 @@
 Invariants: the node with the longest sequence (the ids from the root to the node) wins. A prompt of
 ids extends a node if it starts with the node's sequence. A prompt of text extends a node only if it
 starts with the node's whole text, and if the tokenizer does not merge tokens across the end of this
-text. For example, "42" does not extend "4" if the tokenizer has one token for "42".
+text. For example, "42" does not extend "4" if the tokenizer has one token for "42". Each text is
+decoded once, and only its length and digest are kept.
 """
 
 from __future__ import annotations

@@ -76,11 +76,9 @@ def with_prefill(prompt: Prompt, text: str) -> Prompt:
 
 
 def check_continued(request: ChatRequest, use: ToolUse) -> None:
-    """Raise `ApiError` if `request` has an option that cannot be combined with a continued
-    message.
+    """Raise `ApiError` if `request`, which continues a message, has an option that cannot be
+    combined with that.
     """
-    if not request.continue_final_message:
-        return
     if request.stream:
         what = "stream"
     elif use.constrained is not None:

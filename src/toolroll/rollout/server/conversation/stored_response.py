@@ -7,12 +7,13 @@ stored once if they are equal in several responses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from toolroll.rollout.server.conversation.turn import TurnNode
+from toolroll.rollout.server.conversation.conversation_tree import TurnNode
 from toolroll.rollout.types import Message
 
 
@@ -48,6 +49,17 @@ class StoredResponse:
         if instructions:
             messages.insert(0, {"role": "system", "content": instructions})
         return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What belongs to a reply apart from its tokens. `kind`: the name of its API in the trace.
+    `lineage`: the client's labels. `response`: the response of the Responses API to store, if any.
+    """
+
+    kind: str
+    lineage: Mapping[str, str]
+    response: StoredResponse | None = None
 
 
 class ResponseStore:

@@ -21,12 +21,12 @@ from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.blocks import (
     all_switches,
     effort_switches,
+    lineage_of,
     mapping,
     renamed,
     system_places,
 )
 from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
-from toolroll.rollout.server.dialects.lineage import lineage_of
 from toolroll.rollout.server.dialects.openai_responses_items import (
     Names,
     flat_name,

@@ -12,7 +12,7 @@ from typing import Any
 from toolroll.parsers.openai import openai_function
 from toolroll.parsers.types import Delta, ToolCall
 from toolroll.rollout.server.answers.result import CompletionResult
-from toolroll.rollout.server.dialects.anthropic_writer import signature
+from toolroll.rollout.server.dialects.anthropic import signature
 from toolroll.rollout.server.dialects.dialect import Event
 from toolroll.rollout.server.dialects.openai_responses_items import ClientTool, Names
 from toolroll.rollout.server.errors import ApiError

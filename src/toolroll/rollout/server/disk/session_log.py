@@ -19,7 +19,7 @@ import orjson
 from toolroll.rollout.server.answers.result import Choice, CompletionResult
 from toolroll.rollout.server.conversation.completions import TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
-from toolroll.rollout.server.conversation.stored_response import StoredResponse
+from toolroll.rollout.server.conversation.stored_response import Origin
 from toolroll.rollout.server.disk.journal import Journal
 from toolroll.rollout.server.errors import ApiError, server_stopping
 from toolroll.rollout.session.tree import Node
@@ -77,21 +77,17 @@ class SessionLog:
         result: CompletionResult,
         request_key: bytes,
         nodes: Sequence[Node],
-        *,
+        origin: Origin,
         switches: Mapping[str, Any],
-        kind: str,
-        lineage: Mapping[str, str],
-        response: StoredResponse | None,
     ) -> asyncio.Future[None]:
-        """Write the answers to a chat request, which were committed as `nodes`. `kind`: the name of
-        the reply's API in the trace. `lineage`: the client's labels. `response`: the stored
-        response of the Responses API, if any.
+        """Write the answers to a chat request, which were committed as `nodes`. `switches`: the
+        switches of its template.
         """
-        turn = prompt.turn
+        turn, response = prompt.turn, origin.response
         return self._append(
             "chat",
-            object=kind,
-            lineage=dict(lineage),
+            object=origin.kind,
+            lineage=dict(origin.lineage),
             **self._answer(result, request_key, nodes),
             parent=_index(prompt.parent),
             delta=packed(prompt.delta, IDS),

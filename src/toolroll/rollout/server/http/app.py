@@ -22,7 +22,7 @@ import orjson
 from aiohttp import web
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.result import LONG, Traced
+from toolroll.rollout.server.answers.result import LONG
 from toolroll.rollout.server.dialects.dialect import Dialect
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
@@ -44,6 +44,8 @@ from toolroll.rollout.server.sessions.pending import retry_number
 from toolroll.rollout.server.sessions.sessions import check_id
 from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.session.trajectory_json import to_json
+from toolroll.rollout.session.tree import Node
+from toolroll.rollout.types import IdArray
 
 logger = logging.getLogger(__name__)
 
@@ -309,13 +311,8 @@ class EndpointServer:
     # --- the model --------------------------------------------------------------------------------
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        return _json(
-            {
-                "status": "ok",
-                "model": self.endpoint.model_name,
-                "sessions": len(self.endpoint.sessions),
-            }
-        )
+        model, sessions = self.endpoint.model_name, len(self.endpoint.sessions)
+        return _json({"status": "ok", "model": model, "sessions": sessions})
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -331,15 +328,13 @@ class EndpointServer:
         live = self.endpoint.sessions.create(parsed.session_id or uuid.uuid4().hex, params)
         if live.log is not None:
             await live.log.saved()
-        key = self.settings.api_key
         created = {
             "session_id": live.id,
             "base_url": f"{request.scheme}://{request.host}/sessions/{live.id}/v1",
         }
-        return _json(
-            {**created, "api_key": session_key(key, live.id)} if key is not None else created,
-            status=201,
-        )
+        if self.settings.api_key is not None:
+            created["api_key"] = session_key(self.settings.api_key, live.id)
+        return _json(created, status=201)
 
     def _found(self, request: web.Request) -> LiveSession:
         """Return the session that the path names. Raise `ApiError` if it does not exist."""
@@ -367,18 +362,11 @@ class EndpointServer:
     async def _trace(self, request: web.Request) -> web.StreamResponse:
         live = self._found(request)
         await self.endpoint.settle(live)
-        answers = []
-        for node, kind in live.trace:
-            completion = node.completion
-            assert completion is not None
-            prompt_ids = live.session.path_ids(node.parent)
-            answers.append(Traced(kind, prompt_ids, completion, node.excluded))
-        large = (
-            sum(len(entry.prompt_ids) + len(entry.completion.output_ids) for entry in answers)
-            > LONG
-        )
+        paths = [live.session.path_ids(node.parent) for node, _ in live.trace]
+        entries = list(zip(live.trace, paths, strict=True))
+        large = sum(map(len, paths)) + sum(node.stop - node.start for node, _ in live.trace) > LONG
         return await _json_of_size(
-            lambda: {"session_id": live.id, "trace": [entry.body for entry in answers]},
+            lambda: {"session_id": live.id, "trace": [_traced(*entry) for entry in entries]},
             large=large,
         )
 
@@ -451,6 +439,22 @@ class EndpointServer:
             }
         )
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _traced(answer: tuple[Node, str], prompt_ids: IdArray) -> dict[str, Any]:
+    """Return an entry of the trace."""
+    node, kind = answer
+    completion = node.completion
+    assert completion is not None
+    logprobs = completion.logprobs
+    return {
+        "object": kind,
+        "prompt_token_ids": prompt_ids.tolist(),
+        "completion_token_ids": completion.output_ids.tolist(),
+        "logprobs": logprobs.tolist() if logprobs is not None else None,
+        "finish_reason": completion.finish_reason,
+        "excluded": node.excluded,
+    }
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:

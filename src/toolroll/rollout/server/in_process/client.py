@@ -9,12 +9,11 @@ session and keeps the tokens of the previous one.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from functools import cached_property, wraps
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-from openai.resources.chat import AsyncChat, AsyncCompletions
+from openai.resources.chat import AsyncChat
 from openai.resources.completions import AsyncCompletions as AsyncTextCompletions
 
 from toolroll.rollout.server.endpoint import Endpoint
@@ -48,14 +47,18 @@ class ToolrollClient(AsyncOpenAI):
     @cached_property
     def chat(self) -> AsyncChat:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Chat completions; `model` is optional."""
-        return Chat(self)
+        chat = AsyncChat(self)
+        _make_model_optional(chat.completions, self.endpoint)
+        return chat
 
     @cached_property
     def completions(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
     ) -> AsyncTextCompletions:
         """Text completions; `model` is optional."""
-        return TextCompletions(self)
+        completions = AsyncTextCompletions(self)
+        _make_model_optional(completions, self.endpoint)
+        return completions
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
         """Return a copy of this client with other `options`. By default, the copy uses the same
@@ -92,39 +95,13 @@ def _address(session: str) -> str:
     return f"{BASE}/sessions/{session}/v1"
 
 
-# --- resources ------------------------------------------------------------------------------------
+def _make_model_optional(completions: Any, endpoint: Endpoint) -> None:
+    """Make `completions.create` name the model of `endpoint` if its caller names none."""
+    create = completions.create
 
+    @wraps(create)
+    async def create_with_model(**kwargs: Any) -> Any:
+        name = kwargs.get("model")
+        return await create(**{**kwargs, "model": endpoint.model_name if name is None else name})
 
-class Chat(AsyncChat):
-    """`client.chat`."""
-
-    @cached_property
-    def completions(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self,
-    ) -> AsyncCompletions:
-        """`client.chat.completions`."""
-        return ChatCompletions(self._client)
-
-
-class ChatCompletions(AsyncCompletions):
-    """`client.chat.completions`."""
-
-    @wraps(AsyncCompletions.create, assigned=())  # for its signature
-    async def create(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Do what the SDK's `create` does. `model` is optional."""
-        return await super().create(**_with_model(kwargs, self._client))
-
-
-class TextCompletions(AsyncTextCompletions):
-    """`client.completions`."""
-
-    @wraps(AsyncTextCompletions.create, assigned=())
-    async def create(self, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Do what the SDK's `create` does. `model` is optional."""
-        return await super().create(**_with_model(kwargs, self._client))
-
-
-def _with_model(kwargs: Mapping[str, Any], client: Any) -> dict[str, Any]:
-    """Return `kwargs` with the model of `client`, a `ToolrollClient`, if they name none."""
-    name = kwargs.get("model")
-    return {**kwargs, "model": client.endpoint.model_name if name is None else name}
+    completions.create = create_with_model

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from pydantic import SecretStr
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
@@ -29,6 +30,10 @@ from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.chat_template import HistoryPolicy
+
+_UNNAMED = frozenset({"", "none", "default"})
+"""Placeholders in Atropos' configurations for names that are not set."""
 
 ATROPOS_ONLY = ("skip_reasoning",)
 """Arguments for Atropos' own servers. They are dropped."""
@@ -56,12 +61,7 @@ class ManagedSession:
         await self._open()
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
-        create = self.client.chat.completions.create
-        async with self._slot(split):
-            reply: ChatCompletion = await create(
-                **_sorted(create, kwargs, self.endpoint.model_name)
-            )
-        await self._settled()
+        reply: ChatCompletion = await self._ask(self.client.chat.completions, split, kwargs)
         return reply
 
     async def completion(self, *, split: str = "train", **kwargs: Any) -> Completion:
@@ -69,10 +69,16 @@ class ManagedSession:
         completion's text or ids. `split`: as in `chat_completion`.
         """
         await self._open()
-        create = self.client.completions.create
+        reply: Completion = await self._ask(self.client.completions, split, kwargs)
+        return reply
+
+    async def _ask(self, completions: Any, split: str, kwargs: Mapping[str, Any]) -> Any:
+        create = completions.create
         async with self._slot(split):
-            reply: Completion = await create(**_sorted(create, kwargs, self.endpoint.model_name))
-        await self._settled()
+            reply = await create(**_sorted(create, kwargs))
+        live = self._live()
+        if live is not None:
+            await self.endpoint.settle(live)
         return reply
 
     async def get_logprobs(
@@ -119,11 +125,6 @@ class ManagedSession:
 
     def _live(self) -> LiveSession | None:
         return self.endpoint.sessions.get(self.client.session)
-
-    async def _settled(self) -> None:
-        live = self._live()
-        if live is not None:
-            await self.endpoint.settle(live)
 
     def get_state(self) -> dict[str, Any]:
         """Return `{"nodes": [...]}`, with one `SequenceNode` per sequence.
@@ -172,7 +173,7 @@ async def managed_session(
     track_tree: bool = False,
     tool_parser: str = "hermes",
     session: str | None = None,
-    history: str = "fork",
+    history: HistoryPolicy = "fork",
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     settings: EndpointSettings | None = None,
@@ -185,22 +186,18 @@ async def managed_session(
     parser and template are ignored.
     """
     if isinstance(engine, Model):
-        model, owned = engine, False
+        model = engine
     else:
-        loaded = tokenizer if tokenizer is not None else await served_model(engine)
-        if loaded is None or isinstance(loaded, str):
-            loaded = load_tokenizer(loaded)
-        template = ChatTemplate(
-            loaded,
+        named = tokenizer if tokenizer is not None else await served_model(engine)
+        model = open_model(
+            engine,
+            named if named is not None and not isinstance(named, str) else load_tokenizer(named),
+            tool_parser,
+            reasoning=True,
             chat_template=chat_template,
             kwargs=chat_template_kwargs,
-            history="preserve" if history == "preserve" else "fork",
+            history=history,
         )
-        if isinstance(engine, str):
-            engine = EngineConfig(engine=engine, vocab_size=len(loaded))
-        owned = isinstance(engine, EngineConfig)
-        client = Engine(engine) if isinstance(engine, EngineConfig) else engine
-        model = Model(client, template, get_parser(tool_parser, template.encoder.control))
     try:
         async with Endpoint(model, settings) as endpoint:
             managed = ManagedSession(
@@ -211,10 +208,101 @@ async def managed_session(
             finally:
                 await managed.aclose()
     finally:
-        if owned:
-            await model.aclose()
-        elif model is not engine:
-            model.release()
+        if model is not engine:
+            await close_model(model, engine)
+
+
+def open_model(
+    server: Any,
+    tokenizer: Any,
+    parser: str | None,
+    *,
+    reasoning: bool = False,
+    **template: Any,
+) -> Model:
+    """Return the model that `server` serves. `server` and `tokenizer`: see `ManagedServer`.
+    `parser`: the name of the format of tool calls (default: replies are not parsed). If `reasoning`
+    is False, it leaves reasoning in the content, as Atropos does. `template`: the arguments of
+    `ChatTemplate`.
+    """
+    loaded = named_tokenizer(server, tokenizer)
+    if loaded is None:
+        raise UsageError(
+            "no tokenizer is named: give tokenizer=..., or a server whose configuration names one "
+            "(tokenizer_name or model_name), or an engine that reports its model"
+        )
+    if isinstance(loaded, str):
+        loaded = load_tokenizer(loaded)
+    chat_template = ChatTemplate(loaded, **template)
+    reader = get_parser(parser or "plain", chat_template.encoder.control)
+    if not reasoning:
+        reader.reasoning = None
+    name = getattr(getattr(server, "config", None), "model_name", "")
+    name = "" if name in _UNNAMED else name
+    return Model(_engine(server, vocab_size=len(loaded)), chat_template, reader, name=name)
+
+
+async def close_model(model: Model, server: Any) -> None:
+    """Close `model`, which `open_model` opened for `server`. Leave open what belongs to the
+    caller.
+    """
+    if isinstance(model.engine, Engine) and model.engine is not server:
+        await model.aclose()
+    else:
+        model.release()
+
+
+def named_tokenizer(server: Any, tokenizer: Any) -> Any:
+    """Return `tokenizer`, or else the tokenizer of `server`, or else the name in its configuration.
+    Return None if there is none.
+    """
+    direct = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
+    if direct is not None:
+        return direct
+    config = getattr(server, "config", None)
+    names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
+    return next((name for name in names if name and name not in _UNNAMED), None)
+
+
+def is_engine(server: Any) -> bool:
+    """Return True if the engine at `server` is the only source of the model's name."""
+    return isinstance(server, str | EngineConfig) or callable(getattr(server, "model_info", None))
+
+
+def _engine(server: Any, *, vocab_size: int) -> Any:
+    if isinstance(server, str):
+        return Engine(EngineConfig(engine=_root(server), vocab_size=vocab_size))
+    if isinstance(server, EngineConfig):
+        return Engine(server)
+    config = getattr(server, "config", None)
+    address = getattr(config, "base_url", None)
+    if not address and callable(getattr(server, "generate", None)):
+        return server
+    if not address:
+        raise UsageError(
+            f"a ManagedServer needs the address of an SGLang server, not {type(server).__name__}: "
+            "give an address, or an object whose config has a base_url"
+        )
+    kind = getattr(config, "server_type", None)
+    if kind in ("vllm", "trl"):
+        raise UsageError(
+            f"the server at {address} is of type {kind!r}: only SGLang's /generate gives exact "
+            "tokens here (server_type='sglang')"
+        )
+    key, timeout = getattr(config, "api_key", None), getattr(config, "timeout", None)
+    return Engine(
+        EngineConfig(
+            engine=_root(address),
+            authorization=SecretStr(f"Bearer {key}") if key else None,
+            vocab_size=vocab_size,
+            **({"attempt_timeout": timeout} if timeout else {}),
+        )
+    )
+
+
+def _root(address: str) -> str:
+    """Return `address` without the `/v1` that OpenAI's clients need."""
+    return address.rstrip("/").removesuffix("/v1")
 
 
 async def served_model(engine: EngineClient | EngineConfig | str) -> str | None:
@@ -236,7 +324,7 @@ def _continues(messages: Sequence[Any]) -> bool:
     return role == "assistant"
 
 
-def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _sorted(create: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return `kwargs` as arguments for `create`. Names that the SDK does not know go into
     `extra_body`. The endpoint then refuses those that it does not support.
     """
@@ -246,7 +334,7 @@ def _sorted(create: Any, kwargs: Mapping[str, Any], model: str) -> dict[str, Any
     extra |= named.pop("extra_body", None) or {}
     for name in ATROPOS_ONLY:
         extra.pop(name, None)
-    return {"model": model, **named, **({"extra_body": extra} if extra else {})}
+    return {**named, **({"extra_body": extra} if extra else {})}
 
 
 # --- logprobs of a prompt -------------------------------------------------------------------------

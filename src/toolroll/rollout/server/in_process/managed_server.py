@@ -15,23 +15,21 @@ from functools import partial
 from typing import Any
 
 from openai.types.chat import ChatCompletion
-from pydantic import SecretStr
 
-from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
-from toolroll.rollout.server.in_process.managed import ManagedSession, served_model
+from toolroll.rollout.server.in_process.managed import (
+    ManagedSession,
+    close_model,
+    is_engine,
+    named_tokenizer,
+    open_model,
+    served_model,
+)
 from toolroll.rollout.server.sessions.live_session import LiveSession
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
-
-_UNNAMED = frozenset({"", "none", "default"})
-"""Placeholders in Atropos' configurations for names that are not set."""
 
 _MAX_CHOICES = 1024
 """A high limit for `n`, because Atropos has no limit."""
@@ -94,12 +92,12 @@ class ManagedServer(ManagedSession):
         self._model_of = partial(
             open_model,
             server,
-            tool_parser=tool_parser,
+            parser=tool_parser,
             history=history,
             chat_template=chat_template,
         )
-        named = _named_tokenizer(server, tokenizer)
-        if opened is not None or named is not None or not _is_engine(server):
+        named = named_tokenizer(server, tokenizer)
+        if opened is not None or named is not None or not is_engine(server):
             self._start(opened or self._model_of(named))
 
     def _start(self, model: Model) -> None:
@@ -142,96 +140,5 @@ class ManagedServer(ManagedSession):
         if self._model is None:
             return
         await super().aclose()
-        if self._borrowed:
-            return
-        if isinstance(self._model.engine, Engine) and self._model.engine is not self.server:
-            await self._model.aclose()
-        else:
-            self._model.release()
-
-
-def open_model(
-    server: Any,
-    tokenizer: Any = None,
-    tool_parser: str | None = None,
-    *,
-    history: HistoryPolicy = "preserve",
-    chat_template: str | None = None,
-) -> Model:
-    """Return the model that `server` serves. The arguments are the same as for `ManagedServer`."""
-    loaded = _named_tokenizer(server, tokenizer)
-    if loaded is None:
-        raise UsageError(
-            "no tokenizer is named: give tokenizer=..., or a server whose configuration names one "
-            "(tokenizer_name or model_name), or an engine that reports its model"
-        )
-    if isinstance(loaded, str):
-        loaded = load_tokenizer(loaded)
-    template = ChatTemplate(loaded, chat_template=chat_template, history=history)
-    name = getattr(getattr(server, "config", None), "model_name", "")
-    return Model(
-        _engine(server, vocab_size=len(loaded)),
-        template,
-        _raw_parser(tool_parser, template),
-        name="" if name in _UNNAMED else name,
-    )
-
-
-def _raw_parser(name: str | None, template: ChatTemplate) -> ToolCallParser:
-    """Return a parser that leaves reasoning in the content, as Atropos does."""
-    parser = get_parser(name or "plain", template.encoder.control)
-    parser.reasoning = None
-    return parser
-
-
-def _named_tokenizer(server: Any, tokenizer: Any) -> Any:
-    """Return `tokenizer`, or else the tokenizer of `server`, or else the name in its configuration.
-    Return None if there is none.
-    """
-    direct = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
-    if direct is not None:
-        return direct
-    config = getattr(server, "config", None)
-    names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
-    return next((name for name in names if name and name not in _UNNAMED), None)
-
-
-def _is_engine(server: Any) -> bool:
-    """Return True if the engine at `server` is the only source of the model's name."""
-    return isinstance(server, str | EngineConfig) or callable(getattr(server, "model_info", None))
-
-
-def _engine(server: Any, *, vocab_size: int) -> Any:
-    if isinstance(server, str):
-        return Engine(EngineConfig(engine=_root(server), vocab_size=vocab_size))
-    if isinstance(server, EngineConfig):
-        return Engine(server)
-    config = getattr(server, "config", None)
-    address = getattr(config, "base_url", None)
-    if not address and callable(getattr(server, "generate", None)):
-        return server
-    if not address:
-        raise UsageError(
-            f"a ManagedServer needs the address of an SGLang server, not {type(server).__name__}: "
-            "give an address, or an object whose config has a base_url"
-        )
-    kind = getattr(config, "server_type", None)
-    if kind in ("vllm", "trl"):
-        raise UsageError(
-            f"the server at {address} is of type {kind!r}: only SGLang's /generate gives exact "
-            "tokens here (server_type='sglang')"
-        )
-    key, timeout = getattr(config, "api_key", None), getattr(config, "timeout", None)
-    return Engine(
-        EngineConfig(
-            engine=_root(address),
-            authorization=SecretStr(f"Bearer {key}") if key else None,
-            vocab_size=vocab_size,
-            **({"attempt_timeout": timeout} if timeout else {}),
-        )
-    )
-
-
-def _root(address: str) -> str:
-    """Return `address` without the `/v1` that OpenAI's clients need."""
-    return address.rstrip("/").removesuffix("/v1")
+        if not self._borrowed:
+            await close_model(self._model, self.server)

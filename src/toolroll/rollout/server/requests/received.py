@@ -12,7 +12,6 @@ import asyncio
 import json
 import re
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -63,11 +62,14 @@ def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Recei
         raise ApiError(400, "invalid_json", f"the body is not JSON: {error}") from error
     if not isinstance(data, dict):
         raise ApiError(400, "invalid_json", "the body must be a JSON object")
-    if len(text) > settings.max_text:
-        _check_texts(data, settings.max_text)
     if too_deep(data):
         problem = f"the body is nested deeper than the limit of {DEEPEST} levels"
         raise ApiError(400, "invalid_json", problem)
+    path = _long_text(data, settings.max_text) if len(text) > settings.max_text else None
+    if path is not None:
+        path, limit = path.removeprefix(".")[:200], settings.max_text
+        problem = f"{path} is longer than the limit of {limit} bytes for one text (--max-text)"
+        raise ApiError(413, "text_too_large", problem, param=path)
     return Received(data, len(text) > LARGE)
 
 
@@ -103,39 +105,17 @@ def _too_large(limit: int) -> ApiError:
     )
 
 
-def _check_texts(data: Any, limit: int) -> None:
-    """Refuse `data` if it contains a text longer than `limit` bytes. The error names the first such
-    text.
-
-    Only the path to the current item is stored, because a body may contain millions of items.
-    """
-    steps: list[str] = []
-    inner = [_entries(data)]
-    while inner:
-        step, item = next(inner[-1], (None, None))
-        if step is None:
-            inner.pop()
-            continue
-        steps[len(inner) - 1 :] = [step]
-        if isinstance(item, (dict, list)):
-            inner.append(_entries(item))
-        elif _longer(item, limit):
-            place = "".join(steps).removeprefix(".")[:200]
-            problem = f"{place} is longer than the limit of {limit} bytes for one text (--max-text)"
-            raise ApiError(413, "text_too_large", problem, param=place)
-
-
-def _entries(data: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield each value in `data`, with its path step (`.name` or `[index]`). If `data` is an
-    object, also yield each name.
-    """
-    if isinstance(data, dict):
-        for name, value in data.items():
-            yield f".{name[:200]}", name
-            yield f".{name[:200]}", value
-    else:
-        for index, value in enumerate(data):
-            yield f"[{index}]", value
+def _long_text(data: Any, limit: int, place: str = "") -> str | None:
+    """Return the path of the first text in `data` that is longer than `limit` bytes, or None."""
+    if not isinstance(data, (dict, list)):
+        return place if _longer(data, limit) else None
+    steps = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in steps:
+        inner = f"{place}.{key[:200]}" if isinstance(key, str) else f"{place}[{key}]"
+        path = inner if _longer(key, limit) else _long_text(value, limit, inner)
+        if path is not None:
+            return path
+    return None
 
 
 def _longer(item: Any, limit: int) -> bool:

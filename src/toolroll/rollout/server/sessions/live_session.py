@@ -17,9 +17,13 @@ from weakref import WeakValueDictionary
 
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.completions import CompletionIndex, TextPrompt
-from toolroll.rollout.server.conversation.conversation_tree import ConversationTree, Prompt
-from toolroll.rollout.server.conversation.stored_response import ResponseStore, StoredResponse
-from toolroll.rollout.server.conversation.turn import TurnNode, sequence_of
+from toolroll.rollout.server.conversation.conversation_tree import (
+    ConversationTree,
+    Prompt,
+    TurnNode,
+    sequence_of,
+)
+from toolroll.rollout.server.conversation.stored_response import Origin, ResponseStore
 from toolroll.rollout.server.disk.session_log import SessionLog
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests
@@ -89,27 +93,16 @@ class LiveSession:
         if self.log is not None:
             self.log.check()
 
-    def add_chat(
-        self,
-        prompt: Prompt,
-        result: CompletionResult,
-        *,
-        kind: str,
-        lineage: Mapping[str, str],
-        response: StoredResponse | None,
-    ) -> list[TurnNode]:
-        """Add the replies `result` to the session, and return their turns. `kind`: the name of the
-        reply's API in the trace. `lineage`: the client's labels. `response`: the stored response of
-        the Responses API, if any.
-        """
-        nodes, turns = self._add(self.tree.observe(prompt), result, kind), []
+    def add_chat(self, prompt: Prompt, result: CompletionResult, origin: Origin) -> list[TurnNode]:
+        """Add the replies `result` to the session, and return their turns."""
+        nodes, turns = self._add(self.tree.observe(prompt), result, origin.kind), []
         for node, choice in zip(nodes, result.choices, strict=True):
             assert choice.turn is not None
             turn = self.tree.commit(prompt, node, choice.turn)
-            if lineage:
-                self.session.label(node, lineage)
-            if response is not None:
-                self.responses.add(turn, response)
+            if origin.lineage:
+                self.session.label(node, origin.lineage)
+            if origin.response is not None:
+                self.responses.add(turn, origin.response)
             turns.append(turn)
         if prompt.preserved:
             self.mismatches["preserved"] += 1

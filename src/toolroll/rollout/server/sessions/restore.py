@@ -22,10 +22,9 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.server.answers.result import Choice, CompletionResult
 from toolroll.rollout.server.conversation.completions import TextPrompt
-from toolroll.rollout.server.conversation.conversation_tree import Prompt
-from toolroll.rollout.server.conversation.stored_response import StoredResponse
+from toolroll.rollout.server.conversation.conversation_tree import Prompt, TurnNode
+from toolroll.rollout.server.conversation.stored_response import Origin, StoredResponse
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
-from toolroll.rollout.server.conversation.turn import TurnNode
 from toolroll.rollout.server.disk.journal import read_lines
 from toolroll.rollout.server.disk.session_log import IDS, SessionLog, completion_of, unpacked
 from toolroll.rollout.server.sessions.live_session import LiveSession
@@ -113,9 +112,7 @@ class _Builder:
             )
         choices = [Choice(completion_of(choice), turn=_turn(choice)) for choice in data["choices"]]
         result = self._result(data, prompt.input_ids, choices)
-        turns = live.add_chat(
-            prompt, result, kind=data["object"], lineage=data["lineage"], response=response
-        )
+        turns = live.add_chat(prompt, result, Origin(data["object"], data["lineage"], response))
         nodes = [turn.node for turn in turns]
         self._turns |= {turn.node.index: turn for turn in turns}
         first = data["first"] + len(nodes)
