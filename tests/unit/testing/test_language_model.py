@@ -1,4 +1,6 @@
-"""The language model without its engine: folders, the forward pass, sampling."""
+"""The language model without its engine: folders and sampling. `test_model_engine.py` tests the
+forward pass, and `tests/contract/test_language_model.py` compares it with transformers.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,6 @@ from toolroll.rollout.testing.language_model.sampling import (
     sample,
     top_logprobs,
 )
-
-
-@pytest.fixture(scope="session")
-def model(llama: Path) -> LanguageModel:
-    return LanguageModel.from_folder(llama)
 
 
 def ids_of(length: int, seed: int = 0) -> Any:
@@ -160,53 +157,6 @@ def test_only_the_same_network_can_replace_it(llama: Path, tmp_path: Path) -> No
     wider = write_model(tmp_path / "wider", intermediate_size=128)
     with pytest.raises(ModelFolderError, match="is another network: intermediate_size differ"):
         model.updated(wider)
-
-
-# --- the forward pass -----------------------------------------------------------------------------
-
-
-def test_tokens_in_parts_and_in_a_batch_are_the_same(model: LanguageModel) -> None:
-    """Prompts of different lengths at once, in two parts, and token by token in a batch, against
-    one forward pass of each sequence alone.
-    """
-    network = model
-    sequences = [ids_of(length, seed) for seed, length in enumerate((300, 7, 131, 260, 2))]
-    expected = [whole(model, ids) for ids in sequences]
-    caches = [KVCache(model.config, len(ids)) for ids in sequences]
-    at = [len(ids) // 2 for ids in sequences]
-    network.prefill(
-        [Part(cache, 0, ids[:end]) for cache, ids, end in zip(caches, sequences, at, strict=True)]
-    )
-    for _ in range(150):
-        tokens = np.array([ids[end] for ids, end in zip(sequences, at, strict=True)], np.int32)
-        found = log_softmax(network.logits(network.decode(caches, tokens, at)))
-        for row, rows, end in zip(found, expected, at, strict=True):
-            # the logprob of an unlikely token is large, and so is its rounding
-            np.testing.assert_allclose(row, rows[end], atol=1e-4, rtol=1e-5)
-        # a sequence that has ended computes its last token again
-        at = [min(end + 1, len(ids) - 1) for ids, end in zip(sequences, at, strict=True)]
-    assert at == [len(ids) - 1 for ids in sequences]
-
-
-def test_the_prompt_matters_at_every_distance(model: LanguageModel) -> None:
-    ids = ids_of(200)
-    other = ids.copy()
-    other[3] += 1
-    changed = abs(whole(model, ids) - whole(model, other)).max(axis=1)
-    assert (changed[:3] == 0).all()
-    assert (changed[3:] > 1e-3).all()
-
-
-def test_a_cache_that_grows_keeps_what_it_has(model: LanguageModel) -> None:
-    network, ids = model, ids_of(300)
-    cache, copied = KVCache(model.config, 200), KVCache(model.config, 10)
-    network.prefill([Part(cache, 0, ids[:200])])
-    copied.copy_from(cache, 150)
-    for rest, start in ((cache, 200), (copied, 150)):
-        for positions in (20, start + 1, 290, 300):
-            rest.reserve(positions)
-        found = log_softmax(network.logits(network.prefill([Part(rest, start, ids[start:])])))
-        np.testing.assert_allclose(found, whole(model, ids)[start:], atol=1e-4)
 
 
 # --- sampling -------------------------------------------------------------------------------------
