@@ -35,6 +35,41 @@ asyncio.run(main())
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
 
 
+LEFT_BEHIND = """
+import asyncio, sys
+from toolroll.rollout.runtime import event_loop
+how, kind = sys.argv[1:]
+async def leave():
+    raise KeyboardInterrupt
+def call():
+    raise KeyboardInterrupt
+async def main():
+    loop = asyncio.get_running_loop()
+    left = loop.create_task(leave()) if how == "task" else loop.call_soon(call)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return "went on"
+if kind == "asyncio":
+    event_loop._loop_factory = lambda: None
+print(event_loop.run(main()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("how", ["task", "callback"])
+def test_a_keyboard_interrupt_of_code_that_was_left_behind_is_not_ctrl_c(
+    how: str, kind: str
+) -> None:
+    """In a fresh process, whose handler of SIGINT is Python's own."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_BEHIND, how, kind],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+
+
 HOLDER = """
 import sys
 from pathlib import Path

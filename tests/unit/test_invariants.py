@@ -330,7 +330,8 @@ async def test_i9_an_environments_own_error_is_said_with_its_place(tokenizer: An
     error = result.info["error"]
     # The innermost line of the environment's own module: what it calls may be anybody's.
     assert re.fullmatch(
-        r"ListedWorld\.step failed: KeyError: 'rooom' \(worlds\.py, line \d+, in step\)",
+        r"ListedWorld\.step failed: KeyError: 'rooom' "
+        r"\(listed_environment\.py, line \d+, in step\)",
         error["message"],
     )
     assert error["traceback"].endswith("KeyError: 'rooom'\n")

@@ -88,18 +88,6 @@ def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptu
     assert "code that was left behind on the event loop ended it" in caplog.text
 
 
-@pytest.mark.parametrize("how", ["task KeyboardInterrupt", "callback KeyboardInterrupt"])
-def test_a_keyboard_interrupt_of_left_behind_code_is_not_ctrl_c(how: str, loop_of: str) -> None:
-    async def main() -> int:
-        exits(how)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        return 3
-
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert run(main()) == 3
-
-
 def test_a_second_ctrl_c_ends_a_main_that_suppresses_the_first(loop_of: str) -> None:
     async def main() -> None:
         while True:

@@ -15,6 +15,7 @@ from support.listed_environment import TOOL
 from yarl import URL
 
 from toolroll.rollout.engine.sampling_params import KNOWN
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server import EndpointSettings
 from toolroll.rollout.server.sampling_defaults import SamplingDefaults
 from toolroll.rollout.testing import Fault
@@ -248,7 +249,7 @@ WRONG_DEFAULTS: list[tuple[str, dict[str, Any]]] = [
 async def test_a_default_with_a_wrong_value_is_refused_where_it_is_set(
     tokenizer: Any, name: str, params: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(name)):
+    with pytest.raises(UsageError, match=re.escape(name)):
         EndpointSettings(sampling_params=params)
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         body = {"session_id": "s", "sampling_params": params}

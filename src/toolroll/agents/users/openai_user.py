@@ -149,7 +149,7 @@ class OpenAIUser:
         self._messages: list[Message] = []
         self._tools: tuple[Tool, ...] = ()
         self._call: CallTool | None = None
-        self._metrics = defaultdict(float, dict.fromkeys(_METRICS, 0.0))
+        self._metrics: defaultdict[str, float] = defaultdict(float, dict.fromkeys(_METRICS, 0.0))
 
     def adopt_prompt(self, prompt: str) -> None:
         """Use a benchmark's system prompt, unless the config sets one. The task's instruction

@@ -23,7 +23,7 @@ console = Console()
 class ServeArgs(RolloutArgs):
     """The model that `toolroll serve` serves, and where its key and its sessions are."""
 
-    model: ModelName
+    model: ModelName  # pyright: ignore[reportGeneralTypeIssues] (required here)
     max_resumes: MaxResumes = 3  # a client wants an answer, not a part of one
     api_key_env: str | None = Field(
         default=None,

@@ -32,8 +32,8 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
     YAML file for --config uses the same names.
     """
 
-    env: EnvironmentName
-    model: ModelName
+    env: EnvironmentName  # pyright: ignore[reportGeneralTypeIssues] (required here)
+    model: ModelName  # pyright: ignore[reportGeneralTypeIssues]
     engine_timeout: EngineTimeout = 600.0  # an evaluation outlives a restart of its engine
     max_resumes: MaxResumes = 3  # a trainer wants a partial episode, an evaluation its result
     reruns: Reruns = 2  # an evaluation wants every episode, a caller in Python each failure

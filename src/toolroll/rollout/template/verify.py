@@ -15,13 +15,10 @@ other turns need two more renders: the prompts before and after the turn. The de
 then compared with the tokens that follow the turn in the later prompt.
 
 If a message contains the text of a control token, the conversation is rendered again, with other
-text of the same length in place of that text. The control tokens of the sequence must be those of
-this second render. The tokens between two control tokens must agree too, unless text between them
-was replaced. In that case, only their text is compared. In a prompt, control-token text of an
-earlier assistant message may be ordinary text or the token itself: the message does not say which
-of the two was sampled.
-
-How the template renders a sampled turn is not checked, because the turn's tokens are the engine's.
+text of the same length in its place. The control tokens of the sequence must be those of this
+second render. The tokens between two of them must agree too; if text was replaced there, only their
+text is compared. In a prompt, control-token text of an earlier assistant message may be ordinary
+text or the token itself: the message does not say which was sampled.
 """
 
 from __future__ import annotations
