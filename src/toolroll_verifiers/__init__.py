@@ -46,7 +46,7 @@ from toolroll.rollout.types import (
 
 __all__ = ["ToolrollEnv", "ToolrollHarness", "ToolrollTaskset"]
 
-_LIMITS = {StopReason.MAX_STEPS: "max_turns", StopReason.CONTEXT_FULL: "max_total_tokens"}
+_STOP_CONDITIONS = {StopReason.MAX_STEPS: "max_turns", StopReason.CONTEXT_FULL: "max_total_tokens"}
 """Maps toolroll's stop reasons to verifiers' stop conditions for truncated traces."""
 
 
@@ -180,8 +180,8 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         }
         if result.status is Status.ABORTED:
             raise vf.HarnessError(f"the episode was aborted: {why_aborted(result)}")
-        if result.stop_reason in _LIMITS:
-            trace.stop(_LIMITS[result.stop_reason])
+        if result.stop_reason in _STOP_CONDITIONS:
+            trace.stop(_STOP_CONDITIONS[result.stop_reason])
         return vf.ProgramResult(0, "", "")
 
     async def _play(

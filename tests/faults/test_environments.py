@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from support.clock import skip
 from support.episodes import agent, judge_tokens, serving
 from support.faults.size import FULL, sampled
 from support.faults.tally import Tally, contents
 from support.faults.trouble import WRONG, TroubledFactory
+from support.loop_clock import skip
 from support.toy_environment import look
 
 from toolroll.rollout.runs.runner import Runner, session_id

@@ -67,7 +67,7 @@ FINISHED = frozenset({"stop", "tool_calls"})
 had when they aborted the request (SGLang: "abort"), lost the model ("error", "network_error") or
 filtered its text ("content_filter"), and some send no reason (null).
 """
-_LIMITS = ("max_tokens", "max_completion_tokens")
+_LENGTH_PARAMS = ("max_tokens", "max_completion_tokens")
 _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context length|maximum model length|rollout stopped: "
 )
@@ -325,9 +325,9 @@ def _with_more_room(request: Mapping[str, Any], sampled: int) -> dict[str, Any]:
     """Return `request` with twice the token limit. `sampled`: the number of tokens that the server
     sampled, which was its own limit if the request has none.
     """
-    limits = {name: request[name] for name in _LIMITS if request.get(name)}
+    limits = {name: request[name] for name in _LENGTH_PARAMS if request.get(name)}
     if not limits and sampled:
-        limits = {_LIMITS[0]: sampled}
+        limits = {_LENGTH_PARAMS[0]: sampled}
     return {**request, **{name: 2 * limit for name, limit in limits.items()}}
 
 

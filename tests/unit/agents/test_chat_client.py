@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 from support.chat import Answer, Seen, completion, endpoint
-from support.clock import skip
+from support.loop_clock import skip
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig, ChatCompletion
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError

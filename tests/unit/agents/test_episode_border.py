@@ -12,7 +12,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from support.clock import skip
+from support.loop_clock import skip
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from support.clock import skip
+from support.loop_clock import skip
 from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError

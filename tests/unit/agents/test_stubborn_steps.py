@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from support.clock import skip
+from support.loop_clock import skip
 from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 from aiohttp import web
 from support.client import INFO, client, embedded, request
-from support.clock import skip
 from support.http import completion, http_server, says
+from support.loop_clock import skip
 from support.patience import PATIENCE
 
 from toolroll.rollout.engine import Engine, EngineConfig

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.client import Pauses, StartingEngine, client, flaky, refusal, request
-from support.clock import skip
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
+from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig

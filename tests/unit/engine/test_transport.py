@@ -14,7 +14,7 @@ import pytest
 import trustme
 import uvloop
 from support.client import INFO, Pauses, client, request
-from support.clock import skip
+from support.loop_clock import skip
 from support.patience import PATIENCE
 from support.raw_server import Talk, Talker, ok, sampled, talking
 

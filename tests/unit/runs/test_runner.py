@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from support.clock import skip
 from support.episodes import agent, serving
+from support.loop_clock import skip
 from support.results import content
 from support.toy_environment import PondFactory, look
 

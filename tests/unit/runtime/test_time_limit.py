@@ -10,8 +10,8 @@ import threading
 import pytest
 from aiohttp import web
 from support.client import client, request
-from support.clock import skip
 from support.http import completion, http_server, says
+from support.loop_clock import skip
 
 from toolroll.rollout.runtime import blocked_loop
 from toolroll.rollout.runtime.time_limit import not_counted, pausable

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.clock import skip_until
 from support.endpoints import Bench, endpoint
+from support.loop_clock import skip_until
 from support.memory import peak
 from yarl import URL
 

@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 import pytest
-from support.clock import skip
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.listed_environment import TOOL
+from support.loop_clock import skip
 from support.memory import kept
 from support.qwen import qwen3_tokenizer
 

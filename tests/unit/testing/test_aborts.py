@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientError, ClientSession
-from support.clock import skip
 from support.embedded import Held, says, wired
+from support.loop_clock import skip
 
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, reference_logprobs
 

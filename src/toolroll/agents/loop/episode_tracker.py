@@ -133,7 +133,7 @@ class EpisodeTracker:
             "the sum of the step rewards", reward + penalty * self.counts["invalid_replies"]
         )
 
-    async def cut_short(
+    async def reward_after_error(
         self, reason: StopReason, runner: EnvironmentRunner, penalty: float
     ) -> tuple[StopReason, float | None]:
         """Return the stop reason and the reward of an episode that ended with an error.
@@ -172,13 +172,13 @@ class EpisodeTracker:
 
 def reason_of(error: Exception) -> StopReason:
     """Return the stop reason for an episode that ended with `error`."""
-    for kinds, reason in _REASONS:
+    for kinds, reason in _REASONS_OF_ERRORS:
         if isinstance(error, kinds):
             return reason
     return StopReason.INTERNAL_ERROR
 
 
-_REASONS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], StopReason], ...] = (
+_REASONS_OF_ERRORS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], StopReason], ...] = (
     (ContextOverflowError, StopReason.CONTEXT_FULL),
     (EngineError, StopReason.ENGINE_ERROR),
     (UserSimulatorError, StopReason.USER_ERROR),

@@ -113,7 +113,7 @@ async def play(
         logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
         if played.conversation is not None:
             await played.conversation.settle()
-        played.reason, played.reward = await tracker.cut_short(reason, runner, penalty)
+        played.reason, played.reward = await tracker.reward_after_error(reason, runner, penalty)
     finally:
         await _to_its_end(tracker.close(runner))
     played.turn_rewards = tracker.rewards_of_turns(

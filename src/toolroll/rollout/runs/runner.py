@@ -64,7 +64,7 @@ RERUN = frozenset(
 )
 """The failures that a retry may fix. `token_error` and `internal_error` would recur."""
 
-_REASONS = {  # from the best status to the worst
+_REASON_OF_STATUS = {  # from the best status to the worst
     Status.COMPLETED: StopReason.DONE,
     Status.TRUNCATED: StopReason.MAX_STEPS,
     Status.ABORTED: StopReason.INTERNAL_ERROR,
@@ -343,9 +343,9 @@ def checked_result(result: Any) -> InteractionResult:
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]
     result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
-    severity = list(_REASONS).index
+    severity = list(_REASON_OF_STATUS).index
     if severity(result.status) > severity(status_of(result.stop_reason)):
-        result.stop_reason = _REASONS[result.status]
+        result.stop_reason = _REASON_OF_STATUS[result.status]
     result.status = status_of(result.stop_reason)
     if result.status is Status.ABORTED:
         result.reward = None

@@ -74,7 +74,7 @@ class SkyrlEngine(FrameworkEngine):
         return None if version is None else str(version)
 
 
-_STOP_REASONS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.ABORTED: "abort"}
+_REASON_OF_STATUS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.ABORTED: "abort"}
 _NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
 _SGLANG_NAMES = {vllm: sglang for sglang, vllm in VLLM_NAMES.items()}
 _REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_generator")
@@ -208,7 +208,7 @@ class ToolrollGenerator:
         results = [result for result, _ in episodes]
         sequences = [sequence for _, sequence in episodes]
         ids = batch.get("trajectory_ids")
-        reasons = [_STOP_REASONS[result.status] for result in results]
+        reasons = [_REASON_OF_STATUS[result.status] for result in results]
         graded = [result.reward for result in results]
         if self._cfg.zero_reward_on_non_stop:  # before the means of the groups are taken
             graded = [

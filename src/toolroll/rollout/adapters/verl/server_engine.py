@@ -20,7 +20,7 @@ from toolroll.rollout.adapters.framework_engine import (
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
-_REASONS = {"aborted": "abort", "abort": "abort", "length": "length", "stop": "stop"}
+_FINISH_REASONS = {"aborted": "abort", "abort": "abort", "length": "length", "stop": "stop"}
 """verl passes SGLang's reasons on, and converts vLLM's reasons to "aborted" and "completed"."""
 
 
@@ -92,7 +92,7 @@ def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any
     "completed" and None mean only that the turn was not aborted. In this case the length and the
     last token decide between "length" and "stop".
     """
-    reason = _REASONS.get(stop_reason or "")
+    reason = _FINISH_REASONS.get(stop_reason or "")
     if reason is not None:
         return reason
     stopped = bool(ids) and ids[-1] in set(asked.get("stop_token_ids") or ())
