@@ -28,7 +28,7 @@ learn: $(VENV)/.learn
 	$(VENV)/bin/python -m examples.learn_desk.picture --out out/learn --to out/learn/learn.svg
 
 # The inner loop: templates, sessions, parsers and the episode loop, in less than half a minute.
-FAST := tests/unit/template tests/unit/session tests/unit/parsers tests/unit/agents/test_episode_border.py \
+FAST := tests/unit/template tests/unit/session tests/unit/parsers tests/unit/agents/test_loop.py \
 	tests/unit/agents/test_call_policy.py --ignore tests/unit/parsers/test_linear.py --ignore tests/unit/parsers/test_corpus.py
 test-fast: $(VENV)/.quick
 	HYPOTHESIS_PROFILE=fast $(PYTEST) $(FAST) -m "not slow and not peers" $(XDIST) $(PYTEST_ARGS)

@@ -10,7 +10,7 @@ import numpy as np
 from toolroll.parsers.types import Delta
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.dialects.openai_chat import ChatCompletions, ChatWriter
-from toolroll.rollout.server.requests.protocol import ChatRequest
+from toolroll.rollout.server.requests.request_bodies import ChatRequest
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import load_embedded_tokenizer
 

@@ -136,19 +136,19 @@ def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
     for name in reports:
         table.add_column(Text(name), justify="right", no_wrap=True)
     gap = " " if len(reports) == 1 else "\n"
-    for name, read in [*_ROWS, *_pass_rows(reports.values()), *_USAGE_ROWS]:
+    for name, read in [*_FIRST_ROWS, *_pass_rows(reports.values()), *_LAST_ROWS]:
         table.add_row(name, *(read(report).replace("\n", gap) for report in reports.values()))
     return table
 
 
 Read = Callable[[Mapping[str, Any]], str]
 
-_ROWS: tuple[tuple[str, Read], ...] = (
+_FIRST_ROWS: tuple[tuple[str, Read], ...] = (
     ("episodes", lambda report: str(report["episodes"])),
     ("reward (mean)", lambda report: _estimate(report["reward"])),
 )
 
-_USAGE_ROWS: tuple[tuple[str, Read], ...] = (
+_LAST_ROWS: tuple[tuple[str, Read], ...] = (
     ("do-nothing baseline", lambda report: _floor(report["do_nothing_floor"])),
     ("turns (mean)", lambda report: f"{report['turns']['mean']:.1f}"),
     ("tokens sampled (mean)", lambda report: _tokens(report, "completion")),

@@ -66,12 +66,12 @@ def check_env(
     factory = load_environment(env, json_object(env_args, "--env-args"))
     chosen = choose_tasks(factory, split, tasks)
     results = run(check(factory, chosen if tasks is not None else chosen[:20]))
-    Console().print(_results_table(factory.name, results))
+    Console().print(_checks_table(factory.name, results))
     if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
 
 
-def _results_table(name: str, results: Sequence[CheckResult]) -> Table:
+def _checks_table(name: str, results: Sequence[CheckResult]) -> Table:
     """Return a table with one row per check of the environment `name`."""
     table = Table(title=Text(name), title_justify="left")
     table.add_column("check")

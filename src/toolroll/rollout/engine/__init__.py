@@ -1,10 +1,10 @@
 """The client of SGLang's `/generate`."""
 
 from toolroll.rollout.engine.client import Engine
+from toolroll.rollout.engine.engine_client import EncodedRequest, EngineClient
 from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
-from toolroll.rollout.engine.protocol import EncodedRequest, EngineClient
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.engine.resume import generate_resumed
 from toolroll.rollout.engine.sampling_params import effective_params

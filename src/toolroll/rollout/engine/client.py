@@ -29,12 +29,12 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.engine.control_plane import ControlPlane
+from toolroll.rollout.engine.engine_client import EncodedRequest, EngineClient
 from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
-from toolroll.rollout.engine.protocol import EncodedRequest, EngineClient
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.sampling_params import check_names
 from toolroll.rollout.engine.stream import EventReader, Progress

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.engine.protocol import EngineClient
+from toolroll.rollout.engine.engine_client import EngineClient
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, WeightVersion
 

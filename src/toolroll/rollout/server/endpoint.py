@@ -29,8 +29,8 @@ from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.replies import ChatReply, Reply, Serving, TextReply
 from toolroll.rollout.server.requests.paths import api_of
-from toolroll.rollout.server.requests.protocol import CompletionRequest, Sampling
 from toolroll.rollout.server.requests.received import Received
+from toolroll.rollout.server.requests.request_bodies import CompletionRequest, Sampling
 from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import request_key

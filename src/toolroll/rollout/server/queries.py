@@ -13,8 +13,8 @@ from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.dialects.openai_responses import not_found
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, invalid
-from toolroll.rollout.server.requests.protocol import TokenizeRequest, read
 from toolroll.rollout.server.requests.received import Received
+from toolroll.rollout.server.requests.request_bodies import TokenizeRequest, read
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.types import Tool

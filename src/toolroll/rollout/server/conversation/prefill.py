@@ -17,7 +17,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_options
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
 from toolroll.rollout.server.errors import ApiError, invalid, refused
-from toolroll.rollout.server.requests.protocol import ChatRequest
+from toolroll.rollout.server.requests.request_bodies import ChatRequest
 from toolroll.rollout.server.requests.sampling import ToolUse
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import as_ids

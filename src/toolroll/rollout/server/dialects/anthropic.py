@@ -43,7 +43,7 @@ from toolroll.rollout.server.dialects.blocks import (
 from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
-from toolroll.rollout.server.requests.protocol import ChatRequest, read
+from toolroll.rollout.server.requests.request_bodies import ChatRequest, read
 
 
 @dataclass(frozen=True, eq=False)

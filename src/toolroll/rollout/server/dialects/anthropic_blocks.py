@@ -22,7 +22,7 @@ from toolroll.rollout.server.dialects.blocks import (
     unknown_type,
 )
 from toolroll.rollout.server.errors import invalid
-from toolroll.rollout.server.requests.protocol import Body, NamedChoice, NamedFunction
+from toolroll.rollout.server.requests.request_bodies import Body, NamedChoice, NamedFunction
 from toolroll.rollout.server.sampling_defaults import StopList
 from toolroll.rollout.types import Message, Tool
 

@@ -18,7 +18,7 @@ from toolroll.parsers.types import Delta
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.stored_response import ResponseStore, StoredResponse
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.protocol import ChatRequest, CompletionRequest
+from toolroll.rollout.server.requests.request_bodies import ChatRequest, CompletionRequest
 from toolroll.rollout.types import Tool
 
 Event = dict[str, Any]

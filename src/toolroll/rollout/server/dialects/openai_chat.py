@@ -30,7 +30,12 @@ from toolroll.rollout.server.answers.result import (
 from toolroll.rollout.server.conversation.stored_response import ResponseStore
 from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest, data_line
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.protocol import ChatRequest, CompletionRequest, Sampling, read
+from toolroll.rollout.server.requests.request_bodies import (
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    read,
+)
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion
 

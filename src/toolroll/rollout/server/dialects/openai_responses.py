@@ -41,7 +41,7 @@ from toolroll.rollout.server.dialects.openai_responses_writer import (
 )
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
-from toolroll.rollout.server.requests.protocol import (
+from toolroll.rollout.server.requests.request_bodies import (
     Body,
     ChatRequest,
     NamedChoice,

@@ -36,8 +36,8 @@ from toolroll.rollout.server.metrics import CONTENT_TYPE
 from toolroll.rollout.server.queries import QUERIES, Query, tokenize
 from toolroll.rollout.server.replies import Reply
 from toolroll.rollout.server.requests.paths import hint_for, instead_of
-from toolroll.rollout.server.requests.protocol import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.requests.received import Received, receive
+from toolroll.rollout.server.requests.request_bodies import RewardRequest, SessionRequest, read
 from toolroll.rollout.server.requests.sampling import session_defaults
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import retry_number

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import invalid, refusal_of, refused
-from toolroll.rollout.server.requests.protocol import (
+from toolroll.rollout.server.requests.request_bodies import (
     ChatRequest,
     NamedChoice,
     Sampling,
