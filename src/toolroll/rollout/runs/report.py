@@ -29,7 +29,7 @@ from toolroll.rollout.runs.pass_at_k import (
     passed,
 )
 from toolroll.rollout.runs.run_directory import write_whole
-from toolroll.rollout.runs.summary import Summary, whole
+from toolroll.rollout.runs.totals import Summary, whole
 from toolroll.rollout.types import Status, StopReason, status_of
 
 FILE_NAME = "summary.json"

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolroll.rollout.runs.pass_at_k import passed
-from toolroll.rollout.runs.summary import whole
+from toolroll.rollout.runs.totals import whole
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 
 
