@@ -95,6 +95,10 @@ class Reply(PendingRequest):
         key: bytes = b"",
         large: bool = False,
     ) -> None:
+        # first, because it limits `n`
+        self.params = sampling_params(
+            parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
+        )
         super().__init__(key, parsed.request.n)
         self.endpoint = endpoint
         self.dialect = dialect
@@ -103,9 +107,6 @@ class Reply(PendingRequest):
         self.large = large
         self.model = endpoint.model
         self.template = endpoint.model.template
-        self.params = sampling_params(
-            parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
-        )
         # not the stop string that ends a reply after its first call, which stays in the text
         self.stop_strings = stop_strings(self.params)
         self.result: CompletionResult

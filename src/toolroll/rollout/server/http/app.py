@@ -26,6 +26,7 @@ from toolroll.rollout.server.answers.result import LONG
 from toolroll.rollout.server.dialects.dialect import Dialect
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
+from toolroll.rollout.server.http import http_log
 from toolroll.rollout.server.http.access import (
     check_sender,
     has_key,
@@ -81,6 +82,7 @@ class EndpointServer:
             app,
             handler_cancellation=True,
             access_log=None,
+            logger=http_log.logger,
             auto_decompress=False,  # `receive` decompresses, with a limit
             keepalive_timeout=self.settings.receive,
             lingering_time=min(10.0, self.settings.receive),
