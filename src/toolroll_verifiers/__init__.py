@@ -110,7 +110,7 @@ class ToolrollTaskset(vf.Taskset[ToolrollTask, ToolrollConfig]):  # type: ignore
         for task in factory.tasks(split):
             # A label: the environment writes the first messages when an episode starts.
             prompt = task.data.get("prompt")
-            data = ToolrollData(
+            data = ToolrollData(  # pyright: ignore[reportCallIssue] (its other fields have defaults)
                 prompt=prompt if isinstance(prompt, str) and prompt else task.id,
                 name=task.id,
                 env=config.env,
