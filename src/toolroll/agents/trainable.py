@@ -328,7 +328,7 @@ class TrainableAgentMixin:
                 return finish_with(self._build_final_result, result)
         except UsageError:
             raise
-        except Exception as error:  # noqa: BLE001 - a failed episode is data (I7 in docs/guarantees.md)
+        except Exception as error:  # noqa: BLE001 - a failed episode is data (I7)
             played.reason, played.reward = played.tracker.fail(error), None
             played.turn_rewards = ()
             return build_result(played, self.tools_info)

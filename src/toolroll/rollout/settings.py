@@ -144,6 +144,7 @@ class Settings(BaseModel):
     if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
         def __init__(self, **values: Any) -> None:
+            self.check_names(values, where=type(self).__name__)
             try:
                 super().__init__(**values)
             except ValidationError as error:

@@ -50,6 +50,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     Path("bad.jinja").write_text("{{ messages }}\n{% if tools %}\n")
     Path("unknown.yaml").write_text("sample: 2\n")
     Path("list.yaml").write_text("- 1\n")
+    Path("other.yaml").write_text("env: bfcl\n")
     Path("broken.py").write_text(BROKEN)
     Path("null.py").write_text("x = 1\0")
     for name in ("run", "torn", "odd"):
@@ -113,6 +114,7 @@ def refused(
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
+        ([*RUN, "--config", "other.yaml"], "--config other.yaml: env is 'bfcl', but the command"),
         (
             [*RUN, "--config", "unknown.yaml"],
             "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?",

@@ -192,7 +192,9 @@ def test_the_address_has_one_form(url: str) -> None:
 def test_a_bad_configuration_is_refused() -> None:
     with pytest.raises(UsageError, match="must begin with http"):
         EngineConfig(engine="h:1")
-    with pytest.raises(UsageError, match="timeout: is not a setting"):
+    with pytest.raises(
+        UsageError, match="EngineConfig: there is no setting 'timeout'; did you mean"
+    ):
         EngineConfig(engine="http://h", timeout=3)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="retries: must be at least 0"):
         EngineConfig(engine="http://h", retries=-1)

@@ -108,7 +108,7 @@ async def play(
         raise
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001 - a failed episode is data (I7 in docs/guarantees.md)
+    except Exception as error:  # noqa: BLE001 - a failed episode is data (I7)
         reason = tracker.fail(error)
         logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
         if played.conversation is not None:

@@ -192,6 +192,11 @@ def load_config(path: Path | None, options: dict[str, Any]) -> RunConfig:
     Raise `UsageError` if a setting is unknown, missing or not valid.
     """
     values = {} if path is None else _settings_in(path)
+    if values.get("env", options["env"]) != options["env"]:
+        raise UsageError(
+            f"--config {path}: env is {values['env']!r}, but the command plays {options['env']!r}: "
+            "name the environment only in the command"
+        )
     values |= {name: value for name, value in options.items() if value is not None}
     return RunConfig.read(values, name_of=lambda name: f"--{name.replace('_', '-')}")
 
