@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -157,7 +158,9 @@ def test_a_mistake_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    handler = signal.getsignal(signal.SIGINT)
     assert words in refused(arguments, monkeypatch, capsys)
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:

@@ -30,14 +30,13 @@ from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare, worker_settings
 from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import split_credentials
 from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
 
 T = TypeVar("T")
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +286,6 @@ async def until_stopped(awaitable: Awaitable[T]) -> T:
     """Return the result of `awaitable`. At the first SIGINT or SIGTERM, cancel `awaitable`, wait
     until it ends, and raise `StoppedError`.
     """
-    loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(awaitable)
     received: list[int] = []
 
@@ -296,15 +294,11 @@ async def until_stopped(awaitable: Awaitable[T]) -> T:
             received.append(number)
             task.cancel()
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if received:
-            raise StoppedError(received[0]) from None
-        task.cancel()
-        raise
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
+    with stop_signals(stop):
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if received:
+                raise StoppedError(received[0]) from None
+            task.cancel()
+            raise

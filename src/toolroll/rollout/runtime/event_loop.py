@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+import signal
+from collections.abc import Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from toolroll.rollout.runtime.foreign import LEAVE_SECONDS, abandon, retrieve
 
 T = TypeVar("T")
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +42,22 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         finally:
             asyncio.set_event_loop(None)
             loop.close()
+
+
+@contextmanager
+def stop_signals(stop: Callable[[int], object]) -> Iterator[None]:
+    """Call `stop` with the number of each SIGINT or SIGTERM that arrives in this context.
+
+    uvloop does not restore the handlers when it closes its loop, so they are removed at the end.
+    """
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 def _complete(runner: asyncio.Runner, task: asyncio.Task[T]) -> T:

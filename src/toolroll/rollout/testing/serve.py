@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
+from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.settings import EmbeddedEngineSettings
 from toolroll.rollout.testing.engine import EmbeddedEngine
 from toolroll.rollout.testing.model_engine import load_engine
@@ -33,13 +33,11 @@ async def serve(settings: EmbeddedEngineSettings) -> None:
     """Serve until SIGINT or SIGTERM. Raise `UsageError` if a setting is wrong."""
     engine = _engine(settings)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
     try:
-        async with engine:
-            logger.warning("the embedded engine is listening at %s", engine.url)
-            await stop.wait()
+        with stop_signals(lambda _: stop.set()):
+            async with engine:
+                logger.warning("the embedded engine is listening at %s", engine.url)
+                await stop.wait()
     except OSError as error:
         raise UsageError(
             f"the embedded engine cannot listen on {settings.host}:{settings.port}: {error}"

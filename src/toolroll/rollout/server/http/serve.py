@@ -6,12 +6,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.provenance import provenance
+from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.http.app import EndpointServer
@@ -32,8 +34,17 @@ async def serve(
     episodes. After SIGTERM, the next server with the same folder continues them.
     """
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    for signum in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(signum, _stop, stop, signum)
+    with stop_signals(partial(_stop, stop)):
+        await _serve_until(stop, args, settings, ready, out)
+
+
+async def _serve_until(
+    stop: asyncio.Future[int],
+    args: RolloutArgs,
+    settings: EndpointSettings,
+    ready: Callable[[str], object],
+    out: Path | None,
+) -> None:
     async with Model.from_args(args) as model:
         # wait now: the start asks the engine for its capabilities and context length
         waiting = asyncio.create_task(model.engine.wait_until_healthy())
