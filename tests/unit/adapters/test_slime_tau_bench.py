@@ -46,7 +46,7 @@ from toolroll.agents.trainable_agents import (
 from toolroll.rollout.adapters.slime import to_samples
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply
 from toolroll.rollout.types import (
     Action,
@@ -709,25 +709,27 @@ def test_a21_the_mixin_comes_first() -> None:
     assert TrainableToolCallingAgent.__mro__.index(TrainableAgentMixin) == 1
 
 
-async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(tokenizer: Any) -> None:
+async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The template is rendered once a turn."""
     renders: Counter[int] = Counter()
     world = ListedWorld(user_texts=["Hi"] * 30, tool_texts=["R"] * 30)
+    render = Renderer._render
 
-    def tick() -> str:
+    def counted(*args: Any, **kwargs: Any) -> str:
         renders[len(world.seen)] += 1
-        return ""
+        return render(*args, **kwargs)
 
+    monkeypatch.setattr(Renderer, "_render", counted)
     say = lambda request: "Hello." if request.call % 2 else call(at="x")
-    async with serving(tokenizer, say) as (engine, served):
-        source = "{{- tick() -}}" + served.template.renderer.source
-        served.template = ChatTemplate(tokenizer, chat_template=source, kwargs={"tick": tick})
-        result = await agent(served, verify="off").asolve(
+    async with serving(tokenizer, say) as (engine, model):
+        result = await agent(model, verify="off").asolve(
             world, None, max_num_steps=40, task=Task("t", 0), session_id="s"
         )
     judge(result, engine, "s")
     assert len(world.seen) == 40 and renders[0] > 0 and renders[1] > 0
-    assert {renders[at] for at in range(2, 40)} == {1}, dict(renders)
+    assert {renders[turn] for turn in range(2, 40)} == {1}, dict(renders)
 
 
 @pytest.mark.parametrize("content", [None, ""])
