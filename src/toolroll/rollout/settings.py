@@ -231,10 +231,11 @@ class ModelSettings(EngineSettings):
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Variables of the chat template."
     )
-    history: Literal["fork", "preserve"] = Field(
+    history: Literal["fork", "scaffold", "preserve"] = Field(
         default="fork",
-        description="If the template rewrites earlier turns: start a new sequence (fork), or keep "
-        "the earlier tokens (preserve).",
+        description="If the template rewrites earlier turns: start a new sequence (fork), do so "
+        "unless it only removes the generation prompt's scaffold (scaffold), or keep the earlier "
+        "tokens (preserve).",
     )
     verify: Verify = "sample"
     max_resumes: MaxResumes = 0

@@ -340,6 +340,9 @@ def test_a_template_that_is_not_exact_is_said_before_the_run(
         tmp_path / "out",
         "--no-do-nothing",
     )
+    told = " ".join(result.stdout.split())
+    assert "history=fork: a tool episode (4 user messages with 2 calls each" in told
+    assert "becomes 12 sequences" in told
     assert "The chat template does not append tool results to the earlier tokens:" in result.stdout
     assert "a second training sequence begins there, unless history='preserve'" in result.stdout
     assert summary(tmp_path / "out")["forks"] > 0

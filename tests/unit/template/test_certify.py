@@ -5,6 +5,7 @@ for, and that `wrong` can be found.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
-from toolroll.rollout.template.certify import _tried, fingerprint
+from toolroll.rollout.template.certify import _tried, fingerprint, replay
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.probes import probes
 
@@ -62,6 +63,58 @@ def test_qwen3s_report() -> None:
     assert report.tools_change.startswith("fork")
     assert all(probe.preserved is not None for probe in report.probes if probe.outcome == "fork")
     assert all("a second training sequence begins there" in line for line in report.remarks())
+
+
+NOTHINK = {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "sequences", "advice"),
+    [
+        ("qwen3", {}, (4, 4, 1), "use history=preserve: its prompts keep text"),
+        ("qwen3", NOTHINK, (12, 1, 1), "use history=scaffold, which gives one sequence"),
+        ("qwen3_5_nothink", {}, (4, 1, 1), "use history=scaffold, which gives one sequence"),
+        ("glm4moe", {}, (4, 4, 1), "use history=preserve: its prompts keep text"),
+        ("glm4moe", NOTHINK, (1, 1, 1), None),
+        ("qwen2_5", {}, (1, 1, 1), None),
+    ],
+)
+def test_into_how_many_sequences_a_tool_episode_forks(
+    name: str, kwargs: dict[str, Any], sequences: tuple[int, ...], advice: str | None
+) -> None:
+    report = certify(ChatTemplate(tokenizer_for(source(name)), kwargs=kwargs))
+    assert tuple(map(len, report.sequences.values())) == sequences
+    assert list(report.sequences) == ["fork", "scaffold", "preserve"]
+    told = report.forks("fork")
+    if advice is None:
+        assert told is None
+        return
+    assert told is not None and advice in told
+    share = max(report.sequences["fork"]) / sum(report.sequences["fork"])
+    assert f"{sequences[0]} sequences, of which the largest has {share:.0%}" in told
+    assert report.forks("preserve") is None
+    assert report.exact_with("scaffold") or sequences[1] > 1
+
+
+RECORDED = Path(os.environ.get("TOOLROLL_TEST_DATA", "")) / "tau_bench/gpt-4o-airline-40.json"
+
+
+@pytest.mark.skipif(
+    not RECORDED.exists(), reason="TOOLROLL_TEST_DATA names no recorded tau-bench conversations"
+)
+@pytest.mark.parametrize(("name", "kwargs"), [("qwen3", NOTHINK), ("qwen3_5_nothink", {})])
+def test_recorded_conversations_fork_at_each_user_message_and_not_with_scaffold(
+    name: str, kwargs: dict[str, Any]
+) -> None:
+    tokenizer = tokenizer_for(source(name))
+    counts: dict[str, list[list[int]]] = {"fork": [], "scaffold": []}
+    for entry in json.loads(RECORDED.read_text())[:4]:
+        messages = [{**message, "content": message["content"] or ""} for message in entry["traj"]]
+        for history, found in counts.items():
+            template = ChatTemplate(tokenizer, kwargs=kwargs, history=history)  # type: ignore[arg-type]
+            found.append(replay(template, template.renderer.prepare(messages)))
+    assert all(len(one) >= 4 for one in counts["fork"])
+    assert [[sum(one)] for one in counts["fork"]] == counts["scaffold"]
 
 
 def test_a_dated_template_is_told() -> None:
@@ -150,6 +203,15 @@ def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(mode
     assert shown.exit_code == 0, shown.output
     assert "Tool calling is exact" in shown.output
     assert "<|im_end|>" in shown.output
+
+
+def test_the_command_says_how_often_a_tool_episode_forks(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "qwen3.jinja"
+    file.write_text(source("qwen3_5_nothink"))
+    shown = CliRunner().invoke(app, ["check-template", str(model), "--template", str(file)])
+    assert shown.exit_code == 0, shown.output
+    assert "becomes 4 sequences, of which the largest has 25%" in " ".join(shown.output.split())
+    assert "history=scaffold" in shown.output
 
 
 def test_the_command_prints_json_and_exits_1_where_it_cannot_be(

@@ -278,8 +278,9 @@ def task_index(prompt: Any) -> int:
 
 
 def check_template(template: ChatTemplate) -> None:
-    """Log a warning for each kind of conversation that this chat template forks or refuses. Raise
-    `UsageError` if the template would produce wrong tokens.
+    """Log a warning if tool episodes fork with this chat template, or for each kind of conversation
+    that it forks or refuses if tool calling is not exact. Raise `UsageError` if the template would
+    produce wrong tokens.
     """
     report = certify(template)
     wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
@@ -288,6 +289,8 @@ def check_template(template: ChatTemplate) -> None:
             f"this chat template cannot be used for training, because its tokens would be wrong "
             f"({'; '.join(wrong)}): please report it"
         )
-    if not report.exact:
+    if forks := report.forks(template.history):
+        logger.warning("chat template: %s", forks)
+    if not report.exact_with(template.history):
         for line in report.remarks():
             logger.warning("chat template: %s", line)

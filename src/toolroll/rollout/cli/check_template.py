@@ -76,6 +76,8 @@ def show(certificate: TemplateReport, console: Console, *, as_json: bool) -> Non
     console.print(table)
     for line in certificate.remarks():
         console.print(f"- {escape(line)}", highlight=False)
+    if forks := certificate.forks("fork"):
+        console.print(f"[yellow]{escape(forks)}.[/]", highlight=False)
     if certificate.exact:
         console.print(
             "[green]Tool calling is exact: each tool result is appended to the tokens of the "

@@ -261,11 +261,14 @@ async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool
 
 
 async def _check_template(served: Model, console: Console) -> None:
-    """If tool calling is not exact with the chat template, print what the template does to the
-    tokens.
+    """Print whether tool episodes fork with the chat template. If tool calling is not exact with
+    it, also print what it does to the tokens.
     """
     certificate = await served.run_in_thread(certify, served.template)
-    if certificate.exact:
+    history = served.template.history
+    if forks := certificate.forks(history):
+        print_line(console, forks)
+    if certificate.exact_with(history):
         return
     console.print(
         "[yellow]The chat template does not append tool results to the earlier tokens:[/]"

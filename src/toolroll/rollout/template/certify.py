@@ -6,7 +6,8 @@ that the template renders for it. The delta is the ids that the new messages app
 the whole conversation must be the text of prompt + sampled + delta, and must end with exactly the
 delta's ids. Any other outcome is reported: the template rewrites history (the session then forks,
 or preserves history on request), or it refuses the conversation. One more conversation has twelve
-calls in a row. `Verifier` checks it like an episode.
+calls in a row. `Verifier` checks it like an episode. Another one is replayed with each `history`
+setting, to count its sequences.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 
 from toolroll.parsers.reasoning import ANY_TAGS
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.delta import SampledText
+from toolroll.rollout.template.chat_template import ChatTemplate, HistoryPolicy
+from toolroll.rollout.template.delta import SampledText, common_length
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.probes import (
     AFTER_A_CALL,
@@ -35,13 +36,14 @@ from toolroll.rollout.template.probes import (
     USER,
     Probe,
     calls_in_a_row,
+    episode,
     probes,
     with_control,
 )
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.stop_tokens import missing_tokens
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
-from toolroll.rollout.types import Message
+from toolroll.rollout.types import Message, Tool
 
 Outcome = Literal["append", "fork", "refuse", "wrong"]
 
@@ -107,14 +109,53 @@ class TemplateReport:
     """The control tokens that the template writes but the tokenizer does not have, if the template
     and the tokenizer do not belong together.
     """
+    reasons: bool = False
+    """True if the turns of the replayed episode have reasoning."""
+    sequences: Mapping[HistoryPolicy, Sequence[int]] = field(default_factory=dict)
+    """The replayed tool episode: for each `history` setting, the number of sampled tokens in each
+    of its sequences. It is empty if the template refuses the episode.
+    """
+
+    def forks(self, history: HistoryPolicy) -> str | None:
+        """Say into how many sequences a tool episode forks, what a trainer that takes only one of
+        them gets, and which setting to use. Return None if `history` gives one sequence.
+        """
+        counts = self.sequences.get(history, ())
+        if len(counts) < 2:
+            return None
+        if len(self.sequences["scaffold"]) == 1:
+            advice = (
+                "use history=scaffold, which gives one sequence. Its prompts differ from the "
+                "template's render only in the text that the generation prompt wrote before "
+                "earlier turns, such as an empty reasoning block"
+            )
+        elif len(self.sequences["preserve"]) == 1:
+            advice = (
+                "keep history=fork if the trainer takes all sequences. If it takes one, use "
+                "history=preserve: its prompts keep text of earlier turns that the template removes"
+            )
+        else:
+            advice = "use a trainer that takes all sequences"
+        kind = "with reasoning in each turn" if self.reasons else "without reasoning"
+        return (
+            f"history={history}: a tool episode (4 user messages with 2 calls each, {kind}) "
+            f"becomes {len(counts)} sequences, of which the largest has "
+            f"{max(counts) / sum(counts):.0%} of the sampled tokens: {advice}"
+        )
 
     @property
     def exact(self) -> bool:
         """True if the outcome of every probe in `CORE` is `append`, and the tokenizer's encoding
         does not differ. Tool results are then exact after any number of calls.
         """
+        return self.exact_with("fork")
+
+    def exact_with(self, history: HistoryPolicy) -> bool:
+        """Return `exact`, or with history="scaffold" also True if it prevents the forks."""
+        no_fork = history == "scaffold" and len(self.sequences.get(history, ())) == 1
+        outcomes = ("append", "fork") if no_fork else ("append",)
         return not (self.tokenizer or self.missing_tokens) and all(
-            probe.outcome == "append" for probe in self.probes if probe.name in CORE
+            probe.outcome in outcomes for probe in self.probes if probe.name in CORE
         )
 
     def remarks(self) -> list[str]:
@@ -183,6 +224,8 @@ def _certified(subject: _Subject) -> TemplateReport:
         *(_tried(template, probe) for probe in probes(opens_reasoning=thinks)),
         _tried_loop(template, thinks=thinks),
     )
+    shows = any(probe.name == "thought_tool" and probe.outcome == "append" for probe in tried)
+    reasons = thinks or (shows and not template.parts.deltas.scaffold)
     return TemplateReport(
         fingerprint=subject.fingerprint,
         stop_tokens=dict(zip(template.stop_texts, template.stop_token_ids, strict=True)),
@@ -194,6 +237,8 @@ def _certified(subject: _Subject) -> TemplateReport:
         probes=tried,
         tokenizer=_tokenizer(template),
         missing_tokens=missing_tokens(template.renderer, template.encoder),
+        reasons=reasons,
+        sequences=_replayed(template, episode(4, thinks=reasons)),
     )
 
 
@@ -258,6 +303,48 @@ def _tried_loop(template: ChatTemplate, *, thinks: bool) -> ProbeResult:
         if mismatch is None
         else result("wrong", f"the finished sequence is not the render: {mismatch}")
     )
+
+
+def _replayed(
+    template: ChatTemplate, messages: Sequence[Message]
+) -> dict[HistoryPolicy, Sequence[int]]:
+    policies: tuple[HistoryPolicy, ...] = get_args(HistoryPolicy)
+    try:
+        return {each: replay(template.variant(history=each), messages, TOOLS) for each in policies}
+    except TemplateError:
+        return {}
+
+
+def replay(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+) -> list[int]:
+    """Replay a conversation as if a model sampled its assistant turns. Return the number of sampled
+    tokens in each sequence: several numbers if the conversation forks.
+
+    Raise `TemplateError` if the template refuses the conversation.
+    """
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    cursor = template.start(messages[: turns[0]], tools)
+    counts = [0]
+    for turn, following in zip(turns, [*turns[1:], len(messages)], strict=True):
+        probe = Probe("", "", (*messages[: turn + 1],), (*messages[turn + 1 : following],), tools)
+        try:
+            text, finish_reason = _sampled_text(template, probe)
+        except HistoryRewrittenError:
+            alone = template.renderer.render(probe.messages, tools, generate=False)
+            text, finish_reason = alone[common_length(alone, cursor.text) :], "length"
+        encoder = template.encoder
+        ids = encoder.encode(text, previous=encoder.ending_id(cursor.text))
+        counts[-1] += len(ids)
+        sampled = template.sampled(ids, finish_reason=finish_reason)
+        if following == len(messages):
+            break
+        try:
+            _, cursor = cursor.after(sampled, messages[turn:following])
+        except HistoryRewrittenError:
+            cursor = template.start(messages[:following], tools)
+            counts.append(0)
+    return counts
 
 
 def _mark(template: ChatTemplate) -> str:
@@ -333,7 +420,8 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     thought = probe.messages[-1].get("reasoning_content")
     rendered = (
         alone
-        if alone.startswith(prompt) and (thought or (stop and whole.startswith(body)))
+        if alone.startswith(prompt)
+        and (thought or template.parts.deltas.scaffold or (stop and whole.startswith(body)))
         else whole
     )
     if not rendered.startswith(prompt):

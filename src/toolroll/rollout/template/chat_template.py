@@ -28,7 +28,7 @@ from toolroll.rollout.template.stop_tokens import find_stops
 from toolroll.rollout.template.verify import Verifier
 from toolroll.rollout.types import IdArray, Message, Tool
 
-HistoryPolicy = Literal["fork", "preserve"]
+HistoryPolicy = Literal["fork", "scaffold", "preserve"]
 
 
 class ChatTemplate:
@@ -49,6 +49,8 @@ class ChatTemplate:
         kwargs: The template's own switches (`enable_thinking`, ...).
         history: What happens if the template rewrites tokens of earlier prompts or turns. "fork"
             raises `HistoryRewrittenError`, so that the caller starts a second training sequence.
+            "scaffold" does the same, unless the template only removes text that its generation
+            prompt wrote before sampled turns, such as an empty `<think>` block.
             "preserve" keeps these tokens and appends the new messages, if their text can be
             determined.
         now: The time that a template gets from `strftime_now`. Default: the time of construction.
@@ -85,7 +87,8 @@ class ChatTemplate:
             self.encoder,
             DeltaRenderer(self.renderer, self.encoder, tuple(self._stop_texts.values())),
             BodyMasker(self.encoder, self.renderer.source),
-            fork=history == "fork",
+            fork=history != "preserve",
+            keep_scaffold=history == "scaffold",
         )
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
@@ -142,6 +145,7 @@ class ChatTemplate:
             kwargs=renderer.kwargs,
             now=renderer.now,
             head_hook=renderer.head_hook,
+            keep_scaffold=self.history == "scaffold",
         )
 
     # --- prompts ----------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class TemplateParts:
     """The parts that all cursors of one chat template share.
 
     `fork`: raise `HistoryRewrittenError` if the template rewrites the prompt or the sampled turn.
+    `keep_scaffold`: this does not include scaffolds that the template removes later.
     """
 
     renderer: Renderer
@@ -36,6 +37,7 @@ class TemplateParts:
     deltas: DeltaRenderer
     bodies: BodyMasker
     fork: bool
+    keep_scaffold: bool = False
 
     def body_spans(
         self,
@@ -98,6 +100,7 @@ class Cursor:
         preserved: str | None = None,
         text: str | None = None,
         start: int = 0,
+        turns: tuple[int, ...] = (),
     ) -> None:
         self._parts = parts
         self._messages = messages
@@ -105,6 +108,7 @@ class Cursor:
         self._spelled = spelled  # the control tokens that the messages and the tools contain
         self.preserved = preserved
         self._start = start  # where the text after the last sampled turn starts
+        self._turns = turns  # where sampled turns start that still have their scaffold
         if text is not None:
             self.text = text
 
@@ -204,6 +208,7 @@ class Cursor:
             preserved=delta.rewritten,
             text=delta.whole,
             start=delta.cut,
+            turns=() if delta.bare or not parts.keep_scaffold else (*self._turns, len(self.text)),
         )
         return ids, after
 
@@ -216,8 +221,11 @@ class Cursor:
     def _derive(
         self, sampled: SampledText, turn: Message, new: list[Message], head: Head, *, fork: bool
     ) -> RenderedDelta:
-        before = [*self._messages, turn]
-        return self._parts.deltas.derive(before, new, head, sampled, prompt=self.text, fork=fork)
+        parts, before = self._parts, [*self._messages, turn]
+        turns = self._turns if parts.keep_scaffold else None
+        return parts.deltas.derive(
+            before, new, head, sampled, prompt=self.text, fork=fork, turns=turns
+        )
 
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:

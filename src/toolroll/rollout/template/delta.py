@@ -18,6 +18,8 @@ Invariants (I3 and I5: docs/guarantees.md):
 - If the model wrote a turn differently from how its message renders (different JSON spacing, for
   example), this alone does not count as a rewrite. The turn must also render differently with and
   without the new messages, or without a part of the sampled text (`dropped.py`).
+- With history="scaffold", the render may lack the scaffold of earlier turns (`scaffold`). Nothing
+  else may differ: the same comparisons are made with the served text without its scaffolds.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from toolroll.parsers.reasoning import ANY_TAGS
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.bodies import texts_of
 from toolroll.rollout.template.dropped import dropped_part, squashed
@@ -68,12 +71,14 @@ class RenderedDelta:
     """The render of the conversation with the new messages and the generation prompt.
 
     The text from `cut` on is appended. `rewritten` describes what the template rewrites in the
-    prompt or the sampled turn. It is None if the template rewrites nothing.
+    prompt or the sampled turn. It is None if the template rewrites nothing. `bare`: the render
+    lacks the scaffolds of the turns so far.
     """
 
     whole: str
     cut: int
     rewritten: str | None
+    bare: bool = False
 
     @property
     def text(self) -> str:
@@ -123,12 +128,14 @@ class DeltaRenderer:
         *,
         prompt: str,
         fork: bool = False,
+        turns: Sequence[int] | None = None,
     ) -> RenderedDelta:
         """Return the text to append for `new` after `messages`.
 
         `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
         `messages` is the assistant turn that was sampled after the text `prompt`. `fork`: True if
-        a template that rewrites earlier text must start a new sequence.
+        a template that rewrites earlier text must start a new sequence. `turns`: where earlier
+        sampled turns start in `prompt`, if the render may lack their scaffolds.
 
         Raises:
             HistoryRewrittenError: the text to append cannot be determined, or `fork` is True and
@@ -141,11 +148,15 @@ class DeltaRenderer:
                 f"role {messages[-1].get('role')!r}"
             )
         whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
+        served = prompt
+        if turns is not None and not whole.startswith(prompt):
+            prompt = self._without_scaffolds(prompt, turns)
         if fork and not whole.startswith(prompt):
             raise HistoryRewrittenError(_PROMPT_REWRITTEN)
+        bare = prompt != served
         cut = self._end_of_turn(messages[-1], sampled, prompt, whole)
         if cut is not None:
-            return RenderedDelta(whole, cut, None)
+            return RenderedDelta(whole, cut, None, bare)
         tail = self._tail(messages, new, head, sampled)
         # The sentinel is part of the turn. If it changes the text after the turn, that text is not
         # the one that the template renders for the turn that was sampled.
@@ -159,9 +170,39 @@ class DeltaRenderer:
             else _resume_after_cut(tail, whole, prompt, sampled.text, messages[-1])
         )
         cut = len(whole) - len(tail.after) + resume_at
-        return RenderedDelta(
-            whole, cut, self._rewritten(messages, head, sampled, prompt, whole, whole[:cut], tail)
+        rewritten = self._rewritten(
+            messages, head, sampled, (prompt, served), whole, whole[:cut], tail
         )
+        return RenderedDelta(whole, cut, rewritten, bare)
+
+    @cached_property
+    def scaffold(self) -> str:
+        """The text that the generation prompt writes at the start of a turn, and that the template
+        does not show there in history: an empty `<think>` block, if thinking is off. It is empty if
+        there is no such text, or if it opens reasoning, which the model then continues.
+        """
+        user: Message = {"role": "user", "content": "x"}
+        turn: Message = {"role": "assistant", "content": SENTINEL}
+        try:
+            prompt = self.renderer.render([user], None, generate=True)
+            history = self.renderer.render([user, turn, user], None, generate=False)
+        except TemplateError:
+            return ""
+        opening = history.partition(SENTINEL)[0]
+        scaffold = prompt[len(opening) :] if prompt.startswith(opening) else ""
+        return "" if ANY_TAGS.unclosed(scaffold) else scaffold
+
+    def _without_scaffolds(self, prompt: str, turns: Sequence[int]) -> str:
+        """Return `prompt` without the scaffolds before `turns` and at its end. Return it unchanged
+        if one of them is missing.
+        """
+        pieces, begin = [], 0
+        for start in (*turns, len(prompt)):
+            if not prompt.endswith(self.scaffold, begin, start):
+                return prompt
+            pieces.append(prompt[begin : start - len(self.scaffold)])
+            begin = start
+        return "".join(pieces)
 
     def _end_of_turn(
         self, turn: Message, sampled: SampledText, prompt: str, whole: str
@@ -331,7 +372,7 @@ class DeltaRenderer:
         messages: Sequence[Message],
         head: Head,
         sampled: SampledText,
-        prompt: str,
+        prompts: tuple[str, str],
         whole: str,
         history: str,
         tail: _Tail,
@@ -339,19 +380,22 @@ class DeltaRenderer:
         """Describe what the template rewrites in the served and sampled text. Return None if it
         rewrites nothing.
 
+        `prompts` are the prompt, perhaps without its scaffolds, and the prompt that was served.
         `history` is the whole conversation's render without the text to append.
         """
+        prompt, served = prompts
         if not history.startswith(prompt):
             return _PROMPT_REWRITTEN
         if history[len(prompt) :] == sampled.text:
             return None
         alone = self.renderer.render_prepared(messages, head, generate=False)
-        if not alone.startswith(prompt):
+        opening = served if alone.startswith(served) else prompt
+        if not alone.startswith(opening):
             return (
                 "the render of the last assistant turn does not start with the generation prompt "
                 "that was served"
             )
-        turn_alone = alone[len(prompt) : len(alone) - len(tail.alone) + tail.close_at]
+        turn_alone = alone[len(opening) : len(alone) - len(tail.alone) + tail.close_at]
         turn_then = whole[len(prompt) : len(whole) - len(tail.after) + tail.close_at]
         # A turn that renders alike in both cases is not rewritten, even if it was sampled with
         # other spacing.
@@ -423,14 +467,14 @@ def _reads_like_history(text: str, alone: str, then: str) -> bool:
     After the last difference, `text` is not compared, because a malformed call may render
     differently from how it was sampled.
     """
-    begin = _common(alone, then)
-    after = _common(alone[begin:][::-1], then[begin:][::-1])
+    begin = common_length(alone, then)
+    after = common_length(alone[begin:][::-1], then[begin:][::-1])
     # if `then` only omits something, the next character of `then` must agree
     differs = max(len(then) - after, begin + 1)
     return text.startswith(then[:differs])
 
 
-def _common(first: str, other: str) -> int:
+def common_length(first: str, other: str) -> int:
     """Return the length of the longest common prefix."""
     return next(
         (pos for pos, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),

@@ -186,6 +186,14 @@ def calls_in_a_row(count: int, *, thinks: bool) -> Iterator[tuple[Message, Messa
         yield turn, _result(BODIES[number % len(BODIES)], number, names[number % len(names)])
 
 
+def episode(user_messages: int, *, thinks: bool) -> list[Message]:
+    """Return a conversation in which each user message is answered after two calls."""
+    messages: list[Message] = list(BASE[:1])
+    for number in range(0, 2 * user_messages, 2):
+        messages += [_AGAIN, *_CYCLES, _ANSWER] if number else [*USER, *_CYCLES, _ANSWER]
+    return list(map(_thinking, messages)) if thinks else messages
+
+
 def _thinking(message: Message) -> Message:
     return {**message, **_THOUGHT} if message["role"] == "assistant" else message
 

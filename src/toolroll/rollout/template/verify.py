@@ -90,7 +90,8 @@ class Verifier:
     """Checks sequences that were served with one chat template. Thread-safe.
 
     `now` is the time that was used to render the template. `head_hook` rewrites the head of each
-    prompt: the leading system messages and the tools.
+    prompt: the leading system messages and the tools. `keep_scaffold`: a later render may lack the
+    text that the generation prompt wrote before sampled turns (history="scaffold").
 
     Example::
 
@@ -108,7 +109,9 @@ class Verifier:
         kwargs: Mapping[str, Any],
         now: datetime,
         head_hook: Callable[[str], str] | None = None,
+        keep_scaffold: bool = False,
     ) -> None:
+        self._keep_scaffold = keep_scaffold
         self._tokenizer = tokenizer
         self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
         self._now = now
@@ -144,6 +147,8 @@ class Verifier:
                 self._check_prefill(sequence, turn)
             if sequence.preserved:
                 self._check_preserved(sequence, talk)
+            elif self._keep_scaffold and self._scaffold:
+                self._check_scaffolds(sequence, talk)
             else:
                 self._check_all(sequence, talk)
         except (_Mismatch, NeutralTextError) as found:
@@ -271,16 +276,72 @@ class Verifier:
         before, after = talk.prompt(turn.message), talk.prompt(following.message)
         if before.text != whole.text[:pos] or not whole.text.startswith(after.text):
             raise _Mismatch("delta")
-        alone = talk.without_prompt(turn.message + 1)
-        turn_ids = (
-            self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
-        )
         render = Shown(after.text[pos:], after.neutral[pos:])
+        self._check_between(turn, (sampled, delta), render, talk)
+        return len(after.text)
+
+    def _check_between(
+        self,
+        turn: TurnSpan,
+        ids: tuple[list[int], list[int]],
+        render: Shown,
+        talk: ShownConversation,
+    ) -> None:
+        """Check the delta in `ids` (the turn and its delta) against `render`: the next prompt, from
+        the start of the turn on.
+        """
+        (sampled, delta), before = ids, talk.prompt(turn.message).text
+        alone = talk.without_prompt(turn.message + 1)
+        turn_ids = self._encode(alone[len(before) :]) if alone.startswith(before) else sampled
         if turn.stopped and sampled[-1:] and sampled[-1] in self._control:
             self._check_after_stop(sampled, delta, render, turn_ids)
         else:
             self._check_after_cut(delta, render, turn_ids)
-        return len(after.text)
+
+    # --- a sequence whose template may remove scaffolds -------------------------------------------
+
+    def _check_scaffolds(self, sequence: ServedSequence, talk: ShownConversation) -> None:
+        """Check each delta against the prompts before and after its turn. The prompt after it may
+        lack the scaffolds of the turns so far, and nothing else of the prompt before it.
+        """
+        self._check_prompt(sequence, talk)
+        starts: list[int] = []  # of turns that have their scaffold in the prompt
+        for turn, following in zip(sequence.turns, sequence.turns[1:], strict=False):
+            before, after = talk.prompt(turn.message).text, talk.prompt(following.message)
+            starts.append(len(before))
+            if not after.text.startswith(before):
+                for start in reversed(starts):
+                    kept = before[:start].removesuffix(self._scaffold)
+                    before = kept + before[start:]
+                starts.clear()
+            if not after.text.startswith(before):
+                raise _Mismatch("rewritten")
+            sampled = sequence.input_ids[turn.start : turn.stop].tolist()
+            delta = sequence.input_ids[turn.stop : following.start].tolist()
+            text, pos = self._decode(sampled), len(before)
+            rest = [part[pos + len(text) :] for part in (after.text, after.neutral)]
+            if (
+                not after.text.startswith(text, pos)
+                or rest[0] != self._continuation(sampled, delta)
+                or not self._is_encoded(sampled, delta, Shown(*rest))
+            ):
+                render = Shown(after.text[pos:], after.neutral[pos:])
+                self._check_between(turn, (sampled, delta), render, talk)
+
+    @cached_property
+    def _scaffold(self) -> str:
+        """The text of the generation prompt that history does not show before a turn."""
+        user, turn = (
+            {"role": role, "content": content}
+            for role, content in (("user", "x"), ("assistant", "qxa"))
+        )
+        try:
+            prompt = self._reference.render([user], None)
+            history = self._reference.render([user, turn, user], None, generate=False)
+        except RENDER_ERRORS:
+            return ""
+        opening = history[: history.find("qxa")]
+        return prompt[len(opening) :] if prompt.startswith(opening) else ""
 
     def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], pos: int) -> int | None:
         """Return where the turn that starts at `pos` ends in the render. Return None if the end is

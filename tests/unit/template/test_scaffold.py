@@ -1,0 +1,143 @@
+"""history="scaffold": one sequence if a template only removes what its generation prompt wrote before
+sampled turns, and a fork for every other rewrite.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from support.qwen import tokenizer_for, trl_template
+
+from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.certify import _sampled_text
+from toolroll.rollout.template.encode import as_ids
+from toolroll.rollout.template.probes import TOOLS, Probe, episode
+from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.types import Message
+
+pytestmark = pytest.mark.tokens
+
+SCAFFOLD = "<think>\n\n</think>\n\n"
+NAMES = ("qwen3", "qwen3_5_nothink")
+
+
+def template_of(name: str, history: Any = "scaffold", source: str | None = None) -> ChatTemplate:
+    return ChatTemplate(
+        tokenizer_for(trl_template(name)),
+        chat_template=source,
+        kwargs={"enable_thinking": False},
+        history=history,
+    )
+
+
+@dataclass
+class Played:
+    """A conversation as it was served and sampled."""
+
+    template: ChatTemplate
+    messages: list[Message]
+    ids: list[int]
+    turns: list[TurnSpan] = field(default_factory=list)
+
+    def sequence(self) -> ServedSequence:
+        return ServedSequence(as_ids(self.ids), tuple(self.turns), self.messages, TOOLS)
+
+    def text(self, *, scaffolds: bool) -> str:
+        """The text of the sequence. Without `scaffolds`, none of its turns has one."""
+        decode, begin, pieces = self.template.encoder.decode, 0, []
+        for turn in self.turns:
+            served = decode(self.ids[begin : turn.start])
+            assert served.endswith(SCAFFOLD)
+            pieces.append(served if scaffolds else served.removesuffix(SCAFFOLD))
+            begin = turn.start
+        return "".join([*pieces, decode(self.ids[begin:])])
+
+
+def play(template: ChatTemplate, messages: list[Message], *, spaced: bool) -> Played:
+    """Play `messages`. `spaced`: the model writes JSON with other spaces than the template."""
+    at = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    cursor = template.start(messages[: at[0]], TOOLS)
+    played = Played(template, messages[: at[-1] + 1], list(cursor.prompt()))
+    for turn, following in zip(at, at[1:], strict=False):
+        probe = Probe("", "", (*messages[: turn + 1],), (*messages[turn + 1 : following],), TOOLS)
+        text, _ = _sampled_text(template, probe)
+        text = text.replace('": ', '":  ') if spaced else text
+        sampled = template.encoder.encode(text, previous=played.ids[-1])
+        start = len(played.ids)
+        played.turns.append(TurnSpan(start, start + len(sampled), turn))
+        delta, cursor = cursor.after(template.sampled(sampled), messages[turn:following])
+        played.ids += [*sampled, *delta]
+        fresh = template.renderer.render(messages[:following], TOOLS, generate=True)
+        assert cursor.text == fresh
+        if not spaced:
+            assert played.text(scaffolds=False) == bare(fresh)
+        assert template.encoder.encode(fresh)[-len(delta) :] == list(delta)
+    last = template.encoder.encode("It is 1.<|im_end|>", previous=played.ids[-1])
+    played.turns.append(TurnSpan(len(played.ids), len(played.ids) + len(last), at[-1]))
+    played.ids += last
+    return played
+
+
+def bare(text: str) -> str:
+    """`text` without the scaffolds of earlier turns. No message contains one."""
+    kept = text.removesuffix(SCAFFOLD)
+    return kept.replace(SCAFFOLD, "") + text[len(kept) :]
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_scaffold_differs_from_the_template_s_render(name: str, *, spaced: bool) -> None:
+    template, messages = template_of(name), episode(4, thinks=False)
+    with pytest.raises(HistoryRewrittenError):
+        play(template_of(name, "fork"), messages, spaced=spaced)
+    played = play(template, messages, spaced=spaced)
+    assert played.text(scaffolds=True).count(SCAFFOLD) == len(played.turns) == 12
+    assert template.verifier.check(played.sequence()) is None
+    assert template_of(name, "fork").verifier.check(played.sequence()) == "rewritten"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_changed_token_outside_the_turns_passes_the_verification(name: str) -> None:
+    played = play(template_of(name), episode(2, thinks=False), spaced=False)
+    sampled = {at for turn in played.turns for at in range(turn.start, turn.stop)}
+    right, verifier = list(played.ids), played.template.verifier
+    for at in range(len(right)):
+        if at not in sampled:
+            played.ids = [*right[:at], right[at] + 1, *right[at + 1 :]]
+            assert verifier.check(played.sequence()) is not None, at
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_removed_scaffold_is_found(name: str) -> None:
+    played = play(template_of(name), episode(2, thinks=False), spaced=False)
+    count = len(played.template.encoder.encode(SCAFFOLD))
+    start = played.turns[2].start
+    del played.ids[start - count : start]
+    moved = [
+        TurnSpan(turn.start - count, turn.stop - count, turn.message) for turn in played.turns[2:]
+    ]
+    played.turns[2:] = moved
+    assert played.template.verifier.check(played.sequence()) is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_other_rewrite_forks(name: str) -> None:
+    """The template also changes the text of earlier answers."""
+    old = r"(\'<\|im_start\|>\' \+ message\.role \+ \'\\n\' \+ content)( }})"
+    source, count = re.subn(old, r"\1 | replace('It is', 'It was')\2", trl_template(name))
+    assert count
+    with pytest.raises(HistoryRewrittenError, match="rewrites history"):
+        play(template_of(name, source=source), episode(2, thinks=False), spaced=False)
+
+
+@pytest.mark.parametrize(("name", "kwargs"), [
+    ("qwen3", {}), ("qwen3_5_think", {"enable_thinking": True}), ("qwen2_5", {}), ("glm4moe", {}),
+])  # fmt: skip
+def test_an_open_reasoning_is_no_scaffold(name: str, kwargs: dict[str, Any]) -> None:
+    """What the model samples after it would be missing in the render."""
+    template = ChatTemplate(tokenizer_for(trl_template(name)), kwargs=kwargs, history="scaffold")
+    assert template.parts.deltas.scaffold == ""
