@@ -91,7 +91,11 @@ def loop_arguments(servers: Servers, tokenizer: Any, **rollout: Any) -> dict[str
     return {
         "trainer_config": SimpleNamespace(
             config=SimpleNamespace(
-                actor_rollout_ref=SimpleNamespace(rollout=_Keys({**settings, **rollout}))
+                algorithm=SimpleNamespace(adv_estimator="grpo"),
+                actor_rollout_ref=SimpleNamespace(
+                    rollout=_Keys({**settings, **rollout}),
+                    actor=SimpleNamespace(loss_agg_mode="token-mean"),
+                ),
             )
         ),
         "server_manager": servers,

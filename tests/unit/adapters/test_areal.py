@@ -35,11 +35,12 @@ def plays(request: PolicyRequest) -> str:
 
 @asynccontextmanager
 async def workflow(
-    settings: EpisodeSettings = SETTINGS, **config: Any
+    settings: EpisodeSettings = SETTINGS, group_size: int | None = None, **config: Any
 ) -> AsyncIterator[tuple[ToolrollWorkflow, ArealInference]]:
     async with EmbeddedEngine(load_embedded_tokenizer(), plays) as engine:
         gconfig = GenerationHyperparameters(max_new_tokens=256, **config)
-        own = ToolrollWorkflow(gconfig, load_embedded_tokenizer(), settings)
+        tokenizer = load_embedded_tokenizer()
+        own = ToolrollWorkflow(gconfig, tokenizer, settings, group_size=group_size)
         yield own, ArealInference(engine.url)
         await own.aclose()
 
@@ -97,7 +98,31 @@ async def test_a_first_prompt_that_is_too_long_is_rejected() -> None:
     assert engine.seen == []
 
 
+async def test_a_group_of_the_workflow_leaves_out_only_its_aborted_episode(
+    recorded: dict[str, list[float]],
+) -> None:
+    """`rewards` are advantages: all rewards are equal here."""
+    async with workflow(group_size=3) as (own, engine):
+        answers, rids = engine.agenerate, list[str]()
+
+        async def sometimes(req: Any) -> Any:
+            rids.extend([req.rid] if req.rid not in rids else [])
+            answer = await answers(req)
+            if rids.index(req.rid) == 1:
+                answer.output_logprobs.pop()
+            return answer
+
+        engine.agenerate = sometimes  # type: ignore[method-assign]
+        rows = await own.arun_episode(engine, {"index": 0})
+    assert rows["input_ids"].shape[0] == len(rows["rewards"]) == 2
+    assert rows["rewards"].tolist() == [0.0, 0.0] and recorded["reward"] == [1.0, 1.0]
+    assert recorded["delivered_share"] == [1.0, 1.0]
+
+
 async def test_what_cannot_be_done_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"n_samples=4 and group_size=8 are both set"):
+        async with workflow(group_size=8, n_samples=4):
+            pass
     with pytest.raises(UsageError, match="use_beam_search is not supported"):
         async with workflow(use_beam_search=True):
             pass

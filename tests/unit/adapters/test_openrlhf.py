@@ -203,7 +203,8 @@ async def test_all_samples_have_the_same_logs_and_all_numbers_are_floats() -> No
     rows = [
         {"reward": one["reward"], "scores": one["scores"], **one["extra_logs"]} for one in results
     ]
-    assert {tuple(row) for row in rows} == {("reward", "scores", "turns", "left_out_tokens", "n")}
+    names = ("reward", "scores", "turns", "left_out_tokens", "delivered_share", "n")
+    assert {tuple(row) for row in rows} == {names}
     assert {type(value) for row in rows for value in row.values()} == {float}
     assert [row["n"] for row in rows] == [0.5, 2.0, 0.5, 0.5]
 

@@ -246,7 +246,7 @@ async def with_miles(world: World) -> list[Played]:
 
 
 async def with_skyrl(world: World) -> list[Played]:
-    config = engines.GeneratorConfig(max_turns=30)
+    config = engines.GeneratorConfig(max_turns=30, step_wise_trajectories=True)
     config.sampling_params.max_generate_length = MAX_NEW
     client = engines.SkyrlClient(world.engine.url)
     own = ToolrollGenerator(config, world.tokenizer, client, EpisodeSettings(**SETTINGS))
@@ -255,24 +255,34 @@ async def with_skyrl(world: World) -> list[Played]:
     output = await own.generate({"prompts": prompts, "trajectory_ids": ids})
     await own.aclose()
     names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards")
-    return [
-        Played([Tokens.of(*one)], sum(rewards))
-        for *one, rewards in zip(*(output[name] for name in names), strict=True)
-    ]
+    played, tokens = [], list[Tokens]()
+    rows = zip(*(output[name] for name in names), output["is_last_step"], strict=True)
+    for *one, rewards, is_last in rows:
+        tokens.append(Tokens.of(*one))
+        if is_last:
+            played.append(Played(tokens, sum(rewards)))
+            tokens = []
+    return played
 
 
 async def with_areal(world: World) -> list[Played]:
     pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
     config = engines.GenerationHyperparameters(max_new_tokens=MAX_NEW)
-    own = ToolrollWorkflow(config, world.tokenizer, EpisodeSettings(**SETTINGS))
+    own = ToolrollWorkflow(
+        config, world.tokenizer, EpisodeSettings(**SETTINGS), group_size=1, baseline="none",
+        normalize=False,
+    )  # fmt: skip
     inference = engines.ArealInference(world.engine.url)
     played = []
     for index in EPISODES:
         row = await own.arun_episode(inference, {"index": index})
-        assert row is not None and row["rewards"].shape == (1,)
         names = ("input_ids", "loss_mask", "logprobs")
-        tokens = Tokens(*(row[name][0].tolist() for name in names))
-        played.append(Played([tokens], row["rewards"].item()))
+        tokens = [
+            Tokens(*(row[name][place][:length].tolist() for name in names))
+            for place, length in enumerate(row["attention_mask"].sum(1).tolist())
+        ]
+        (reward,) = set(row["rewards"].tolist())
+        played.append(Played(tokens, reward))
     await own.aclose()
     return played
 
@@ -298,11 +308,16 @@ async def with_verl(world: World) -> list[Played]:
         for index in EPISODES:
             loop = ToolrollAgentLoop(**given, settings=dict(SETTINGS))
             params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
-            made = await loop.run(params, extra_info={"index": index}, raw_prompt=[])
-            tokens = Tokens.of(
-                made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs
+            outputs = await loop.run(
+                params, extra_info={"index": index}, raw_prompt=[], session_id=0
             )
-            played.append(Played([tokens], made.reward_score))
+            tokens = [
+                Tokens.of(
+                    made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs
+                )
+                for made in outputs
+            ]
+            played.append(Played(tokens, outputs[-1].reward_score))
         for player in agent_loop._players.pop():
             await player.aclose()  # verl's worker keeps it as long as its process
     return played
@@ -462,10 +477,10 @@ class Adapter:
 ADAPTERS = {
     "slime": Adapter(with_slime, several=True),
     "miles": Adapter(with_miles, several=True),
-    "skyrl": Adapter(with_skyrl),
-    "areal": Adapter(with_areal),
+    "skyrl": Adapter(with_skyrl, several=True),
+    "areal": Adapter(with_areal, several=True),
     "trl": Adapter(with_trl),
-    "verl": Adapter(with_verl),
+    "verl": Adapter(with_verl, several=True),
     "openrlhf": Adapter(with_openrlhf),
     "atropos": Adapter(with_atropos, several=True),
     "verifiers": Adapter(with_verifiers, several=True),

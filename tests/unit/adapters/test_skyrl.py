@@ -108,11 +108,11 @@ async def test_an_aborted_episode_is_masked_and_leaves_the_group_s_mean() -> Non
 async def test_an_aborted_episode_gets_the_mean_of_what_is_trained() -> None:
     """The rewards of cut episodes are set to 0 before the group's mean is taken."""
     async with generator(zero_reward_on_non_stop=True) as (own, _):
-        result, sequence = await own._play(batch(1), 0, batch(1)["sampling_params"])
+        result, sequences = await own._play(batch(1), 0, batch(1)["sampling_params"])
         cut = replace(result, status=Status.TRUNCATED, reward=1.0)
         aborted = replace(result, status=Status.ABORTED, reward=None)
         ask = {"trajectory_ids": [TrajectoryID("a", at) for at in range(2)]}
-        output = own._output([(cut, sequence), (aborted, sequence)], ask, with_logprobs=True)
+        output = own._output([(cut, sequences), (aborted, sequences)], ask, with_logprobs=True)
     assert [sum(rewards) for rewards in output["rewards"]] == [0.0, 0.0]
 
 
@@ -158,9 +158,12 @@ def test_a_lora_adapter_without_a_name_is_refused() -> None:
 
 
 async def test_what_cannot_be_done_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"generator\.step_wise_trajectories is not supported"):
-        async with generator(step_wise_trajectories=True):
+    with pytest.raises(UsageError, match=r"generator\.vision_language_generator is not supported"):
+        async with generator(vision_language_generator=True):
             pass
+    async with generator(step_wise_trajectories=True) as (own, _):
+        with pytest.raises(UsageError, match="needs trajectory_ids"):
+            await own.generate({**batch(1), "trajectory_ids": None})
     async with generator() as (own, _):
         ask = batch(1)
         ask["sampling_params"]["best_of"] = 2
@@ -175,16 +178,36 @@ def thinks(request: PolicyRequest) -> str:
     return "<think>Hm.</think>" + (said[turn] if turn < len(said) else "Goodbye.")
 
 
-async def test_of_a_fork_the_sequence_with_the_most_trained_tokens_is_given() -> None:
+async def forked(**config: Any) -> tuple[dict[str, Any], int]:
+    """The output for a prompt whose episode forks, and the number of sampled tokens."""
     tokenizer: Any = tokenizer_for(trl_template("qwen3"))
     async with EmbeddedEngine(tokenizer, thinks) as engine:
-        own = ToolrollGenerator(GeneratorConfig(), tokenizer, SkyrlClient(engine.url), SETTINGS)
+        own = ToolrollGenerator(
+            GeneratorConfig(**config), tokenizer, SkyrlClient(engine.url), SETTINGS
+        )
         output = await own.generate(batch(1))
         await own.aclose()
-        sampled = sum(len(entry.output_ids) for entry in engine.log)
+        return output, sum(len(entry.output_ids) for entry in engine.log)
+
+
+async def test_step_wise_trajectories_are_all_sequences_of_a_fork() -> None:
+    output, sampled = await forked(step_wise_trajectories=True, merge_stepwise_output=True)
+    rows = len(output["response_ids"])
+    assert rows > 1 and sum(map(sum, output["loss_masks"])) == sampled
+    assert output["is_last_step"] == [False] * (rows - 1) + [True]
+    assert {each.repetition_id for each in output["trajectory_ids"]} == {0}
+    assert not any(map(any, output["rewards"][:-1])) and output["rewards"][-1][-1] == 1.0
+    assert output["rollout_metrics"]["toolroll/delivered_share"] == 1.0
+    assert {len(output[name]) for name in ("env_metrics", "trajectory_generation_times")} == {rows}
+
+
+async def test_of_a_fork_the_sequence_with_the_most_trained_tokens_is_given() -> None:
+    output, sampled = await forked()
     left_out = output["rollout_metrics"]["toolroll/left_out_tokens"]
     assert 0 < left_out == sampled - sum(output["loss_masks"][0])
     assert output["rewards"][0][-1] == sum(output["rewards"][0])
+    share = output["rollout_metrics"]["toolroll/delivered_share"]
+    assert share == sum(output["loss_masks"][0]) / sampled
 
 
 def rewards_of(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support import verl_mirror
 from support.desk_episodes import ByTask, known_tasks
+from support.forked_episodes import episode
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
 
 from toolroll.rollout.adapters.episodes import EpisodePlayer, why_aborted
@@ -23,6 +24,7 @@ from toolroll.rollout.adapters.verl import (
     agent_loop,
     to_fields,
 )
+from toolroll.rollout.adapters.verl import agent_loop
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
@@ -68,7 +70,7 @@ async def an_episode(player: EpisodePlayer) -> InteractionResult:
 async def test_an_episode_is_what_was_served_and_sampled(vllm: bool) -> None:
     async with playing(vllm) as (engine, servers, player):
         result = await an_episode(player)
-    made = to_fields(result, prompt_length=8192, response_length=8192)
+    [made] = to_fields(result, prompt_length=8192, response_length=8192)
     last = engine.log[-1]
     assert made["prompt_ids"] + made["response_ids"] == [
         *last.input_ids.tolist(),
@@ -81,18 +83,21 @@ async def test_an_episode_is_what_was_served_and_sampled(vllm: bool) -> None:
     assert ("max_tokens" in servers.seen[0]) == vllm
 
 
-async def test_the_response_is_cut_and_a_long_prompt_is_not_trained() -> None:
+async def test_the_response_is_cut_and_a_long_prompt_continues_in_it() -> None:
     async with playing() as (_, _, player):
         result = await an_episode(player)
-    whole = to_fields(result, prompt_length=8192, response_length=8192)
-    cut = to_fields(result, prompt_length=8192, response_length=64)
-    assert cut["response_ids"] == whole["response_ids"][:64]
+    [whole] = to_fields(result, prompt_length=8192, response_length=8192)
+    [cut] = to_fields(result, prompt_length=8192, response_length=64)
+    assert cut["response_ids"] == whole["response_ids"][: len(cut["response_ids"])]
+    assert 64 - len(cut["response_ids"]) == whole["response_mask"][:64][::-1].index(1)
     lost = sum(whole["response_mask"]) - sum(cut["response_mask"])
     assert cut["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"] == lost > 0
-    long = to_fields(result, prompt_length=32, response_length=8192)
-    assert long["prompt_ids"] == whole["prompt_ids"][-32:] and sum(long["response_mask"]) == 0
-    left_out = long["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"]
-    assert left_out == sum(whole["response_mask"])
+    [long] = to_fields(result, prompt_length=32, response_length=8192)
+    assert long["prompt_ids"] == whole["prompt_ids"][:32]
+    moved = whole["prompt_ids"][32:]
+    assert long["response_ids"] == moved + whole["response_ids"]
+    assert long["response_mask"] == [0] * len(moved) + whole["response_mask"]
+    assert long["response_logprobs"] == [0.0] * len(moved) + whole["response_logprobs"]
 
 
 def sequence(prompt: int, length: int) -> Trajectory:
@@ -105,21 +110,49 @@ def sequence(prompt: int, length: int) -> Trajectory:
 
 @pytest.mark.parametrize(
     ("limits", "chosen", "trained"),
-    [((64, 64), 1, 10), ((16, 64), 0, 3), ((64, 2), 0, 2), ((4, 64), 0, 0)],
+    [((64, 64), 1, 10), ((16, 64), 1, 10), ((16, 30), 1, 6), ((64, 2), 0, 2), ((4, 20), 0, 3)],
 )
 def test_of_a_fork_the_sequence_that_is_trained_within_the_limits_is_given(
     limits: tuple[int, int], chosen: int, trained: int
 ) -> None:
-    """The longer one was chosen, though its prompt was too long to be trained."""
+    """The longer one was chosen, though the limits left less of it."""
     forks = (sequence(5, 8), sequence(40, 50))
     result = InteractionResult.of(
         forks, messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=1.0
     )
-    made = to_fields(result, prompt_length=limits[0], response_length=limits[1])
-    ids = made["prompt_ids"] + made["response_ids"]
-    assert ids[0] == max(0, forks[chosen].prompt_length - limits[0])
+    [made] = to_fields(result, prompt_length=limits[0], response_length=limits[1])
+    assert len(made["prompt_ids"]) == min(limits[0], forks[chosen].prompt_length)
     assert sum(made["response_mask"]) == trained
     assert made["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"] == 13 - trained
+
+
+def test_all_sequences_of_a_fork_are_given_to_a_trainer_that_takes_them() -> None:
+    result = episode(1.0, forked=True)
+    made = to_fields(result, prompt_length=64, response_length=64, several=True)
+    assert [sum(each["response_mask"]) for each in made] == [4, 6]
+    assert [each["reward_score"] for each in made] == [1.0, 1.0]
+    extra = [each["extra_fields"]["reward_extra_info"] for each in made]
+    assert [each["toolroll_delivered_share"] for each in extra] == [1.0, 1.0]
+    [one] = to_fields(result, prompt_length=64, response_length=64)
+    assert one["extra_fields"]["reward_extra_info"]["toolroll_delivered_share"] == 0.6
+
+
+@pytest.mark.parametrize(
+    ("estimator", "row", "several"),
+    [("grpo", {"session_id": 0}, True), ("grpo", {}, False), ("rloo", {"session_id": 0}, False)],
+)
+async def test_a_list_is_returned_only_where_verl_counts_an_episode_once(
+    estimator: str, row: dict[str, Any], several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verl_mirror.install(monkeypatch)
+    async with playing() as (_, servers, _):
+        given = loop_arguments(servers, load_embedded_tokenizer())
+        given["trainer_config"].config.algorithm.adv_estimator = estimator
+        loop = ToolrollAgentLoop(**given, settings={"env": "desk", "parser": "hermes"})
+        made = await loop.run(dict(SAMPLING), extra_info={"index": known_tasks()[0]}, **row)
+        for player in agent_loop._players.pop():
+            await player.aclose()
+    assert isinstance(made, list) is several
 
 
 async def test_an_episode_that_the_engine_aborted_is_raised_with_its_stop_reason(
@@ -148,7 +181,7 @@ def test_why_an_episode_was_aborted() -> None:
 async def test_an_episode_without_logprobs_is_aborted_with_a_zero_mask() -> None:
     async with playing(without_logprobs=True) as (_, _, player):
         result = await an_episode(player)
-    made = to_fields(result, prompt_length=8192, response_length=8192)
+    [made] = to_fields(result, prompt_length=8192, response_length=8192)
     assert made["extra_fields"]["toolroll_status"] == "aborted"
     assert "0 logprobs for" in result.info["error"]["message"]
     assert made["extra_fields"]["reward_extra_info"]["toolroll_aborted"] == 1.0

@@ -9,14 +9,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 
 import numpy as np
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
+
+logger = logging.getLogger(__name__)
+
+_log = chain([logger.warning], repeat(logger.debug))
+"""The functions that log the next calls of `warn_of_left_out`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +32,7 @@ class TrainingSequence:
 
     `loss_mask` and `logprobs` cover the response. `trajectory` is None if the episode ended before
     its first prompt. `left_out_tokens` counts the episode's trainable tokens that are left out (see
-    `single_sequence`): those of other sequences, and those that a limit removes.
+    `trained_sequences`): those of other sequences, and those that a limit removes.
     """
 
     prompt_ids: list[int]
@@ -66,37 +73,72 @@ def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[Tr
     return [_sequence(trajectory, result.status, filler) for trajectory in trajectories]
 
 
-def single_sequence(
+def trained_sequences(
     result: InteractionResult,
     *,
+    several: bool,
     filler: int = 0,
     max_response: int | None = None,
     max_prompt: int | None = None,
-) -> TrainingSequence:
-    """Return one sequence, for frameworks that take one sequence of limited length per sample. This
-    is the sequence with the most trained tokens within the limits, or the first of several.
+) -> list[TrainingSequence]:
+    """Return the sequences of an episode that have trained tokens within the limits, in order. If
+    there are none, return the first sequence. If `several` is False, return only the sequence with
+    the most trained tokens, for a trainer that takes one sequence per sample.
 
-    A response is truncated to `max_response` tokens. If a prompt has more than `max_prompt` tokens,
-    no token of its sequence is trained. `filler` is as in `training_sequences`.
+    A prompt has at most `max_prompt` tokens: the rest of it is moved to the response, with mask 0.
+    A response is truncated to `max_response` tokens, and ends with its last trained token, because
+    trainers put the reward there. `left_out_tokens` of the last sequence counts
+    all trainable tokens that are left out. `filler` is as in `training_sequences`.
     """
     sequences = training_sequences(result, filler=filler)
-    within = [_truncated(sequence, max_response, max_prompt) for sequence in sequences]
-    chosen = max(within, key=lambda sequence: sequence.trained_tokens)
+    within = [_limited(sequence, max_response, max_prompt) for sequence in sequences]
+    chosen = [sequence for sequence in within if sequence.trained_tokens] or within[:1]
+    if not several:
+        chosen = [max(chosen, key=lambda sequence: sequence.trained_tokens)]
     trained = sum(sequence.trained_tokens for sequence in sequences)
-    return replace(chosen, left_out_tokens=trained - chosen.trained_tokens)
+    left_out = trained - sum(sequence.trained_tokens for sequence in chosen)
+    if left_out and len(sequences) > 1:
+        warn_of_left_out(left_out, trained)
+    return [*chosen[:-1], replace(chosen[-1], left_out_tokens=left_out)]
 
 
-def _truncated(
+def delivered_share(sequences: Iterable[TrainingSequence]) -> float:
+    """Return the share of the trainable tokens of episodes that `sequences`, from
+    `trained_sequences`, give to the trainer. It is 1.0 if there are no trainable tokens.
+    """
+    sequences = list(sequences)
+    delivered = sum(sequence.trained_tokens for sequence in sequences)
+    total = delivered + sum(sequence.left_out_tokens for sequence in sequences)
+    return delivered / total if total else 1.0
+
+
+def warn_of_left_out(left_out: int, trained: int) -> None:
+    """Warn that `left_out` of the `trained` tokens of a forked episode are in sequences that the
+    trainer does not take. Only the first call in a process is a warning.
+    """
+    next(_log)(
+        "an episode forked into several sequences, and the trainer does not take all of them: "
+        "%d of its %d trainable tokens (%.0f %%) are left out. `toolroll check-template` says "
+        "which `history` setting prevents this",
+        left_out,
+        trained,
+        100 * left_out / trained,
+    )
+
+
+def _limited(
     sequence: TrainingSequence, max_response: int | None, max_prompt: int | None
 ) -> TrainingSequence:
-    mask = sequence.loss_mask[:max_response]
-    if max_prompt is not None and len(sequence.prompt_ids) > max_prompt:
-        mask = [0] * len(mask)  # the model did not sample from the truncated prompt
+    cut = len(sequence.prompt_ids) if max_prompt is None else max_prompt
+    moved = sequence.prompt_ids[cut:]
+    mask = [*([0] * len(moved)), *sequence.loss_mask][:max_response]
+    stop = len(mask) - mask[::-1].index(1) if 1 in mask else len(mask)
     return replace(
         sequence,
-        response_ids=sequence.response_ids[:max_response],
-        loss_mask=mask,
-        logprobs=sequence.logprobs[:max_response],
+        prompt_ids=sequence.prompt_ids[:cut],
+        response_ids=[*moved, *sequence.response_ids][:stop],
+        loss_mask=mask[:stop],
+        logprobs=[*([0.0] * len(moved)), *sequence.logprobs][:stop],
     )
 
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import groupby
 from typing import Any
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings, task_index, why_aborted
+from toolroll.rollout.adapters.episodes import EpisodeSettings, gather, task_index, why_aborted
 from toolroll.rollout.adapters.framework_engine import (
     FrameworkEngine,
     LoopPlayers,
     Sampled,
     renamed,
 )
-from toolroll.rollout.adapters.sequences import TrainingSequence, single_sequence
+from toolroll.rollout.adapters.sequences import (
+    TrainingSequence,
+    delivered_share,
+    trained_sequences,
+)
+from toolroll.rollout.advantages import Baseline, group_advantages
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
-from toolroll.rollout.types import GenerateRequest, Status, WeightVersion
+from toolroll.rollout.types import GenerateRequest, InteractionResult, WeightVersion
 
 NAMES = {
     name: name
@@ -86,11 +92,19 @@ class ToolrollWorkflow:
 
     `gconfig` is AReaL's `GenerationHyperparameters`. Its `max_new_tokens` limits one turn. The
     limit for the prompt and the response together is `settings.context_length`, or
-    `gconfig.max_tokens` if that is not set. Raise `UsageError` if `gconfig.use_beam_search` is
-    True.
+    `gconfig.max_tokens` if that is not set.
+
+    AReaL finds groups by counting rows, so that it can take only one sequence of an episode. If
+    `group_size` is set, the workflow plays the whole group and returns all sequences. Their
+    `rewards` are then the episodes' advantages, by `group_advantages` with `baseline` and
+    `normalize`. Set AReaL's own `gconfig.n_samples` to 1 and `actor.reward_norm` to null.
+
+    Raise `UsageError` if `gconfig.use_beam_search` is True, or if both groups are set.
 
     Example:
-        workflow = ToolrollWorkflow(config.gconfig, tokenizer, EpisodeSettings(env="desk"))
+        workflow = ToolrollWorkflow(
+            config.gconfig, tokenizer, EpisodeSettings(env="desk"), group_size=8
+        )
         tensors = await workflow.arun_episode(engine, {"index": 0})
     """
 
@@ -99,9 +113,21 @@ class ToolrollWorkflow:
         gconfig: Any,
         tokenizer: Any,
         settings: EpisodeSettings,
+        *,
+        group_size: int | None = None,
+        baseline: Baseline = "mean",
+        normalize: bool = True,
     ) -> None:
         if gconfig.use_beam_search:
             raise UsageError("gconfig.use_beam_search is not supported: set it to false")
+        if group_size is not None and gconfig.n_samples != 1:
+            raise UsageError(
+                f"gconfig.n_samples={gconfig.n_samples} and group_size={group_size} are both set: "
+                "the workflow plays the group, so set gconfig.n_samples to 1 and actor.reward_norm "
+                "to null"
+            )
+        self._group_size = group_size
+        self._advantages = partial(group_advantages, baseline=baseline, normalize=normalize)
         settings = settings.filled(context_length=gconfig.max_tokens)
         room = settings.context_length
         self._params = _sampling_params(gconfig)
@@ -114,11 +140,13 @@ class ToolrollWorkflow:
     async def arun_episode(self, engine: Any, data: Mapping[str, Any]) -> dict[str, Any]:
         """Play the task `data["index"]` on `engine`.
 
-        Return a dict of tensors with these types and shapes: `input_ids`, `loss_mask` and
-        `versions`: int32 [1, n]; `logprobs`: float32 [1, n]; `attention_mask`: bool [1, n];
-        `rewards`: float32 [1]. Raise `RolloutError` if the episode was aborted, or has no reward or
-        no trained token: AReaL then rejects the whole group. Raise `UsageError` if the settings or
-        the task are not valid.
+        Return a dict of tensors with these types and shapes, for k sequences of up to n tokens:
+        `input_ids`, `loss_mask` and `versions`: int32 [k, n]; `logprobs`: float32 [k, n];
+        `attention_mask`: bool [k, n]; `rewards`: float32 [k]. Without `group_size`, k is 1.
+
+        Raise `RolloutError` if the episode was aborted, or has no reward or no trained token: AReaL
+        then rejects the whole group. With `group_size`, raise it only if this is so for the whole
+        group. Raise `UsageError` if the settings or the task are not valid.
         """
         if "index" not in data:
             raise UsageError(
@@ -127,23 +155,43 @@ class ToolrollWorkflow:
             )
         index, metadata = task_index(data["index"]), data.get("metadata") or {}
         player = self._players.get(engine)
-        number = player.next_number(index, metadata)
-        result = await player.play(index, self._params, metadata=metadata, number=number)
-        sequence = single_sequence(result)
-        reward = None if result.status is Status.ABORTED else result.reward
-        if reward is None or not sequence.trained_tokens:
+        results = await gather(
+            player.play(
+                index,
+                self._params,
+                metadata=metadata,
+                number=player.next_number(index, metadata),
+            )
+            for _ in range(self._group_size or 1)
+        )
+        rows = self._rows(results)
+        if not rows:
             # With None, AReaL would keep the rest of the group. Its normalization finds groups by
             # counting rows, so this and all later groups would get each other's rewards.
+            aborted = results[-1].reward is None
             raise RolloutError(
                 f"the episode of task {index} cannot be trained on, so AReaL rejects its group: "
-                f"{why_aborted(result) if reward is None else 'it has no trained token'}"
+                f"{why_aborted(results[-1]) if aborted else 'it has no trained token'}"
             )
-        _record(
-            reward=reward,
-            num_turns=result.metrics.get("turns", 0.0),
-            left_out_tokens=sequence.left_out_tokens,
-        )
-        return _tensors(sequence, reward)
+        return _tensors(rows)
+
+    def _rows(self, results: Sequence[InteractionResult]) -> list[tuple[TrainingSequence, float]]:
+        """Return the sequences to train, and the value of each for `rewards`."""
+        rows = []
+        grouped = self._group_size is not None
+        values = self._advantages(results) if grouped else [result.reward for result in results]
+        for result, value in zip(results, values, strict=True):
+            sequences = trained_sequences(result, several=grouped)
+            if value is None or not sequences[0].trained_tokens:
+                continue
+            _record(
+                reward=result.reward or 0.0,
+                num_turns=result.metrics.get("turns", 0.0),
+                left_out_tokens=sequences[-1].left_out_tokens,
+                delivered_share=delivered_share(sequences),
+            )
+            rows += [(sequence, value) for sequence in sequences]
+        return rows
 
     async def aclose(self) -> None:
         """Close the models and user simulators that were opened in the running event loop."""
@@ -163,23 +211,31 @@ def _record(**values: float) -> None:
     importlib.import_module("areal.utils.stats_tracker").get(scope).scalar(**values)
 
 
-def _tensors(sequence: TrainingSequence, reward: float) -> dict[str, Any]:
+def _tensors(rows: Sequence[tuple[TrainingSequence, float]]) -> dict[str, Any]:
     torch = importlib.import_module("torch")
+    made = [_row(torch, sequence) for sequence, _ in rows]
+    padded = {
+        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in made], batch_first=True)
+        for name in made[0]
+    }
+    rewards = torch.tensor([value for _, value in rows], dtype=torch.float32)
+    return {**padded, "rewards": rewards}
+
+
+def _row(torch: Any, sequence: TrainingSequence) -> dict[str, Any]:
     assert sequence.trajectory is not None
     ids = sequence.prompt_ids + sequence.response_ids
     before = len(sequence.prompt_ids)
     versions = [-1] * len(ids)
     for span in sequence.trajectory.weight_versions:
         versions[span.start : span.stop] = [int(span.version)] * (span.stop - span.start)
-    rows = {
+    return {
         "input_ids": torch.tensor(ids, dtype=torch.int32),
         "logprobs": torch.tensor([0.0] * before + sequence.logprobs, dtype=torch.float32),
         "loss_mask": torch.tensor([0] * before + sequence.loss_mask, dtype=torch.int32),
         "versions": torch.tensor(versions, dtype=torch.int32),
-        "rewards": torch.tensor(reward, dtype=torch.float32),
         "attention_mask": torch.ones(len(ids), dtype=torch.bool),
     }
-    return {name: row.unsqueeze(0) for name, row in rows.items()}
 
 
 # AReaL requires a subclass of its own class, but is installed only in a trainer

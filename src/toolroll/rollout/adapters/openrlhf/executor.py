@@ -21,6 +21,7 @@ from openai import BadRequestError
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.adapters.openrlhf.vllm_engine import LlmEngine, VllmEngine
+from toolroll.rollout.adapters.sequences import warn_of_left_out
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.jsonable import finite, shown
@@ -181,6 +182,9 @@ class AgentExecutor:
             )
         chosen = self.choose(trajectories)
         trained = sum(trajectory.trained_tokens for trajectory in trajectories)
+        left_out = trained - chosen.trained_tokens
+        if left_out:
+            warn_of_left_out(left_out, trained)
         return {
             "prompt": prompt,
             "label": label,
@@ -189,7 +193,7 @@ class AgentExecutor:
             **_result(
                 chosen,
                 outcome,
-                trained - chosen.trained_tokens,
+                left_out,
                 overflow=overflow,
                 logprobs=sampling_params.logprobs is not None,
             ),
@@ -278,7 +282,11 @@ def _result(
     mask = chosen.loss_mask.astype(bool)
     if logprobs:
         check_trained_logprobs(chosen.logprobs, mask)
-    counts = {"turns": float(len(trained)), "left_out_tokens": float(left_out)}
+    counts = {
+        "turns": float(len(trained)),
+        "left_out_tokens": float(left_out),
+        "delivered_share": chosen.trained_tokens / ((chosen.trained_tokens + left_out) or 1),
+    }
     return {
         **outcome,
         "observation_tokens": chosen.input_ids.tolist(),

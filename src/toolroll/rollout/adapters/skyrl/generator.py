@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,11 @@ from toolroll.rollout.adapters.framework_engine import (
     Sampled,
     renamed,
 )
-from toolroll.rollout.adapters.sequences import TrainingSequence, single_sequence
+from toolroll.rollout.adapters.sequences import (
+    TrainingSequence,
+    delivered_share,
+    trained_sequences,
+)
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import GenerateRequest, InteractionResult, Status, WeightVersion
 
@@ -77,11 +82,9 @@ class SkyrlEngine(FrameworkEngine):
 _REASON_OF_STATUS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.ABORTED: "abort"}
 _NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
 _SGLANG_NAMES = {vllm: sglang for sglang, vllm in VLLM_NAMES.items()}
-_REFUSED = ("step_wise_trajectories", "merge_stepwise_output", "vision_language_generator")
 
-
-Episodes = Sequence[tuple[InteractionResult, TrainingSequence]]
-"""Episodes, and the one sequence of each that is trained."""
+Episodes = Sequence[tuple[InteractionResult, Sequence[TrainingSequence]]]
+"""Episodes, and the sequences of each that are trained."""
 
 
 class ToolrollGenerator:
@@ -89,7 +92,8 @@ class ToolrollGenerator:
 
     `generator_cfg` is SkyRL's `cfg.generator`. The generator reads its fields `sampling_params`,
     `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
-    `use_cache_salt`, `apply_overlong_filtering` and `zero_reward_on_non_stop`.
+    `use_cache_salt`, `apply_overlong_filtering`, `zero_reward_on_non_stop` and
+    `step_wise_trajectories`. If the last one is True, all sequences of an episode are trained.
 
     `policy_model_name` is what SkyRL's `resolve_policy_model_name(cfg)` returns. If SkyRL trains a
     LoRA adapter, this is the adapter's name, and is required. Raise `UsageError` if it is missing,
@@ -123,10 +127,12 @@ class ToolrollGenerator:
                 "SkyRL trains a LoRA adapter, and its engines need the adapter's name: pass "
                 "policy_model_name=resolve_policy_model_name(cfg)"
             )
-        for name in _REFUSED:
-            if getattr(generator_cfg, name, False):
-                raise UsageError(f"generator.{name} is not supported: set it to false")
+        if getattr(generator_cfg, "vision_language_generator", False):
+            raise UsageError(
+                "generator.vision_language_generator is not supported: set it to false"
+            )
         self._cfg = generator_cfg
+        self._several = bool(generator_cfg.step_wise_trajectories)
         self._client = inference_engine_client
         longest = generator_cfg.max_input_length
         settings = settings.filled(
@@ -161,7 +167,7 @@ class ToolrollGenerator:
         params = self._default_params() if params is None else params
         limit = asyncio.Semaphore(self._limit)
 
-        async def play(position: int) -> tuple[InteractionResult, TrainingSequence]:
+        async def play(position: int) -> tuple[InteractionResult, Sequence[TrainingSequence]]:
             async with limit:
                 return await self._play(input_batch, position, params)
 
@@ -174,7 +180,7 @@ class ToolrollGenerator:
 
     async def _play(
         self, batch: Mapping[str, Any], position: int, params: Mapping[str, Any]
-    ) -> tuple[InteractionResult, TrainingSequence]:
+    ) -> tuple[InteractionResult, Sequence[TrainingSequence]]:
         """Play the prompt at `position` in the batch."""
         extras = (batch.get("env_extras") or {position: None})[position] or {}
         ids = batch.get("trajectory_ids")
@@ -190,7 +196,7 @@ class ToolrollGenerator:
             metadata=extras.get("metadata"),
             number=ids[position].repetition_id if ids else position,
         )
-        return result, single_sequence(result, filler=player.filler)
+        return result, trained_sequences(result, several=self._several, filler=player.filler)
 
     def _default_params(self) -> dict[str, Any]:
         """Return `generator.sampling_params` under vLLM's names."""
@@ -206,8 +212,9 @@ class ToolrollGenerator:
         self, episodes: Episodes, batch: Mapping[str, Any], *, with_logprobs: bool
     ) -> dict[str, Any]:
         results = [result for result, _ in episodes]
-        sequences = [sequence for _, sequence in episodes]
         ids = batch.get("trajectory_ids")
+        if ids is None and self._several:
+            raise UsageError("generator.step_wise_trajectories needs trajectory_ids in the batch")
         reasons = [_REASON_OF_STATUS[result.status] for result in results]
         graded = [result.reward for result in results]
         if self._cfg.zero_reward_on_non_stop:  # before the means of the groups are taken
@@ -217,28 +224,40 @@ class ToolrollGenerator:
             ]
         instances = [each.instance_id for each in ids] if ids else range(len(results))
         rewards = _filled_rewards(graded, instances)
-        masks = [sequence.loss_mask for sequence in sequences]
-        if self._cfg.apply_overlong_filtering:
-            masks = [
-                mask if reason == "stop" else [0] * len(mask)
-                for mask, reason in zip(masks, reasons, strict=True)
-            ]
+        kept = _kept(graded, instances) if self._several else range(len(results))
+        rows = [
+            (episode, sequence, sequence is episodes[episode][1][-1])
+            for episode in kept
+            for sequence in episodes[episode][1]
+        ]
+        sequences = [sequence for _, sequence, _ in rows]
+        only_stopped = self._cfg.apply_overlong_filtering
         logprobs = [sequence.logprobs for sequence in sequences]
         return {
             "prompt_token_ids": [sequence.prompt_ids for sequence in sequences],
             "response_ids": [sequence.response_ids for sequence in sequences],
-            "rewards": list(map(token_rewards, sequences, rewards)),
-            "loss_masks": masks,
-            "stop_reasons": reasons,
+            "rewards": [
+                token_rewards(sequence, rewards[episode])
+                if is_last  # SkyRL reads no other rewards of the episode
+                else [0.0] * len(sequence.response_ids)
+                for episode, sequence, is_last in rows
+            ],
+            "loss_masks": [
+                [0] * len(sequence.loss_mask)
+                if only_stopped and reasons[episode] != "stop"
+                else sequence.loss_mask
+                for episode, sequence, _ in rows
+            ],
+            "stop_reasons": [reasons[episode] for episode, _, _ in rows],
             "rollout_metrics": _metrics(episodes),
             "rollout_logprobs": logprobs if with_logprobs else None,
-            "trajectory_ids": ids,
+            "trajectory_ids": [ids[episode] for episode, _, _ in rows] if ids else None,
             "trajectory_generation_times": [
-                result.metrics.get("seconds", 0.0) for result in results
+                results[episode].metrics.get("seconds", 0.0) for episode, _, _ in rows
             ],
             "rollout_expert_indices": None,
-            "is_last_step": None,
-            "env_metrics": [dict(result.metrics) for result in results],
+            "is_last_step": [is_last for _, _, is_last in rows] if self._several else None,
+            "env_metrics": [dict(results[episode].metrics) for episode, _, _ in rows],
             "pixel_values": None,
             "image_grid_thw": None,
         }
@@ -265,6 +284,20 @@ def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[Any]) -
     ]
 
 
+def _kept(rewards: Sequence[float | None], instances: Sequence[Any]) -> list[int]:
+    """Return the numbers of the episodes to give to SkyRL: those with rewards, if their prompt has
+    two of them. With fewer, SkyRL has no baseline, so that all episodes of the prompt are kept.
+    """
+    graded = Counter(
+        instance for reward, instance in zip(rewards, instances, strict=True) if reward is not None
+    )
+    return [
+        number
+        for number, (reward, instance) in enumerate(zip(rewards, instances, strict=True))
+        if reward is not None or graded[instance] < 2
+    ]
+
+
 def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
     """Return one reward for each token of the response. Their sum is `reward`.
 
@@ -286,8 +319,9 @@ def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
 
 
 def _metrics(episodes: Episodes) -> dict[str, float]:
-    lengths = [len(sequence.response_ids) for _, sequence in episodes] or [0]
-    left_out = sum(sequence.left_out_tokens for _, sequence in episodes)
+    sequences = [sequence for _, trained in episodes for sequence in trained]
+    lengths = [len(sequence.response_ids) for sequence in sequences] or [0]
+    left_out = sum(sequence.left_out_tokens for sequence in sequences)
     graded = [result for result, _ in episodes if result.status is not Status.ABORTED]
     names = sorted({name for result in graded for name in result.metrics})
     return {
@@ -296,6 +330,7 @@ def _metrics(episodes: Episodes) -> dict[str, float]:
         "generate/avg_num_tokens": fmean(lengths),
         "toolroll/aborted": float(len(episodes) - len(graded)),
         "toolroll/left_out_tokens": float(left_out),
+        "toolroll/delivered_share": delivered_share(sequences),
         **{
             f"toolroll/{name}": fmean(result.metrics.get(name, 0.0) for result in graded)
             for name in names

@@ -20,7 +20,7 @@ import orjson
 
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings, gather, task_index
-from toolroll.rollout.adapters.sequences import single_sequence
+from toolroll.rollout.adapters.sequences import delivered_share, trained_sequences
 from toolroll.rollout.engine import Engine, EngineClient
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.model import Model
@@ -170,7 +170,8 @@ def to_output(
     `filler` is the token id that stands for an episode that ended before its first prompt.
     """
     sequences = [
-        single_sequence(result, filler=filler, max_response=max_completion) for result in results
+        trained_sequences(result, several=False, filler=filler, max_response=max_completion)[0]
+        for result in results
     ]
     return {
         "prompt_ids": [sequence.prompt_ids for sequence in sequences],
@@ -182,6 +183,7 @@ def to_output(
         "toolroll_stop_reason": [str(result.stop_reason) for result in results],
         "toolroll_metrics": [dict(result.metrics) for result in results],
         "toolroll_left_out_tokens": [sequence.left_out_tokens for sequence in sequences],
+        "toolroll_delivered_share": [delivered_share([sequence]) for sequence in sequences],
         "toolroll_weight_versions": [sequence.weight_versions for sequence in sequences],
     }
 
@@ -192,20 +194,22 @@ def reward(
     toolroll_status: Sequence[str],
     toolroll_metrics: Sequence[dict[str, float]],
     toolroll_left_out_tokens: Sequence[int],
+    toolroll_delivered_share: Sequence[float],
     log_metric: Callable[[str, float], None] | None = None,
     **others: Any,
 ) -> list[float | None]:
     """Return the episodes' rewards, with None for an aborted episode. This function is for
     `reward_funcs`.
 
-    It also passes the share of aborted episodes, and the mean numbers of turns and of left-out
-    tokens per episode, to TRL's `log_metric`.
+    It also passes the share of aborted episodes, and the means per episode of the turns, the
+    left-out tokens and the delivered share, to TRL's `log_metric`.
     """
     if log_metric is not None:
         count = len(toolroll_status)
         aborted = sum(status == Status.ABORTED.value for status in toolroll_status)
         log_metric("toolroll/aborted_share", aborted / count)
         log_metric("toolroll/left_out_tokens", sum(toolroll_left_out_tokens) / count)
+        log_metric("toolroll/delivered_share", sum(toolroll_delivered_share) / count)
         turns = sum(metrics.get("turns", 0.0) for metrics in toolroll_metrics)
         log_metric("toolroll/turns", turns / count)
     return list(toolroll_reward)

@@ -10,11 +10,12 @@ Rules:
 - A row's `extra_info` names the task: `index`, and optionally `env` and `split`.
 - verl's own servers, SGLang or vLLM, sample the turns through verl's `server_manager`. All turns of
   an episode have the same request id, so verl routes them to the same server.
-- The agent loop returns one trajectory. If an episode forked, it is the trajectory with the most
-  trained tokens. The trajectory is truncated to `response_length`. `toolroll_left_out_tokens`
-  counts the trained tokens that are left out.
-- If the first prompt is longer than `prompt_length`, verl gets the last `prompt_length` tokens of
-  the prompt, and a zero mask.
+- With verl's trainer (`trainer.use_v1`, the default) and GRPO, the agent loop returns all
+  sequences of a forked episode, unless `loss_agg_mode` is seq-mean-token-mean. Otherwise it returns
+  the one with the most trained tokens. `toolroll_delivered_share` is the share of the trainable
+  tokens that verl gets, and `toolroll_left_out_tokens` counts the others.
+- A prompt has at most `prompt_length` tokens. The rest of it is the start of the response, with
+  mask 0. The response is truncated to `response_length`.
 - An aborted episode raises an error. verl's trainer (`trainer.use_v1`, the default) logs it and
   normalizes the rewards of the group without this episode. verl's legacy trainer ends its step.
   With `on_aborted: zero`, an aborted episode has a zero mask, the reward 0.0 and `toolroll_aborted`

@@ -13,7 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolroll.rollout.adapters.episodes import EpisodePlayer, PerLoop, task_index, why_aborted
-from toolroll.rollout.adapters.sequences import single_sequence
+from toolroll.rollout.adapters.sequences import (
+    TrainingSequence,
+    delivered_share,
+    trained_sequences,
+)
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
 from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import RolloutError, UsageError
@@ -22,9 +26,15 @@ from toolroll.rollout.types import InteractionResult, Status
 
 
 def to_fields(
-    result: InteractionResult, *, prompt_length: int, response_length: int, filler: int = 0
-) -> dict[str, Any]:
-    """Return the fields of verl's `AgentLoopOutput`. The field `metrics` is a dict here.
+    result: InteractionResult,
+    *,
+    prompt_length: int,
+    response_length: int,
+    several: bool = False,
+    filler: int = 0,
+) -> list[dict[str, Any]]:
+    """Return the fields of verl's `AgentLoopOutput` for each trained sequence of an episode, or for
+    one of them if `several` is False. The field `metrics` is a dict here.
 
     `response_ids`, `response_mask` and `response_logprobs` have the same length, from 1 to
     `response_length` tokens. `prompt_ids` has at most `prompt_length` tokens. Every sample has the
@@ -32,12 +42,22 @@ def to_fields(
 
     `filler` is the token id that stands for an episode that ended before its first prompt.
     """
-    sequence = single_sequence(
-        result, filler=filler, max_response=response_length, max_prompt=prompt_length
+    sequences = trained_sequences(
+        result,
+        several=several,
+        filler=filler,
+        max_response=response_length,
+        max_prompt=prompt_length,
     )
+    return [_fields(result, sequence, sequences) for sequence in sequences]
+
+
+def _fields(
+    result: InteractionResult, sequence: TrainingSequence, sequences: Sequence[TrainingSequence]
+) -> dict[str, Any]:
     metrics = result.metrics
     return {
-        "prompt_ids": sequence.prompt_ids[-prompt_length:],
+        "prompt_ids": sequence.prompt_ids,
         "response_ids": sequence.response_ids,
         "response_mask": sequence.loss_mask,
         "response_logprobs": sequence.logprobs,
@@ -55,7 +75,8 @@ def to_fields(
             "toolroll_metrics": dict(metrics),
             "reward_extra_info": {
                 "toolroll_aborted": float(result.status is Status.ABORTED),
-                "toolroll_left_out_tokens": sequence.left_out_tokens,
+                "toolroll_left_out_tokens": sequences[-1].left_out_tokens,
+                "toolroll_delivered_share": delivered_share(sequences),
                 "toolroll_turns": metrics.get("turns", 0.0),
             },
             **_steps(sequence.weight_versions),
@@ -71,6 +92,19 @@ def _steps(versions: Sequence[str]) -> dict[str, int]:
     if not steps:
         return {}
     return {"min_global_steps": min(steps), "max_global_steps": max(steps)}
+
+
+def counts_once(config: Any) -> bool:
+    """Return True if verl counts an episode once, even if it has several sequences. `config` is
+    verl's whole configuration.
+
+    verl computes GRPO's advantages from the last sequence of each episode, but other estimators'
+    from all sequences. With `seq-mean-token-mean`, each sequence weighs as much as an episode.
+    """
+    return bool(
+        config.algorithm.adv_estimator == "grpo"
+        and config.actor_rollout_ref.actor.loss_agg_mode != "seq-mean-token-mean"
+    )
 
 
 _VERL = "verl.experimental.agent_loop.agent_loop"
@@ -95,13 +129,15 @@ class ToolrollAgentLoop:
         **others: Any,
     ) -> None:
         self.rollout_config = trainer_config.config.actor_rollout_ref.rollout
+        self._counts_once = counts_once(trainer_config.config)
         self.server_manager = server_manager
         self.tokenizer = tokenizer
         self.settings = VerlSettings.read(settings or {}, where="settings of the agent loop")
         self._template_kwargs = data_config.config.get("apply_chat_template_kwargs") or {}
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """Play one episode and return it as verl's `AgentLoopOutput`.
+        """Play one episode and return it as verl's `AgentLoopOutput`. If verl counts a forked
+        episode once (`counts_once`), return a list of them.
 
         `response_logprobs` is None unless verl requests logprobs (`rollout.calculate_log_probs`).
         Raise `RolloutError` for an aborted episode if `on_aborted` is "raise".
@@ -122,17 +158,21 @@ class ToolrollAgentLoop:
         )
         if result.status is Status.ABORTED and self.settings.on_aborted == "raise":
             raise RolloutError(f"the episode of task {index} was aborted: {why_aborted(result)}")
-        fields = to_fields(
+        # Only the worker of verl's trainer takes a list. It gives each run a session_id.
+        several = self._counts_once and "session_id" in row
+        verl, outputs = _verl(), []
+        for fields in to_fields(
             result,
             prompt_length=int(self.rollout_config.prompt_length),
             response_length=int(self.rollout_config.response_length),
+            several=several,
             filler=player.filler,
-        )
-        if not with_logprobs:
-            fields["response_logprobs"] = None
-        verl = _verl()
-        fields["metrics"] = verl.AgentLoopMetrics(**fields["metrics"])
-        return verl.AgentLoopOutput(**fields)
+        ):
+            if not with_logprobs:
+                fields["response_logprobs"] = None
+            fields["metrics"] = verl.AgentLoopMetrics(**fields["metrics"])
+            outputs.append(verl.AgentLoopOutput(**fields))
+        return outputs if several else outputs[0]
 
     def _player(self, settings: VerlSettings) -> EpisodePlayer:
         config = self.rollout_config
