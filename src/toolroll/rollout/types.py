@@ -30,6 +30,7 @@ Tool = dict[str, Any]
 IdArray = npt.NDArray[np.int32]
 MaskArray = npt.NDArray[np.int32]  # not a smaller type, in which sums and `-mask` wrap
 LogprobArray = npt.NDArray[np.float32]
+ExpertArray = npt.NDArray[np.integer[Any]]  # uint8, uint16 or int32
 
 
 class Status(Enum):
@@ -89,7 +90,8 @@ class GenerateRequest:
     """One request to the engine's `/generate`.
 
     `session_id` becomes the routing key. `extra` contains further top-level fields of the request's
-    JSON.
+    JSON. `routed_experts_start` is the first token whose experts are wanted, if the engine records
+    experts: the session already has those of the tokens before it.
     """
 
     input_ids: IdArray
@@ -97,6 +99,7 @@ class GenerateRequest:
     session_id: str
     return_logprob: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
+    routed_experts_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +123,10 @@ class Completion:
     latency: float = 0.0
     attempts: int = 1
     rid: str = ""
-    routed_experts: npt.NDArray[np.int32] | None = None
-    """The experts of each token except the last, [prompt + output - 1, layers * top_k]; or None."""
+    routed_experts: ExpertArray | None = None
+    """The experts of the tokens from `routed_experts_start` of the request to the last but one,
+    [prompt + output - 1 - start, layers * top_k]; or None.
+    """
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
     """If `top_logprobs_num` was requested: the most likely (logprob, id) pairs at each position."""
 
@@ -191,7 +196,7 @@ class Trajectory:
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
-    routed_experts: npt.NDArray[np.int32] | None = None
+    routed_experts: ExpertArray | None = None
     """The experts of each token except the last, [n - 1, layers * top_k], from the turn whose
     request processed the token first; or None. A later request may process it again with other
     experts.
@@ -208,6 +213,11 @@ class Trajectory:
         if not 0 <= self.prompt_length <= n:
             raise ValueError(
                 f"prompt_length {self.prompt_length} is outside the sequence of {n} tokens"
+            )
+        if self.routed_experts is not None and len(self.routed_experts) != n - 1:
+            raise ValueError(
+                f"routed_experts must have a row for each of {n} tokens except the last, not "
+                f"{len(self.routed_experts)}"
             )
 
     def __len__(self) -> int:

@@ -147,6 +147,7 @@ class Conversation:
             input_ids=self._path.input_ids,
             sampling_params=params,
             session_id=self.session.session_id,
+            routed_experts_start=self._path.experts_end,
             input_ids_json=self._path.input_ids_json,
         )
         completion = await self._generate(request)
