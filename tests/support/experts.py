@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,3 +36,9 @@ def first_experts(
         ],
         dtype=np.int32,
     )
+
+
+def sent_experts(answer: Mapping[str, Any]) -> npt.NDArray[np.int32]:
+    """The rows in the JSON of an answer, [tokens, 2, 2]."""
+    encoded = answer["meta_info"]["routed_experts"]
+    return np.frombuffer(base64.b64decode(encoded), dtype=np.int32).reshape(-1, 2, 2)

@@ -90,8 +90,7 @@ class GenerateRequest:
     """One request to the engine's `/generate`.
 
     `session_id` becomes the routing key. `extra` contains further top-level fields of the request's
-    JSON. `routed_experts_start` is the first token whose experts are wanted, if the engine records
-    experts: the session already has those of the tokens before it.
+    JSON. `routed_experts_start` is the first token whose experts are not known yet.
     """
 
     input_ids: IdArray
@@ -124,9 +123,7 @@ class Completion:
     attempts: int = 1
     rid: str = ""
     routed_experts: ExpertArray | None = None
-    """The experts of the tokens from `routed_experts_start` of the request to the last but one,
-    [prompt + output - 1 - start, layers * top_k]; or None.
-    """
+    """The rows [`routed_experts_start`, prompt + output - 1) of `Trajectory`'s; or None."""
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
     """If `top_logprobs_num` was requested: the most likely (logprob, id) pairs at each position."""
 
@@ -198,26 +195,22 @@ class Trajectory:
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: ExpertArray | None = None
     """The experts of each token except the last, [n - 1, layers * top_k], from the turn whose
-    request processed the token first; or None. A later request may process it again with other
-    experts.
+    request processed the token first; or None.
     """
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)
-        if len(self.loss_mask) != n or len(self.logprobs) != n:
+        rows = n - 1 if self.routed_experts is None else len(self.routed_experts)
+        if len(self.loss_mask) != n or len(self.logprobs) != n or rows != n - 1:
             raise ValueError(
                 f"a trajectory's lists must be equally long: input_ids {n}, "
-                f"loss_mask {len(self.loss_mask)}, logprobs {len(self.logprobs)}"
+                f"loss_mask {len(self.loss_mask)}, logprobs {len(self.logprobs)}, and "
+                f"routed_experts one shorter: {rows}"
             )
         if not 0 <= self.prompt_length <= n:
             raise ValueError(
                 f"prompt_length {self.prompt_length} is outside the sequence of {n} tokens"
-            )
-        if self.routed_experts is not None and len(self.routed_experts) != n - 1:
-            raise ValueError(
-                f"routed_experts must have a row for each of {n} tokens except the last, not "
-                f"{len(self.routed_experts)}"
             )
 
     def __len__(self) -> int:
