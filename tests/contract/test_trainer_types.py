@@ -34,7 +34,9 @@ assert set(own._output([], {}, with_logprobs=True)) == set(GeneratorOutput.__ann
 
 _SKYRL_BATCH = """
 bare("skyrl", "skyrl.train", "skyrl.train.dataset")
-import torch
+import sys, torch
+from types import SimpleNamespace
+sys.modules["jaxtyping"] = SimpleNamespace(Float=dict, Integer=dict)  # for annotations only
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
 
 rows = [[[[7, token], [token, 1]] for token in range(count)] for count in (6, 3)]
