@@ -78,8 +78,8 @@ def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> 
         )
     if attribute(args, "rollout_top_p", 1.0) != 1.0 and not evaluation:
         raise UsageError(
-            "--rollout-top-p: slime trains on the kept token ids of each nucleus, which toolroll "
-            "does not record; set it to 1.0"
+            "--rollout-top-p: slime trains on the kept token ids of each nucleus, which only its "
+            "own build of SGLang returns, and which toolroll does not record; set it to 1.0"
         )
 
 
