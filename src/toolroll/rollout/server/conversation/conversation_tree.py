@@ -15,11 +15,15 @@ Invariants:
 - Only `Session` writes tokens.
 - Planning changes nothing: a turn does not exist until it is committed. It never changes then. It
   holds only the messages that it added.
+- A turn may keep the cursor of its prompt, so that the next request renders only its own prompt.
+  `ChatTemplate.start` would return an equal cursor: the one that is kept has the same template
+  object (with its switches and its time), the same tools and the served messages before the reply.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -55,6 +59,8 @@ from toolroll.rollout.types import IdArray, Message, Tool
 EDITED = "the client changed what was served"
 SWITCHES_CHANGED = "the chat template's switches changed"
 NEW_ROOT = "another conversation of the same session"
+_KEPT = 4
+"""The number of a session's last turns that may keep their cursors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,8 @@ class Prompt:
     prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     in_reasoning: bool = False
     """True if the prompt without `prefill` ends inside reasoning. False in a restored turn."""
+    cursor: Cursor | None = None
+    """The cursor of the whole prompt without `prefill`. None in a restored turn."""
 
     def cut(self, room: int) -> Prompt:
         """If the prompt is the first of a conversation, return it truncated to its last `room`
@@ -134,6 +142,7 @@ class _Request:
             delta=delta,
             turn=turn,
             in_reasoning=cursor.opens_reasoning(self.reasoning),
+            cursor=cursor,
             **more,
         )
 
@@ -150,6 +159,7 @@ class ConversationTree:
         self._by_reply: dict[Digest, TurnNode] = {}
         self._by_prompt: dict[Digest, TurnNode] = {}
         self._next: dict[int, TurnNode] = {}
+        self._last: deque[TurnNode] = deque()  # only these turns may have a cursor
         # Tool lists are long, so all turns with identical tools share one `Prompt.tools_key`.
         self._tools: dict[bytes, bytes] = {}
         # The first schema of each tool. All digests are made under it, even if it changes later.
@@ -268,8 +278,10 @@ class ConversationTree:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
         tools = request.tools
         changed = request.tools_key != turn.tools_key
-        before = orjson.loads(turn.tools_key) if changed else tools
-        cursor = request.template.start(history[:-1], before)
+        cursor = turn.cursor if request.template is turn.template else None
+        if cursor is None:
+            before = orjson.loads(turn.tools_key) if changed else tools
+            cursor = request.template.start(history[:-1], before)
         delta, after = cursor.after(
             turn.sampled, [history[-1], *request.added], tools if changed else None
         )
@@ -341,13 +353,25 @@ class ConversationTree:
             dropped=prompt.dropped,
             prefill=prompt.prefill,
             prefill_size=len(prompt.prefill_ids),
+            cursor=prompt.cursor,
         )
+        self._keep_cursor(turn)
         self._turns.setdefault(digest, []).append(turn)
         self._by_reply[Echo(schemas=schemas).add(parsed.message)] = turn
         self._by_prompt[prompt.digest] = turn
         if prompt.turn is not None:
             self._next[prompt.turn.node.index] = turn
         return turn
+
+    def _keep_cursor(self, turn: TurnNode) -> None:
+        """Keep the cursor of the new `turn`. Drop those of the turn that it follows and of the turn
+        that is no longer one of the last `_KEPT`.
+        """
+        self._last.append(turn)
+        if turn.parent is not None:
+            turn.parent.cursor = None
+        if len(self._last) > _KEPT:
+            self._last.popleft().cursor = None
 
 
 def _parts(message: Message) -> tuple[bytes, tuple[Any, ...], list[str]]:
@@ -386,6 +410,8 @@ class TurnNode:
     """The start of the reply, if the client gave it to the model: its text and its number of
     tokens. These tokens are before `node`, in the prompt.
     """
+    cursor: Cursor | None = None
+    """The cursor of its whole prompt, if it is kept."""
     checked: bool = False
     """True if the sequence that ends with this turn was verified."""
 
