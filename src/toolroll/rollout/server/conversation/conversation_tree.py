@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import orjson
 
 from toolroll.parsers.reasoning import Tags
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -38,15 +37,14 @@ from toolroll.rollout.server.conversation.edits import change_at, common_length
 from toolroll.rollout.server.conversation.messages import (
     Digest,
     Echo,
-    Schemas,
     canonical,
     check_arguments,
     json_form,
     same_reasoning,
-    schemas_of,
     with_served_ids,
 )
 from toolroll.rollout.server.conversation.template_cache import same_switches
+from toolroll.rollout.server.requests.tool_list import Schemas, ToolList
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -54,7 +52,7 @@ from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
-from toolroll.rollout.types import IdArray, Message, Tool
+from toolroll.rollout.types import IdArray, Message
 
 EDITED = "the client changed what was served"
 SWITCHES_CHANGED = "the chat template's switches changed"
@@ -80,7 +78,7 @@ class Prompt:
 
     template: ChatTemplate
     added: tuple[Message, ...]
-    tools_key: bytes
+    tools: ToolList
     digest: Digest
     input_ids: IdArray
     parent: Node | None
@@ -111,15 +109,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The parts of a `Prompt` that do not depend on its place in the tree, the list `tools`, and
-    the parser's tags for reasoning.
+    """The parts of a `Prompt` that do not depend on its place in the tree, and the parser's tags
+    for reasoning.
     """
 
     template: ChatTemplate
     added: list[Message]
-    tools_key: bytes
+    tools: ToolList
     digest: Digest
-    tools: list[Tool]
     reasoning: Tags | None
 
     def at(
@@ -135,7 +132,7 @@ class _Request:
         return Prompt(
             template=self.template,
             added=tuple(self.added),
-            tools_key=self.tools_key,
+            tools=self.tools,
             digest=self.digest,
             input_ids=ids,
             parent=parent,
@@ -160,8 +157,6 @@ class ConversationTree:
         self._by_prompt: dict[Digest, TurnNode] = {}
         self._next: dict[int, TurnNode] = {}
         self._last: deque[TurnNode] = deque()  # only these turns may have a cursor
-        # Tool lists are long, so all turns with identical tools share one `Prompt.tools_key`.
-        self._tools: dict[bytes, bytes] = {}
         # The first schema of each tool. All digests are made under it, even if it changes later.
         self._schemas: Schemas = {}
 
@@ -170,22 +165,21 @@ class ConversationTree:
     def plan(
         self,
         messages: list[Message],
-        tools: list[Tool],
+        tools: ToolList,
         template: ChatTemplate,
         reasoning: Tags | None = None,
     ) -> Prompt:
         """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the template
         cannot render the conversation. `reasoning`: the parser's tags for reasoning.
         """
-        tools_key = orjson.dumps(tools)
-        schemas = self._schemas_with(tools_key)
+        schemas = self._schemas_with(tools)
         echo = Echo(schemas=schemas)
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
         check_arguments(messages[length:])
         history = turn.messages() if turn is not None else []
         new = with_served_ids(messages[length:], messages[:length], history)
-        request = _Request(template, new, tools_key, echo.digest, tools, reasoning)
+        request = _Request(template, new, tools, echo.digest, reasoning)
         edited = self._edited(turn, length, messages, digests, schemas)
         if turn is None:
             cursor = template.start(new, tools)
@@ -200,11 +194,9 @@ class ConversationTree:
                 reason = edited or error.reason
         return self._forked(request, turn, history, reason)
 
-    def _schemas_with(self, tools_key: bytes) -> Schemas:
-        """Return the schemas of the session's tools and of new tools in the list `tools_key`."""
-        if tools_key in self._tools:
-            return self._schemas
-        return {**schemas_of(orjson.loads(tools_key)), **self._schemas}
+    def _schemas_with(self, tools: ToolList) -> Schemas:
+        """Return the schemas of the session's tools and of new tools in `tools`."""
+        return {**tools.schemas, **self._schemas}
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
@@ -276,15 +268,11 @@ class ConversationTree:
         self, request: _Request, turn: TurnNode, history: list[Message], edited: str | None
     ) -> Prompt:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
-        tools = request.tools
-        changed = request.tools_key != turn.tools_key
+        changed = request.tools if request.tools.text != turn.tools.text else None
         cursor = turn.cursor if request.template is turn.template else None
         if cursor is None:
-            before = orjson.loads(turn.tools_key) if changed else tools
-            cursor = request.template.start(history[:-1], before)
-        delta, after = cursor.after(
-            turn.sampled, [history[-1], *request.added], tools if changed else None
-        )
+            cursor = request.template.start(history[:-1], turn.tools)
+        delta, after = cursor.after(turn.sampled, [history[-1], *request.added], changed)
         ids = np.concatenate([self.session.path_ids(turn.node), delta])
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
         return request.at(
@@ -335,9 +323,7 @@ class ConversationTree:
 
     def commit(self, prompt: Prompt, node: Node, parsed: ParsedTurn) -> TurnNode:
         """Add the turn whose reply was sampled as `node`."""
-        # The schemas before the key, because a request may be planned in another thread.
-        schemas = self._schemas = self._schemas_with(prompt.tools_key)
-        tools_key = self._tools.setdefault(prompt.tools_key, prompt.tools_key)
+        schemas = self._schemas = self._schemas_with(prompt.tools)
         digest = Echo(prompt.digest, schemas).add(parsed.message)
         turn = TurnNode(
             parent=prompt.turn,
@@ -346,7 +332,7 @@ class ConversationTree:
             digest=digest,
             node=node,
             sampled=parsed.sampled,
-            tools_key=tools_key,
+            tools=prompt.tools,
             template=prompt.template,
             continues=prompt.continues,
             preserved=prompt.preserved,
@@ -397,7 +383,7 @@ class TurnNode:
     digest: Digest
     node: Node
     sampled: SampledText
-    tools_key: bytes
+    tools: ToolList
     template: ChatTemplate
     continues: bool = False
     """True if its tokens directly follow the tokens of `parent`."""
@@ -459,7 +445,7 @@ def sequence_of(last: TurnNode, session: Session, record: AnswerRecord) -> Serve
         np.concatenate([dropped, ids]) if dropped is not None else ids,
         tuple(reversed(spans)),
         messages,
-        orjson.loads(last.tools_key) or [],
+        list(last.tools),
         forked=chain[-1].parent is not None,
         preserved=any(turn.preserved for turn in chain),
         record=record,
