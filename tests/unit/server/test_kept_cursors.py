@@ -95,7 +95,7 @@ def shown(prompt: Prompt) -> list[Any]:
         prompt.in_reasoning,
         cursor.text,
         cursor.preserved,
-        repr(cursor._head),
+        repr(cursor._head.tools),
         repr(cursor._messages),
         cursor._parts is prompt.template.parts,
     ]
