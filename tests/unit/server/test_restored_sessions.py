@@ -108,7 +108,7 @@ def state(live: LiveSession) -> dict[str, Any]:
                 turn.digest,
                 json.dumps(turn.messages()),
                 turn.sampled,
-                turn.tools_key,
+                turn.tools.text,
                 turn.prefill,
                 turn.prefill_size,
                 turn.continues,

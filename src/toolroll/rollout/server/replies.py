@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -167,8 +168,9 @@ class Reply(PendingRequest):
         ids, top = self.result.prompt_ids, self.parsed.request.top
         sent = await self.model.effective_params(self.params, len(ids), self.template)
         self.result.sampling_params = sent
-        request = GenerateRequest(
+        request = EncodedRequest(
             input_ids=ids,
+            input_ids_json=self.result.prompt_json,
             sampling_params=sent,
             session_id=self.live.id,
             extra={"top_logprobs_num": top} if top else {},

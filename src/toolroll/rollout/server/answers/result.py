@@ -94,7 +94,7 @@ def _by_kind(message: Message, turn: ParsedTurn) -> Iterator[Delta]:
         yield Delta("tool_call", call=call)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class CompletionResult:
     """The answers to a request.
 
@@ -113,6 +113,11 @@ class CompletionResult:
     constrained: str | None = None
     first: int = 0
     stop_strings: Sequence[str] = ()
+
+    @cached_property
+    def prompt_json(self) -> bytes:
+        """`prompt_ids` as JSON text without brackets, for the engine and for the body."""
+        return ids_json(self.prompt_ids)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -142,7 +147,7 @@ def is_long(completions: Sequence[Completion], top: int | None) -> bool:
 
 def prompt_token_ids(result: CompletionResult) -> dict[str, Any]:
     """Return the field `prompt_token_ids`."""
-    return {"prompt_token_ids": orjson.Fragment(b"[" + ids_json(result.prompt_ids) + b"]")}
+    return {"prompt_token_ids": orjson.Fragment(b"[" + result.prompt_json + b"]")}
 
 
 def constraint(result: CompletionResult) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class SessionLog:
             fork_reason=prompt.fork_reason,
             turn=None if turn is None else turn.node.index,
             added=prompt.added,
-            tools=self._once(prompt.tools_key),
+            tools=self._once(prompt.tools.text),
             switches=dict(switches),
             digest=prompt.digest.hex(),
             continues=prompt.continues,
