@@ -85,7 +85,8 @@ class EnvironmentRunner:
         self.seconds = 0.0
         self.done = False
         self.first: Observation | None = None
-        """The result of `reset`. None before `reset`."""
+        """The result of `reset`. None before `reset`, and when its messages and tools are no longer
+        needed."""
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
