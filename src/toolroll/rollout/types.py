@@ -466,8 +466,9 @@ class InteractionResult:
 def _response_logprobs(trajectory: Trajectory) -> list[float] | None:
     if np.isnan(trajectory.logprobs[trajectory.loss_mask != 0]).any():
         return None
-    logprobs = trajectory.logprobs[trajectory.prompt_length :].tolist()
-    return [0.0 if value != value else value for value in logprobs]
+    logprobs = trajectory.logprobs[trajectory.prompt_length :]
+    plain: list[float] = np.where(np.isnan(logprobs), 0.0, logprobs).tolist()
+    return plain
 
 
 def response_text(messages: Sequence[Message]) -> str:
