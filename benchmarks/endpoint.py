@@ -223,9 +223,9 @@ def run(*, quick: bool = False) -> Table:
         "endpoint.renders": sum(stretch.renders for stretch in later) / requests,
         "endpoint.memory": stretches[-1].memory / SESSIONS / 1024,
     }
-    replies = sum(stretch.requests for stretch in stretches)
+    total = sum(stretch.requests for stretch in stretches)
     made.notes += [
-        f"{talks.source}; template {QWEN}. Digits differ in each session. {replies:,} replies, "
+        f"{talks.source}; template {QWEN}. Digits differ in each session. {total:,} replies, "
         f"{misplaced} misplaced. {load().capitalize()} at the end.",
         "The engine's stub and the clients run on the same cores: requests/s includes their time, "
         "CPU does not. Memory is the growth of the resident process.",

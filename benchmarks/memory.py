@@ -173,10 +173,14 @@ def run(*, quick: bool = False) -> Table:
             "before the first episode",
         ],
     )
-    for loop in (OURS, TIGHT):
-        with stub(replies(talks, tok)) as url:
-            traced: Held = in_new_process("benchmarks.memory", "measure", url, loop, few, True)
-            grown: Held = in_new_process("benchmarks.memory", "measure", url, loop, many, False)
+    measured: dict[str, list[Held]] = {}
+    with stub(replies(talks, tok)) as url:
+        for loop in (OURS, TIGHT):
+            measured[loop] = [
+                in_new_process("benchmarks.memory", "measure", url, loop, count, traced)
+                for count, traced in ((few, True), (many, False))
+            ]
+    for loop, (traced, grown) in measured.items():
         bytes_per_token = traced.used / traced.tokens
         collection = statistics.median(grown.collections)
         cells = [bytes_per_token, grown.used / grown.tokens, collection, max(grown.collections)]
