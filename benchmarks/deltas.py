@@ -310,8 +310,8 @@ def add_figures(made: Table, found: Measured) -> None:
 def run(*, quick: bool = False) -> Table:
     """Measure and tabulate."""
     load_of = workload(TURNS)
-    talks = load_of.conversations[: 2 if quick else 8]
-    found, skipped = measure(talks, load_of.tools, rounds=1 if quick else 3)
+    talks = load_of.conversations[: 2 if quick else 6]
+    found, skipped = measure(talks, load_of.tools, rounds=1 if quick else 2)
     made = table(found)
     add_figures(made, found)
     tokens = ", ".join(f"{statistics.fmean(count):,.0f}" for count in found.lengths.values())

@@ -239,7 +239,7 @@ def run(*, quick: bool = False) -> Table:
     with stub(replies(talks, tok)) as url:
         for loop in loops.values():
             asyncio.run(measured(loop, url, tok, given, 4))  # imports and caches
-        episodes, rounds = (32, 2) if quick else (AT_ONCE, 7)
+        episodes, rounds = (32, 2) if quick else (AT_ONCE, 5)
         for number_of_round in range(rounds):
             shift = number_of_round % len(names)
             for name in names[shift:] + names[:shift]:
