@@ -278,7 +278,8 @@ def table(costs: dict[str, list[Cost]], episodes: int, source: str, why: str | N
         f"all rows in each; medians. {load().capitalize()} at the end.",
         "toolroll also validates calls against their schemas, and writes metrics and the episode "
         "file. The tight loop has no checks, traces or files.",
-        "The published loop is that of slime's tau-bench example; slime's client is httpx.",
+        "The published loop is that of slime's tau-bench example, which renders the whole "
+        "conversation six times per turn. slime's client is httpx.",
     ]
     made.notes += [f"Skipped: {why}."] if why else []
     return made

@@ -95,7 +95,8 @@ def row(
                 way.verify()
             preserved += way.preserved
             floor(tok, conversation, at, laps, turns)
-    raw = statistics.fmean(times[0] for key, times in laps.times.items() if FLOOR in key)
+    floors = [(FLOOR, at, turn) for at in range(len(conversations)) for turn in range(1, turns + 1)]
+    raw = statistics.fmean(map(laps.median, floors))
     cost = statistics.fmean(laps.times["turn"])
     return [
         name,

@@ -94,7 +94,7 @@ async def play(
     tail = b'],"sampling_params":%b,"return_logprob":true}' % orjson.dumps(PARAMS)
     done = False
     while not done:
-        answer = await post(b'{"input_ids":[%b%b' % (episode.json, tail))
+        answer = await post(b"".join((b'{"input_ids":[', episode.json, tail)))
         logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
         episode.append(answer["output_ids"], logprobs)
         episode.turns += 1
