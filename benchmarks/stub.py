@@ -118,7 +118,8 @@ async def _serve(port: int, latency: float, replies: Sequence[tuple[bytes, bytes
         lambda: _Connection(turn, latency), "127.0.0.1", port, backlog=4096
     )
     parent = os.getppid()
-    while os.getppid() == parent:  # until the benchmark ends, even if it was killed
+    # until the benchmark ends, even if it was killed
+    while os.getppid() == parent:  # noqa: ASYNC110
         await asyncio.sleep(1)
     server.close()
 
