@@ -2,7 +2,7 @@
 however many sequences it has, and an aborted one moves no other.
 
 The policy is one row of logits, so that a token's logprob does not depend on its context. Two ways
-to write the same trained tokens then have the same gradient, if and only if they have equal weights.
+to write the same trained tokens then have the same gradient, if and only if their weights are equal.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from support.forked_episodes import VOCAB, episode, sequence
 from support.framework_engines import (
     GenerationHyperparameters,
     GeneratorConfig,
@@ -21,7 +22,6 @@ from support.framework_engines import (
     TrajectoryID,
     install_areal,
 )
-from support.forked_episodes import VOCAB, episode, sequence
 from support.trainer_source import theirs
 
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
@@ -55,7 +55,7 @@ def gradient(ids: Any, loss: Callable[[Any], Any]) -> Any:
 
 
 def verl_batch(results: Sequence[InteractionResult]) -> tuple[Any, list[str]]:
-    """As `AgentLoopWorkerTQ._agent_loop_postprocess` stores them: an aborted episode is an error."""
+    """As `AgentLoopWorkerTQ._agent_loop_postprocess` stores them. An aborted episode is an error."""
     rows, keys = [], []
     for session, result in enumerate(results):
         if result.reward is None:
@@ -186,13 +186,13 @@ def skyrl_advantages(output: dict[str, Any], estimator: str) -> Any:
         "skyrl/train/trainer.py", "RayPPOTrainer.compute_advantages_and_returns",
         torch=torch, np=np, logger=SimpleNamespace(info=print),
         ppo_utils=SimpleNamespace(
-            compute_advantages_and_returns=lambda *, adv_estimator, config, **named: compute(**named)
+            compute_advantages_and_returns=lambda adv_estimator, config, **named: compute(**named)
         ),
     )  # fmt: skip
     rows = output["response_ids"]
 
     class Batch(dict[str, Any]):
-        metadata = {
+        metadata: ClassVar[dict[str, Any]] = {
             "is_last_step": output["is_last_step"],
             "uids": [each.instance_id for each in output["trajectory_ids"]],
             "avg_response_length": 1.0,

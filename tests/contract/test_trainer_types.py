@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from support import areal_mirror
 from support.bare import run_apart
+from support.trainer_source import theirs
 
 _SKYRL = """
 bare("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.train",
@@ -30,6 +29,26 @@ own = ToolrollGenerator(
 assert isinstance(own, GeneratorInterface)
 assert not issubclass(dict, GeneratorInterface)
 assert set(own._output([], {}, with_logprobs=True)) == set(GeneratorOutput.__annotations__)
+"""
+
+_SKYRL_BATCH = """
+bare("skyrl", "skyrl.train", "skyrl.train.dataset")
+import sys, torch
+from types import SimpleNamespace
+sys.modules["jaxtyping"] = SimpleNamespace(Float=dict, Integer=dict)  # for annotations only
+from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
+
+rows = [[[[7, token], [token, 1]] for token in range(count)] for count in (6, 3)]
+*_, experts = convert_prompts_responses_to_batch_tensors(
+    type("Tokenizer", (), {"pad_token_id": 0})(),
+    [[1, 2, 3], [4, 5]], [[6, 7, 8, 9], [6, 7]], [[0.0] * 4, [0.0] * 2], [[1] * 4, [1] * 2],
+    rollout_expert_indices=rows,
+)
+assert experts.dtype == torch.uint8 and experts.shape == (2, 7, 2, 2)
+# a row at its token's position; the second sequence is padded on the left, and the last token of
+# each has no row
+assert experts[0, :6].tolist() == rows[0] and not experts[0, 6].any()
+assert experts[1, 3:6].tolist() == rows[1] and not experts[1, [0, 1, 2, 6]].any()
 """
 
 _AREAL = """
@@ -49,7 +68,7 @@ assert not issubclass(dict, RolloutWorkflow)
 
 
 @pytest.mark.parametrize(("package", "version", "code"), [
-    ("skyrl", "0.3.0", _SKYRL), ("areal", "1.0.4", _AREAL),
+    ("skyrl", "0.3.0", _SKYRL), ("skyrl", "0.3.0", _SKYRL_BATCH), ("areal", "1.0.4", _AREAL),
 ])  # fmt: skip
 def test_a_trainer_takes_it_as_its_own(package: str, version: str, code: str) -> None:
     if find_spec(package) is None or find_spec("torch") is None:
@@ -57,26 +76,10 @@ def test_a_trainer_takes_it_as_its_own(package: str, version: str, code: str) ->
     run_apart(code)
 
 
-def _areal_class(file: str, name: str, **names: Any) -> Any:
-    """AReaL's own class, without its module, which imports engines and CUDA."""
-    spec = find_spec("areal")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("pip install --no-deps areal==1.0.4")
-    source = (Path(spec.submodule_search_locations[0]) / file).read_text()
-    (node,) = [
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == name
-    ]
-    module = ast.Module([ast.parse("from __future__ import annotations").body[0], node], [])
-    exec(compile(module, file, "exec"), names)
-    return names[name]
-
-
 def test_areal_normalizes_groups_as_its_mirror_does() -> None:
     torch = pytest.importorskip("torch")
-    made = _areal_class(
-        "utils/data.py", "Normalization", torch=torch, np=np, dist=torch.distributed
+    made = theirs(
+        "areal/utils/data.py", "Normalization", torch=torch, np=np, dist=torch.distributed
     )
     config = type("NormConfig", (), {})()
     vars(config).update(mean_level="group", mean_leave1out=False, std_level="group", eps=1e-5)
@@ -89,8 +92,8 @@ async def test_areal_groups_episodes_as_its_mirror_does(monkeypatch: pytest.Monk
     module = ModuleType("areal.experimental.openai")
     vars(module)["InteractionWithTokenLogpReward"] = type("InteractionWithTokenLogpReward", (), {})
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    own = _areal_class(
-        "infra/remote_inf_engine.py",
+    own = theirs(
+        "areal/infra/remote_inf_engine.py",
         "GroupedRolloutWorkflow",
         asyncio=asyncio,
         concat_padded_tensors=list,

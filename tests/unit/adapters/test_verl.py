@@ -24,7 +24,6 @@ from toolroll.rollout.adapters.verl import (
     agent_loop,
     to_fields,
 )
-from toolroll.rollout.adapters.verl import agent_loop
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
@@ -281,14 +280,6 @@ async def test_metadata_that_is_not_a_mapping_is_refused() -> None:
     loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
     with pytest.raises(UsageError, match=r"extra_info\.metadata must be a mapping"):
         await loop.run({}, extra_info={"index": 0, "metadata": "{}"})
-
-
-def test_routing_replay_is_refused() -> None:
-    manager: Any = Says(token_ids=[9])
-    given = loop_arguments(manager, load_embedded_tokenizer(), enable_rollout_routing_replay=True)
-    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
-    with pytest.raises(UsageError, match="does not pass the routed experts"):
-        loop._player(loop.settings)
 
 
 async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:

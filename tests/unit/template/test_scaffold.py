@@ -1,11 +1,12 @@
-"""history="scaffold": one sequence if a template only removes what its generation prompt wrote before
-sampled turns, and a fork for every other rewrite.
+"""history="scaffold": one sequence if a template only removes what its generation prompt wrote
+before sampled turns, and a fork for every other rewrite.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def play(template: ChatTemplate, messages: list[Message], *, spaced: bool) -> Pl
     at = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     cursor = template.start(messages[: at[0]], TOOLS)
     played = Played(template, messages[: at[-1] + 1], list(cursor.prompt()))
-    for turn, following in zip(at, at[1:], strict=False):
+    for turn, following in pairwise(at):
         probe = Probe("", "", (*messages[: turn + 1],), (*messages[turn + 1 : following],), TOOLS)
         text, _ = _sampled_text(template, probe)
         text = text.replace('": ', '":  ') if spaced else text

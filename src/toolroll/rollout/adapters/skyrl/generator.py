@@ -21,6 +21,7 @@ from toolroll.rollout.adapters.framework_engine import (
 from toolroll.rollout.adapters.sequences import (
     TrainingSequence,
     delivered_share,
+    routed_experts,
     trained_sequences,
 )
 from toolroll.rollout.errors import UsageError
@@ -65,12 +66,16 @@ class SkyrlEngine(FrameworkEngine):
             batch["cache_salt"] = f"toolroll-{model}{before}"
         answer = await self._client.generate(batch, **self._model)
         ids = answer["response_ids"][0]
-        logprobs = answer.get("response_logprobs")
+        logprobs, experts = answer.get("response_logprobs"), answer.get("rollout_expert_indices")
         versions: tuple[WeightVersion, ...] = ()
         if before is not None and before == self._version() and ids:
             versions = (WeightVersion(before, 0, len(ids)),)
         return Sampled(
-            ids, logprobs[0] if logprobs else None, str(answer["stop_reasons"][0]), versions
+            ids,
+            logprobs[0] if logprobs else None,
+            str(answer["stop_reasons"][0]),
+            versions,
+            routed_experts=experts[0] if experts else None,
         )
 
     def _version(self) -> str | None:
@@ -255,12 +260,24 @@ class ToolrollGenerator:
             "trajectory_generation_times": [
                 results[episode].metrics.get("seconds", 0.0) for episode, _, _ in rows
             ],
-            "rollout_expert_indices": None,
+            "rollout_expert_indices": self._experts(sequences),
             "is_last_step": [is_last for _, _, is_last in rows] if self._several else None,
             "env_metrics": [dict(results[episode].metrics) for episode, _, _ in rows],
             "pixel_values": None,
             "image_grid_thw": None,
         }
+
+    def _experts(self, sequences: Sequence[TrainingSequence]) -> list[Any] | None:
+        """Return the routed experts as nested lists [tokens - 1, layers, top_k], or None if SkyRL
+        does not ask for them.
+        """
+        engines = getattr(self._cfg, "inference_engine", None)
+        if not getattr(engines, "enable_return_routed_experts", False):
+            return None
+        engine: Any = self._players.get(self._client).model.engine
+        # Before the engine's first answer, no sequence has trained tokens, so any shape will do.
+        shape = engine.experts_shape or (1, 1)
+        return [routed_experts(sequence, shape).tolist() for sequence in sequences]
 
 
 def _text(prompt: Any) -> Any:

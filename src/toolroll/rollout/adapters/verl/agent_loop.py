@@ -12,10 +12,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from toolroll.rollout.adapters.episodes import EpisodePlayer, PerLoop, task_index, why_aborted
 from toolroll.rollout.adapters.sequences import (
     TrainingSequence,
     delivered_share,
+    routed_experts,
     trained_sequences,
 )
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
@@ -32,6 +35,7 @@ def to_fields(
     response_length: int,
     several: bool = False,
     filler: int = 0,
+    experts_shape: tuple[int, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the fields of verl's `AgentLoopOutput` for each trained sequence of an episode, or for
     one of them if `several` is False. The field `metrics` is a dict here.
@@ -40,7 +44,8 @@ def to_fields(
     `response_length` tokens. `prompt_ids` has at most `prompt_length` tokens. Every sample has the
     same keys in `reward_extra_info`, because verl reads only the first sample's keys.
 
-    `filler` is the token id that stands for an episode that ended before its first prompt.
+    `filler` is the token id that stands for an episode that ended before its first prompt. If
+    `experts_shape` (layers, top_k) is given, `routed_experts` is int16 [tokens - 1, layers, top_k].
     """
     sequences = trained_sequences(
         result,
@@ -49,18 +54,25 @@ def to_fields(
         max_response=response_length,
         max_prompt=prompt_length,
     )
-    return [_fields(result, sequence, sequences) for sequence in sequences]
+    return [_fields(result, sequence, sequences, experts_shape) for sequence in sequences]
 
 
 def _fields(
-    result: InteractionResult, sequence: TrainingSequence, sequences: Sequence[TrainingSequence]
+    result: InteractionResult,
+    sequence: TrainingSequence,
+    sequences: Sequence[TrainingSequence],
+    experts_shape: tuple[int, int] | None,
 ) -> dict[str, Any]:
+    experts = None
+    if experts_shape is not None:
+        experts = routed_experts(sequence, experts_shape).astype(np.int16)
     metrics = result.metrics
     return {
         "prompt_ids": sequence.prompt_ids,
         "response_ids": sequence.response_ids,
         "response_mask": sequence.loss_mask,
         "response_logprobs": sequence.logprobs,
+        "routed_experts": experts,
         "reward_score": 0.0 if result.reward is None else result.reward,
         "num_turns": sum(message["role"] != "system" for message in result.messages),
         "metrics": {
@@ -167,6 +179,7 @@ class ToolrollAgentLoop:
             response_length=int(self.rollout_config.response_length),
             several=several,
             filler=player.filler,
+            experts_shape=self._experts_shape(player.model.engine),
         ):
             if not with_logprobs:
                 fields["response_logprobs"] = None
@@ -174,13 +187,14 @@ class ToolrollAgentLoop:
             outputs.append(verl.AgentLoopOutput(**fields))
         return outputs if several else outputs[0]
 
+    def _experts_shape(self, engine: Any) -> tuple[int, int] | None:
+        if not self.rollout_config.get("enable_rollout_routing_replay"):
+            return None
+        # Before the engine's first answer, no sequence has trained tokens, so any shape will do.
+        return engine.experts_shape or (1, 1)
+
     def _player(self, settings: VerlSettings) -> EpisodePlayer:
         config = self.rollout_config
-        if config.get("enable_rollout_routing_replay"):
-            raise UsageError(
-                "rollout.enable_rollout_routing_replay: toolroll does not pass the routed experts "
-                "to verl; run without it"
-            )
         turns = (config.get("multi_turn") or {}).get("max_assistant_turns")
         length = int(config.prompt_length) + int(config.response_length)
         settings = settings.filled(
