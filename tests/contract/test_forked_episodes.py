@@ -2,7 +2,7 @@
 however many sequences it has, and an aborted one moves no other.
 
 The policy is one row of logits, so that a token's logprob does not depend on its context. Two ways
-to write the same trained tokens then have the same gradient, if and only if their weights are equal.
+to write the same trained tokens then have the same gradient if and only if they weigh the same.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def gradient(ids: Any, loss: Callable[[Any], Any]) -> Any:
 
 
 def verl_batch(results: Sequence[InteractionResult]) -> tuple[Any, list[str]]:
-    """As `AgentLoopWorkerTQ._agent_loop_postprocess` stores them. An aborted episode is an error."""
+    """As `AgentLoopWorkerTQ._agent_loop_postprocess` stores them. An aborted one is an error."""
     rows, keys = [], []
     for session, result in enumerate(results):
         if result.reward is None:

@@ -30,7 +30,7 @@ from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, Message, WeightVersion
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 64}

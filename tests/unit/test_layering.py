@@ -151,7 +151,7 @@ def test_the_check_shares_no_code_with_what_it_checks() -> None:
             reached.add(name)
             waiting += imports_of()[name]
     template = "toolroll.rollout.template."
-    checks = {f"{template}{name}" for name in ("verify", "reference", "shown", "record")}
+    checks = {f"{template}{name}" for name in ("verify", "reference", "shown", "record", "served")}
     assert {name for name in reached if name.startswith(template)} == checks
 
 

@@ -17,7 +17,7 @@ from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 
 from toolroll.rollout.server.in_process import ManagedServer, ManagedSession
 from toolroll.rollout.template.encode import as_ids
-from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}

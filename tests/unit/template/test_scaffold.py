@@ -17,7 +17,7 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.certify import _sampled_text
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.probes import TOOLS, Probe, episode
-from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
 
 pytestmark = pytest.mark.tokens

@@ -22,7 +22,7 @@ from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.engine.resume import join
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.verify import ServedSequence
+from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.testing import PolicyRequest, Reply
 from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
 

@@ -20,6 +20,7 @@ class Framework:
 
 
 _ONE = "the sequence with the most trained tokens"
+_ALL = "all sequences with {}; otherwise " + _ONE
 
 FRAMEWORKS = (
     Framework(
@@ -47,22 +48,22 @@ FRAMEWORKS = (
         "verl",
         "0.9.1",
         "toolroll.rollout.adapters.verl.ToolrollAgentLoop",
-        f"{_ONE} within verl's limits",
+        _ALL.format("GRPO"),
         "an error, so that verl normalizes the group without it",
     ),
     Framework(
         "SkyRL",
         "0.3.0",
         "toolroll.rollout.adapters.skyrl.ToolrollGenerator",
-        _ONE,
-        "stop reason abort, zero mask",
+        _ALL.format("step_wise_trajectories"),
+        "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
     ),
     Framework(
         "AReaL",
         "1.0.4",
         "toolroll.rollout.adapters.areal.ToolrollWorkflow",
-        _ONE,
-        "an error, for which AReaL rejects the whole group",
+        _ALL.format("group_size"),
+        "nothing with group_size; otherwise an error, for which AReaL rejects the group",
     ),
     Framework(
         "verifiers, prime-rl",

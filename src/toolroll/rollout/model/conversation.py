@@ -39,7 +39,7 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
-from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 T = TypeVar("T")

@@ -41,8 +41,8 @@ from toolroll.rollout.template.probes import (
     with_control,
 )
 from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.template.stop_tokens import missing_tokens
-from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message, Tool
 
 Outcome = Literal["append", "fork", "refuse", "wrong"]

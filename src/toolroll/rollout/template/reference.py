@@ -91,6 +91,26 @@ class ReferenceRender:
         return {**call, "function": function}
 
     @cached_property
+    def around_answer(self) -> tuple[str, str]:
+        """The text before and after an answer that a user message follows. Both are empty if the
+        template refuses it.
+        """
+        answer: Message = {"role": "assistant", "content": "qxa"}
+        try:
+            render = self.render([_USER, answer, _USER], None)
+        except RENDER_ERRORS:
+            return "", ""
+        before, _, after = render.rpartition("qxa")
+        return before, after
+
+    @cached_property
+    def scaffold(self) -> str:
+        """The text of the generation prompt that history does not show before a turn."""
+        opening = self.around_answer[0]
+        prompt = self.render([_USER], None) if opening else ""
+        return prompt[len(opening) :] if prompt.startswith(opening) else ""
+
+    @cached_property
     def _takes_objects(self) -> bool:
         """True if the template takes tool arguments as objects. False if it takes JSON text, like
         DeepSeek-V3's template.

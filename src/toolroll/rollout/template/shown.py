@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
 from toolroll.rollout.template.reference import ReferenceRender, readable
@@ -91,6 +91,23 @@ class ShownConversation:
             text, without = self.prompt(stop).text, self.without_prompt(stop)
             self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
         return self._generation_prompt
+
+    def turn_places(self, messages: Sequence[int]) -> Iterator[tuple[int, bool] | None]:
+        """Yield, for each of the turns with these messages except the last, where it starts in the
+        prompt of the next turn, and whether this prompt lacks scaffolds of the turn's own prompt.
+        Yield None if the prompt lacks anything else.
+        """
+        starts: list[int] = []  # of turns with a scaffold
+        for message, following in pairwise(messages):
+            before, after = self.prompt(message).text, self.prompt(following).text
+            starts.append(len(before))
+            bare = not after.startswith(before)
+            if bare:
+                for start in reversed(starts):
+                    kept = before[:start].removesuffix(self._reference.scaffold)
+                    before = kept + before[start:]
+                starts.clear()
+            yield (len(before), bare) if after.startswith(before) else None
 
     def head(self) -> Shown:
         """Return the render of the leading system messages, without a generation prompt."""

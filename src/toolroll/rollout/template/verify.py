@@ -33,8 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.template.record import AnswerRecord, in_order
+from toolroll.rollout.template.record import in_order
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.template.shown import (
     NeutralTextError,
     Shown,
@@ -42,48 +43,9 @@ from toolroll.rollout.template.shown import (
     blanked,
     spelling,
 )
-from toolroll.rollout.types import IdArray, Message, Tool
 
 _PROMPTS = 128
 """The number of encoded first prompts to cache. All samples of a task share one first prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnSpan:
-    """A sampled turn: its token range `[start, stop)` in the sequence, and its message's index.
-
-    `stopped`: True if the turn ended with a stop token, False if it was truncated (even if its last
-    token is a stop token). `prefill`: the text that the model was given to continue. Its token
-    range is `[start, sampled_from)`.
-    """
-
-    start: int
-    stop: int
-    message: int
-    stopped: bool = True
-    prefill: str = ""
-    sampled_from: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ServedSequence:
-    """One sequence as it was served and sampled, up to its last sampled turn.
-
-    `turns` are the sampled turns, oldest first. The tokens before the first turn are the prompt.
-    `messages` and `tools` are the conversation's. `forked`: the prompt contains tokens that were
-    sampled in earlier turns. `preserved`: the template rewrites part of the sequence, and
-    history="preserve" kept this part. `record`: the engine's answers of the session. `dropped`: the
-    number of ids that were removed from the start of the prompt before the engine got it.
-    """
-
-    input_ids: IdArray
-    turns: tuple[TurnSpan, ...]
-    messages: Sequence[Message]
-    tools: Sequence[Tool]
-    forked: bool = False
-    preserved: bool = False
-    record: AnswerRecord | None = None
-    dropped: int = 0
 
 
 class Verifier:
@@ -147,7 +109,7 @@ class Verifier:
                 self._check_prefill(sequence, turn)
             if sequence.preserved:
                 self._check_preserved(sequence, talk)
-            elif self._keep_scaffold and self._scaffold:
+            elif self._keep_scaffold and self._reference.scaffold:
                 self._check_scaffolds(sequence, talk)
             else:
                 self._check_all(sequence, talk)
@@ -274,74 +236,19 @@ class Verifier:
             ):
                 return stop
         before, after = talk.prompt(turn.message), talk.prompt(following.message)
-        if before.text != whole.text[:pos] or not whole.text.startswith(after.text):
+        same = walk.bare or before.text == whole.text[:pos]
+        if not same or not whole.text.startswith(after.text):
             raise _Mismatch("delta")
-        render = Shown(after.text[pos:], after.neutral[pos:])
-        self._check_between(turn, (sampled, delta), render, talk)
-        return len(after.text)
-
-    def _check_between(
-        self,
-        turn: TurnSpan,
-        ids: tuple[list[int], list[int]],
-        render: Shown,
-        talk: ShownConversation,
-    ) -> None:
-        """Check the delta in `ids` (the turn and its delta) against `render`: the next prompt, from
-        the start of the turn on.
-        """
-        (sampled, delta), before = ids, talk.prompt(turn.message).text
         alone = talk.without_prompt(turn.message + 1)
-        turn_ids = self._encode(alone[len(before) :]) if alone.startswith(before) else sampled
+        turn_ids = (
+            self._encode(alone[len(before.text) :]) if alone.startswith(before.text) else sampled
+        )
+        render = Shown(after.text[pos:], after.neutral[pos:])
         if turn.stopped and sampled[-1:] and sampled[-1] in self._control:
             self._check_after_stop(sampled, delta, render, turn_ids)
         else:
             self._check_after_cut(delta, render, turn_ids)
-
-    # --- a sequence whose template may remove scaffolds -------------------------------------------
-
-    def _check_scaffolds(self, sequence: ServedSequence, talk: ShownConversation) -> None:
-        """Check each delta against the prompts before and after its turn. The prompt after it may
-        lack the scaffolds of the turns so far, and nothing else of the prompt before it.
-        """
-        self._check_prompt(sequence, talk)
-        starts: list[int] = []  # of turns that have their scaffold in the prompt
-        for turn, following in zip(sequence.turns, sequence.turns[1:], strict=False):
-            before, after = talk.prompt(turn.message).text, talk.prompt(following.message)
-            starts.append(len(before))
-            if not after.text.startswith(before):
-                for start in reversed(starts):
-                    kept = before[:start].removesuffix(self._scaffold)
-                    before = kept + before[start:]
-                starts.clear()
-            if not after.text.startswith(before):
-                raise _Mismatch("rewritten")
-            sampled = sequence.input_ids[turn.start : turn.stop].tolist()
-            delta = sequence.input_ids[turn.stop : following.start].tolist()
-            text, pos = self._decode(sampled), len(before)
-            rest = [part[pos + len(text) :] for part in (after.text, after.neutral)]
-            if (
-                not after.text.startswith(text, pos)
-                or rest[0] != self._continuation(sampled, delta)
-                or not self._is_encoded(sampled, delta, Shown(*rest))
-            ):
-                render = Shown(after.text[pos:], after.neutral[pos:])
-                self._check_between(turn, (sampled, delta), render, talk)
-
-    @cached_property
-    def _scaffold(self) -> str:
-        """The text of the generation prompt that history does not show before a turn."""
-        user, turn = (
-            {"role": role, "content": content}
-            for role, content in (("user", "x"), ("assistant", "qxa"))
-        )
-        try:
-            prompt = self._reference.render([user], None)
-            history = self._reference.render([user, turn, user], None, generate=False)
-        except RENDER_ERRORS:
-            return ""
-        opening = history[: history.find("qxa")]
-        return prompt[len(opening) :] if prompt.startswith(opening) else ""
+        return len(after.text)
 
     def _closed_at(self, walk: _Walk, turn: TurnSpan, sampled: list[int], pos: int) -> int | None:
         """Return where the turn that starts at `pos` ends in the render. Return None if the end is
@@ -421,7 +328,22 @@ class Verifier:
         if not all(map(self._alike, self._pieces(delta)[1:], pieces, texts)):
             raise _Mismatch("delta: tokens")
 
-    # --- a sequence whose history was preserved ---------------------------------------------------
+    # --- a sequence whose history was preserved, or has scaffolds ---------------------------------
+
+    def _check_scaffolds(self, sequence: ServedSequence, talk: ShownConversation) -> None:
+        """Check each delta in the prompt after it. This prompt may lack the scaffolds of the turns so
+        far, and nothing else of the prompt before the turn.
+        """
+        self._check_prompt(sequence, talk)
+        places = talk.turn_places([turn.message for turn in sequence.turns])
+        for turn, following, place in zip(sequence.turns, sequence.turns[1:], places, strict=False):
+            if place is None:
+                raise _Mismatch("rewritten")
+            pos, bare = place
+            after = talk.prompt(following.message)
+            walk = _Walk(sequence, talk, after, bare)
+            if self._check_delta(walk, turn, following, pos) != len(after.text):
+                raise _Mismatch("delta: text is missing")
 
     def _check_preserved(self, sequence: ServedSequence, talk: ShownConversation) -> None:
         """Check three deltas of a sequence whose template rewrites history: the first, one in the
@@ -462,15 +384,7 @@ class Verifier:
     @cached_property
     def _closes(self) -> tuple[int, ...]:
         """The id of the token that closes a turn without calls in history, if there is one."""
-        user, turn = (
-            {"role": role, "content": content}
-            for role, content in (("user", "x"), ("assistant", "qxa"))
-        )
-        try:
-            render = self._reference.render([user, turn, user], None)
-        except RENDER_ERRORS:
-            return ()
-        return tuple(self._controls(self._encode(render[render.rfind("qxa") :]))[:1])
+        return tuple(self._controls(self._encode(self._reference.around_answer[1]))[:1])
 
     # --- tokens -----------------------------------------------------------------------------------
 
@@ -558,13 +472,14 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The data for the checks of the deltas. `whole` is the render of the prompt before the last
-    turn, which contains the text of every delta.
+    """The data for the checks of the deltas. `whole` is the render of a later prompt, which contains
+    the text of the deltas. `bare`: it lacks scaffolds of the prompt before the turn.
     """
 
     sequence: ServedSequence
     talk: ShownConversation
     whole: Shown
+    bare: bool = False
 
 
 class _Mismatch(Exception):

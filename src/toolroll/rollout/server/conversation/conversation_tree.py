@@ -51,7 +51,7 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
-from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import IdArray, Message
 
 EDITED = "the client changed what was served"
