@@ -1,7 +1,7 @@
-"""`ToolList`: the tools of a conversation. Equal lists share one, so all episodes of an environment
-do.
+"""`SharedTools`: the tools of conversations. Conversations with equal tools share one, so all
+episodes of an environment do.
 
-Invariant: nothing changes a `ToolList`, because only `Conversation` holds its `tools`, and gives
+Invariant: nothing changes a `SharedTools`, because only `Conversation` holds its `tools`, and gives
 copies to other code.
 """
 
@@ -22,7 +22,7 @@ _EXACT = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ToolList:
+class SharedTools:
     """Tools without surrogates. `offered`: the same tools, for a parser. `size`: their approximate
     number of characters.
     """
@@ -32,8 +32,8 @@ class ToolList:
     size: int
 
     @classmethod
-    def of(cls, tools: Sequence[Tool]) -> ToolList:
-        """Return the tool list for `tools`. It is not shared if they contain an object that
+    def of(cls, tools: Sequence[Tool]) -> SharedTools:
+        """Return the object for `tools`. It is not shared if they contain an object that
         `marshal` does not write, such as an instance of a subclass of `dict`.
         """
         try:
@@ -51,14 +51,14 @@ class ToolList:
 
 
 @lru_cache(64)
-def _shared(content: bytes) -> ToolList:
-    """Return the tool list that `marshal` wrote as `content`."""
+def _shared(content: bytes) -> SharedTools:
+    """Return the tools that `marshal` wrote as `content`."""
     return _made(marshal.loads(content))
 
 
-def _made(tools: list[Tool]) -> ToolList:
+def _made(tools: list[Tool]) -> SharedTools:
     tools = replace_surrogates(tools)
-    return ToolList(tools, Offered(tools), text_size(tools))
+    return SharedTools(tools, Offered(tools), text_size(tools))
 
 
 def text_size(value: Any) -> int:
