@@ -38,7 +38,7 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
-from toolroll.rollout.template.snapshot import ToolList, text_size
+from toolroll.rollout.template.snapshot import SharedTools, text_size
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
@@ -102,8 +102,8 @@ class Conversation:
         self._delta_hook = delta_hook
         self._pending: list[Message] = []
         self._size = text_size(self.messages)
-        self._tools = ToolList.of(tools)
-        self._new_tools: ToolList | None = None
+        self._tools = SharedTools.of(tools)
+        self._new_tools: SharedTools | None = None
         self._cursor: Cursor | None = None
         self._last: SampledText | None = None  # the last turn, sampled after the cursor's prompt
         self._in_reasoning = False  # the prompt that was served ends inside reasoning
@@ -132,7 +132,7 @@ class Conversation:
         self._pending += new
         self._size += text_size(new)
         if tools is not None:
-            self._new_tools = ToolList.of(tools)
+            self._new_tools = SharedTools.of(tools)
 
     # --- the model's side -------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Conversation:
             self.mismatches["preserved"] += 1
         self._path.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
 
-    def _observe_first(self, tools: ToolList) -> None:
+    def _observe_first(self, tools: SharedTools) -> None:
         self._tools = tools
         self._cursor = self.template.start(self.messages, tools)
         ids = self._cursor.prompt()
@@ -234,7 +234,7 @@ class Conversation:
         unchanged = prompt is ids
         self.first_prompt = self._cursor.text if unchanged else self.template.encoder.decode(prompt)
 
-    def _fork(self, reason: str, tools: ToolList | None = None) -> None:
+    def _fork(self, reason: str, tools: SharedTools | None = None) -> None:
         if self._turns:
             self._finished.append(self._sequence())
         self._tools = tools or self._tools

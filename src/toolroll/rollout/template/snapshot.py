@@ -129,7 +129,7 @@ def write_json(tojson: Callable[..., str], value: Any, /, *args: Any, **kwargs: 
 
 
 @dataclass(frozen=True, eq=False)
-class ToolList:
+class SharedTools:
     """A snapshot of a tool list, without surrogates. Equal lists of plain values share one, so all
     episodes of an environment do.
     """
@@ -138,12 +138,12 @@ class ToolList:
     texts: JsonTexts
 
     @classmethod
-    def of(cls, tools: Sequence[Tool] | ToolList) -> ToolList:
+    def of(cls, tools: Sequence[Tool] | SharedTools) -> SharedTools:
         """Return the snapshot of `tools`.
 
         Raises `TemplateError` if a tool contains an object that cannot be copied.
         """
-        if isinstance(tools, ToolList):
+        if isinstance(tools, SharedTools):
             return tools
         tools = list(tools)
         try:
@@ -168,7 +168,7 @@ class ToolList:
 
 
 @lru_cache(64)
-def _shared(content: bytes) -> ToolList | None:
+def _shared(content: bytes) -> SharedTools | None:
     """Return the tools that `marshal` wrote as `content`. Return None if they are not plain."""
     tools = marshal.loads(content)
     if not _is_plain(tools):
@@ -177,7 +177,7 @@ def _shared(content: bytes) -> ToolList | None:
     texts = JsonTexts()
     for container in _containers(tools):
         texts.add(container)
-    return ToolList(tools, texts)
+    return SharedTools(tools, texts)
 
 
 def _is_plain(value: Any) -> bool:
