@@ -26,6 +26,7 @@ from toolroll.parsers.base import ReplyStream
 from toolroll.parsers.types import Delta, Span
 from toolroll.rollout.model.turn import ParsedTurn, call_id, with_call_ids
 from toolroll.rollout.runtime.jsonable import ids_json
+from toolroll.rollout.runtime.routed_experts import to_json as experts_to_json
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.template.encode import Encoder, TextDecoder
 from toolroll.rollout.types import Completion, IdArray, Message
@@ -157,12 +158,19 @@ def constraint(result: CompletionResult) -> dict[str, Any]:
 
 
 def exact(choice: Choice) -> dict[str, Any]:
-    """Return the sampled ids, the stop token or stop string, and the weight version."""
+    """Return the sampled ids, the stop token or stop string, the weight version, and the routed
+    experts if the engine records them.
+    """
     completion = choice.completion
+    ids, rows, experts = completion.output_ids, completion.routed_experts, {}
+    if rows is not None:
+        start = completion.prompt_tokens + len(ids) - 1 - len(rows)
+        experts = {"routed_experts": {**experts_to_json(rows), "start": start}}
     return {
-        "token_ids": completion.output_ids.tolist(),
+        "token_ids": ids.tolist(),
         "stop_reason": completion.matched,
         "weight_version": completion.weight_version,
+        **experts,
     }
 
 
