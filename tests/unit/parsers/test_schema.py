@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,11 +187,12 @@ def test_nested_unevaluated_keywords_are_bounded() -> None:
     ("schema", "value"),
     [
         ({"items": {"anyOf": [STRING] * 1900}}, list(range(100))),
-        ({"allOf": [STRING] * 1900}, ["x" * 100] * 1000),
+        ({"allOf": [STRING] * 1900}, ["x" * 100] * 400),
+        ({"items": {"const": ["y" * 50] * 3000}}, ["x"] * 40),
         (doubled(12), -1),
         ({"anyOf": [{"properties": {"a": {"$ref": "#"}}}] * 2, "type": "object"}, nested(90)),
     ],
-    ids=["alternatives", "long messages", "references", "recursive alternatives"],
+    ids=["alternatives", "long messages", "long schemas", "references", "recursive alternatives"],
 )
 def test_many_errors_are_not_listed(schema: Any, value: Any) -> None:
     assert validator(schema).problem(value) == "they do not match the tool's JSON schema"
@@ -240,22 +240,9 @@ def test_an_honest_schema_has_room() -> None:
     check = validator(schema)
     assert check.problem({"rows": many}) is None
     assert check.problem({"rows": [*many, {"n": -1}]}) == "they do not match the tool's JSON schema"
-    problem = check.problem({"rows": [*many[:500], {"n": -1}]})
-    assert problem == "rows.500.n: -1 is less than the minimum of 0"
+    problem = check.problem({"rows": [*many[:300], {"n": -1}]})
+    assert problem == "rows.300.n: -1 is less than the minimum of 0"
     assert validator({"uniqueItems": True}).problem([{"a": at} for at in range(3000)]) is None
-
-
-def test_a_thread_may_check_while_another_one_does() -> None:
-    check = validator({"$defs": {"x": {"items": {"$ref": "#/$defs/x"}}}, "$ref": "#/$defs/x"})
-    problems: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: problems.append(check.problem([[[1]]]))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert problems == [None] * 8
 
 
 POINT = {"type": "object", "properties": {"kind": {"const": "point"}}, "required": ["kind", "x"]}

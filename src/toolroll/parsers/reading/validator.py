@@ -27,11 +27,11 @@ MOST_COMPILED = 10_000
 """The maximum size of the parts with `unevaluatedItems` or `unevaluatedProperties`. The compiler
 replaces the references in them, which takes 0.1 s for this size.
 """
-MOST_WORK = 2_000_000
+MOST_WORK = 1_000_000
 """The maximum work of a check: the size of the schema times the size of the value. A unit of work
 takes about 50 ns, and at most 0.5 us.
 """
-MOST_ERRORS = 40_000
+MOST_ERRORS = 20_000
 """The maximum work for which the errors are listed. An error takes up to 20 us."""
 
 _PATTERNS = ("pattern", "patternProperties")

@@ -341,13 +341,13 @@ def _checked_tool(tool: Tool) -> str:
     if not _NAME.fullmatch(name):
         raise _FailedError(f"{shown(name)} cannot be the name of a tool")
     schema = function.get("parameters", {"type": "object"})
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
+        raise _FailedError(f'{name}: the parameters must have "type": "object"')
     try:
         jsonschema_rs.meta.validate({**schema, "$schema": _DRAFT})
     except jsonschema_rs.ValidationError as error:
         place = "/".join(map(str, error.instance_path))
         raise _FailedError(f"{name}: parameters/{place}: {error.message}") from error
-    if schema.get("type") != "object":
-        raise _FailedError(f'{name}: the parameters must have "type": "object"')
     unknown = set(schema.get("required", ())) - set(schema.get("properties", {}))
     if unknown:
         raise _FailedError(f"{name}: {min(unknown)!r} is required and not among the properties")
