@@ -85,12 +85,18 @@ class ServedSequence:
     record: AnswerRecord | None = None
     dropped: int = 0
 
+    def sampled_spans(self) -> list[tuple[int, int]]:
+        """Return the range of each turn's sampled ids, counted without the dropped ids."""
+        cut = self.dropped
+        return [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in self.turns]
+
 
 class Verifier:
     """Checks sequences that were served with one chat template. Thread-safe.
 
     `now` is the time that was used to render the template. `head_hook` rewrites the head of each
-    prompt: the leading system messages and the tools.
+    prompt: the leading system messages and the tools. `options` are all arguments but the
+    tokenizer.
 
     Example::
 
@@ -109,7 +115,13 @@ class Verifier:
         now: datetime,
         head_hook: Callable[[str], str] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self.options = {
+            "chat_template": chat_template,
+            "kwargs": kwargs,
+            "now": now,
+            "head_hook": head_hook,
+        }
         self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
         self._now = now
         self._head_hook = head_hook
@@ -157,7 +169,7 @@ class Verifier:
     def _check_turns(self, sequence: ServedSequence) -> None:
         """Check that each turn is one answer of the engine, and ended as the engine says."""
         cut, ids = sequence.dropped, sequence.input_ids
-        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in sequence.turns]
+        spans = sequence.sampled_spans()
         messages = [turn.message for turn in sequence.turns]
         if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
             raise _Mismatch("turns: order")
@@ -192,10 +204,8 @@ class Verifier:
             return
         first = sequence.turns[0].message
         render = self._hooked(talk.prompt(first), talk)
-        prompt, expected = (
-            sequence.input_ids[: sequence.turns[0].start],
-            self._prompt_ids(render.text),
-        )
+        prompt = sequence.input_ids[: sequence.turns[0].start]
+        expected = self._prompt_ids(render.text)
         if np.array_equal(prompt, expected) and render.neutral == render.text:
             return
         ids = prompt.tolist()
@@ -460,13 +470,13 @@ class Verifier:
     # --- transformers and the tokenizer -----------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
-        fast = self._tokenizer.backend_tokenizer
+        fast = self.tokenizer.backend_tokenizer
         if fast.truncation is None and fast.padding is None:
             return list(fast.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        fast = self._tokenizer.backend_tokenizer
+        fast = self.tokenizer.backend_tokenizer
         return str(fast.decode(list(ids), skip_special_tokens=False))
 
     def _continuation(self, before: list[int], ids: list[int]) -> str:
