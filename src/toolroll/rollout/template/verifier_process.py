@@ -59,7 +59,7 @@ class _Job:
 
     def __init__(self, verifier: Verifier, sequence: ServedSequence) -> None:
         self.tokenizer = verifier.tokenizer
-        self.options = pickle.dumps(verifier.options)
+        self.options = pickle.dumps({**verifier.options, "head_hook": verifier.head_hook})
         self.sequence = pickle.dumps(_with_own_record(sequence))
         self.answer: Future[bool | None] = Future()
 
@@ -129,7 +129,7 @@ class VerifierProcess:
             return job
 
     def _can_take(self, verifier: Verifier) -> bool:
-        hook = verifier.options["head_hook"]
+        hook = verifier.head_hook
         if hook is not None and not (
             isinstance(hook, FunctionType) and hook.__module__.startswith("toolroll.")
         ):

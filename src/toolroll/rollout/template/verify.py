@@ -24,12 +24,12 @@ text or the token itself: the message does not say which was sampled.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -95,8 +95,7 @@ class Verifier:
     """Checks sequences that were served with one chat template. Thread-safe.
 
     `now` is the time that was used to render the template. `head_hook` rewrites the head of each
-    prompt: the leading system messages and the tools. `options` are all arguments but the
-    tokenizer.
+    prompt: the leading system messages and the tools. `options`: the other arguments.
 
     Example::
 
@@ -116,15 +115,10 @@ class Verifier:
         head_hook: Callable[[str], str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.options = {
-            "chat_template": chat_template,
-            "kwargs": kwargs,
-            "now": now,
-            "head_hook": head_hook,
-        }
+        self.head_hook = head_hook
+        self.options = {"chat_template": chat_template, "kwargs": kwargs, "now": now}
         self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
         self._now = now
-        self._head_hook = head_hook
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
         texts = {index: text for text, index in added.items() if text.strip()}
@@ -214,9 +208,7 @@ class Verifier:
         as_text = self._as_text(ids, render)
         if as_text is None:
             raise _Mismatch("prompt: control tokens")
-        spelled = [
-            match.group() for match in as_text if render.neutral.startswith(*spelling(match))
-        ]
+        spelled = [m.group() for m in as_text if render.neutral.startswith(*spelling(m))]
         if spelled:
             # This must be text of the assistant, not the template's own control token.
             others = self._hooked(talk.prompt(first, assistant=frozenset(spelled)), talk).neutral
@@ -274,9 +266,8 @@ class Verifier:
         start = pos + len(turn_text) if unchanged else self._closed_at(walk, turn, sampled, pos)
         if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
-            if self._is_encoded(
-                sampled, delta, Shown(whole.text[start:stop], whole.neutral[start:stop])
-            ):
+            render = Shown(whole.text[start:stop], whole.neutral[start:stop])
+            if self._is_encoded(sampled, delta, render):
                 return stop
         before, after = talk.prompt(turn.message), talk.prompt(following.message)
         if before.text != whole.text[:pos] or not whole.text.startswith(after.text):
@@ -449,9 +440,7 @@ class Verifier:
         """
         if render.text == render.neutral:
             return ids == wanted
-        text, decoded = (
-            unicodedata.normalize("NFC", each) for each in (render.text, self._decode(ids))
-        )
+        text, decoded = (normalize("NFC", each) for each in (render.text, self._decode(ids)))
         if self._eats_space:
             return decoded.strip() == text.strip()
         # some vocabularies omit a leading space
@@ -490,7 +479,7 @@ class Verifier:
 
     def _hooked(self, render: Shown, talk: ShownConversation) -> Shown:
         """Return the rendered prompt `render`, with its head rewritten by `head_hook`."""
-        if self._head_hook is None:
+        if self.head_hook is None:
             return render
         try:
             head = talk.head()
@@ -501,8 +490,8 @@ class Verifier:
         )
 
     def _rewritten(self, text: str, head: str) -> str:
-        assert self._head_hook is not None
-        return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
+        assert self.head_hook is not None
+        return self.head_hook(head) + text[len(head) :] if text.startswith(head) else text
 
 
 @dataclass(frozen=True, slots=True)
