@@ -83,7 +83,7 @@ class UnderTest:
             return
         prepared = parts.renderer.prepare(case.messages[:-1])
         head = parts.renderer.head(prepared, case.tools)
-        other = Cursor(replace(parts, deltas=by_nonce), prepared, head)
+        other = Cursor(replace(parts, deltas=by_nonce), prepared, head, frozenset())
         assert found == other.derive(sampled, said), case
 
 

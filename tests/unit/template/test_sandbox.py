@@ -86,9 +86,9 @@ NAMES = sorted({*ODD, *(name for kind in KINDS for name in dir(kind)), "gi_frame
 def test_the_environment_is_transformers_own_but_for_its_class_and_its_clock() -> None:
     theirs, ours = shared("{{ 1 }}").environment, compile_template("{{ 1 }}", NOW).environment
     assert (type(theirs), type(ours)) == (ImmutableSandboxedEnvironment, CachingSandbox)
-    assert {
-        name: f for name, f in ours.filters.items() if name != "toolroll_counted"
-    } == theirs.filters
+    added = {name: ours.filters[name] for name in ("toolroll_counted", "tojson")}
+    assert ours.filters == {**theirs.filters, **added}
+    assert added["tojson"].args == (theirs.filters["tojson"],)
     assert ours.tests == theirs.tests
     clock = {"strftime_now": None}
     assert {**ours.globals, **clock} == {**theirs.globals, **clock}

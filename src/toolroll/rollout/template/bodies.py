@@ -64,40 +64,43 @@ class BodyMasker:
         # A template may change the case of a text.
         self._pattern = re.compile(encoder.pattern.pattern, re.IGNORECASE)
         self._control = encoder.pattern
+        # Escaped in the same way as messages, so that a token with a quote is found too.
+        self._folded = {
+            token: orjson.dumps(token)[1:-1].decode().casefold() for token in encoder.control
+        }
+        self._any_folded = re.compile("|".join(map(re.escape, self._folded.values())) or r"(?!)")
         looked_for = " ".join(_looked_for(source))
         maskable = sorted((text for text in encoder.special if text not in looked_for), key=len)
         self._own = re.compile(
             "|".join(map(re.escape, reversed(maskable))) or r"(?!)", re.IGNORECASE
         )
 
-    def spells(
-        self,
-        text: str,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        *,
-        first: int = 0,
-    ) -> bool:
-        """Return True if a message or a tool contains a control token of the render `text`, in
-        upper or lower case, or may contain the beginning or the end of such a token.
+    def spelled(self, parts: Sequence[Message] | Sequence[Tool]) -> frozenset[str]:
+        """Return the control tokens that `parts` contain, in upper or lower case.
 
-        `messages` come from `Renderer.prepare`. Beginnings and ends of tokens are searched only in
-        the messages from `first` on, and in the tools only if `first` is 0.
+        `parts` are messages from `Renderer.prepare`, or tools. Raises `TemplateError` if the text
+        parts of a content spell a control token only together.
         """
-        for message in messages:
-            self._refuse_split(message.get("content"), self._pattern)
-        tokens = frozenset(self._control.findall(text))
-        rendered = [*messages[first:], *(() if first else tools or ())]
-        if any(_parts_at_edges(item, tokens, text) for item in set(texts_of(rendered))):
-            return True
+        for part in parts:
+            self._refuse_split(part.get("content"), self._pattern)
         try:
-            bodies = orjson.dumps([messages, tools], option=orjson.OPT_NON_STR_KEYS).decode()
+            text = orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS).decode().casefold()
         except TypeError:  # not JSON, but a template may still render it
-            return bool(tokens)
-        # Messages and tokens are escaped in the same way, so that a token with a quote is found
-        # too.
-        bodies = bodies.casefold()
-        return any(orjson.dumps(token)[1:-1].decode().casefold() in bodies for token in tokens)
+            return frozenset(self._folded)
+        if self._any_folded.search(text) is None:
+            return frozenset()
+        return frozenset(token for token, folded in self._folded.items() if folded in text)
+
+    def may_spell(
+        self, text: str, spelled: frozenset[str], rendered: Sequence[Message] | Sequence[Tool]
+    ) -> bool:
+        """Return True if the render `text` has a control token that is in `spelled`, or if a text
+        in `rendered` may contain the beginning or the end of one of its control tokens.
+        """
+        tokens = frozenset(self._control.findall(text))
+        return not tokens.isdisjoint(spelled) or any(
+            _parts_at_edges(item, tokens, text) for item in set(texts_of(rendered))
+        )
 
     def mask(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str

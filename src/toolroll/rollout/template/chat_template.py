@@ -152,7 +152,9 @@ class ChatTemplate:
         The conversation is not rendered yet: `Cursor.prompt` renders it and returns its ids.
         """
         prepared = self.renderer.prepare(messages)
-        return Cursor(self.parts, prepared, self.renderer.head(prepared, tools))
+        head = self.renderer.head(prepared, tools)
+        head.texts.add_arguments(prepared)
+        return Cursor(self.parts, prepared, head, self._spelled(prepared, head.tools))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation with the generation prompt.
@@ -178,7 +180,11 @@ class ChatTemplate:
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
         text = self.renderer.render_prepared(prepared, head, generate=generate)
-        return text, self.parts.body_spans(text, prepared, head.tools, generate=generate)
+        spelled = self._spelled(prepared, head.tools)
+        return text, self.parts.body_spans(text, prepared, head.tools, spelled, generate=generate)
+
+    def _spelled(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> frozenset[str]:
+        return self.parts.bodies.spelled(messages) | self.parts.bodies.spelled(tools or [])
 
     # --- deltas -----------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import is_
 
 import numpy as np
 
@@ -41,21 +40,26 @@ class TemplateParts:
     def body_spans(
         self,
         text: str,
-        messages: list[Message],
+        messages: Sequence[Message],
         tools: Sequence[Tool] | None,
+        spelled: frozenset[str],
         *,
         start: int = 0,
-        first: int = 0,
+        first: int | None = None,
         generate: bool = True,
     ) -> list[Span]:
         """Return the body spans of the render `text`: where it contains text that comes from a
         message or a tool and spells a control token. Only spans from `start` on are returned,
         relative to `start`. `messages[first]` is the first message whose render starts there or
-        later.
+        later. By default, the render of the tools does too.
+
+        `spelled` are the control tokens that the messages and the tools contain
+        (`BodyMasker.spelled`).
 
         Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
         """
-        if not self.bodies.spells(text[start:], messages, tools, first=first):
+        rendered = [*messages, *(tools or ())] if first is None else messages[first:]
+        if not self.bodies.may_spell(text[start:], spelled, rendered):
             return []
         # All messages are masked, including earlier ones, because a template may repeat their text.
         masked, masked_tools, originals = self.bodies.mask(messages, tools, text)
@@ -89,6 +93,7 @@ class Cursor:
         parts: TemplateParts,
         messages: list[Message],
         head: Head,
+        spelled: frozenset[str],
         *,
         preserved: str | None = None,
         text: str | None = None,
@@ -97,6 +102,7 @@ class Cursor:
         self._parts = parts
         self._messages = messages
         self._head = head
+        self._spelled = spelled  # the control tokens that the messages and the tools contain
         self.preserved = preserved
         self._start = start  # where the text after the last sampled turn starts
         if text is not None:
@@ -136,7 +142,7 @@ class Cursor:
         control token. Only the rest of the prompt is encoded.
         """
         text, encoder = self.text, self._parts.encoder
-        bodies = self._parts.body_spans(text, self._messages, self._head.tools)
+        bodies = self._parts.body_spans(text, self._messages, self._head.tools, self._spelled)
         if keep is None:
             return as_ids(encoder.encode(text, bodies))
         reused = position = 0
@@ -175,19 +181,29 @@ class Cursor:
         """
         parts, head = self._parts, self._with_tools(tools)
         turn, new = self._prepared(messages)
+        head.texts.add_arguments([turn, *new])
         delta = self._derive(sampled, turn, new, head, fork=parts.fork)
         if delta.rewritten is not None and parts.fork:
             raise HistoryRewrittenError(delta.rewritten)
         whole = [*self._messages, turn, *new]
+        spelled = self._spelled | parts.bodies.spelled([turn, *new])
+        if head is not self._head:
+            spelled |= parts.bodies.spelled(head.tools or [])
         bodies = parts.body_spans(
-            delta.whole, whole, head.tools, start=delta.cut, first=len(self._messages) + 1
+            delta.whole, whole, head.tools, spelled, start=delta.cut, first=len(self._messages) + 1
         )
         previous = sampled.last_id
         if previous is None:  # nothing was sampled: the delta follows the prompt
             previous = parts.encoder.ending_id(self.text)
         ids = as_ids(parts.encoder.encode(delta.text, bodies, previous=previous))
         after = Cursor(
-            parts, whole, head, preserved=delta.rewritten, text=delta.whole, start=delta.cut
+            parts,
+            whole,
+            head,
+            spelled,
+            preserved=delta.rewritten,
+            text=delta.whole,
+            start=delta.cut,
         )
         return ids, after
 
@@ -214,16 +230,16 @@ class Cursor:
 
         Raises `HistoryRewrittenError` if these tools change this cursor's prompt.
         """
-        current = self._head.tools or []
-        if tools is None or (len(tools) == len(current) and all(map(is_, tools, current))):
+        if tools is None:
             return self._head
         renderer = self._parts.renderer
         head = renderer.head(self._messages, tools)
-        # compare the repr: 1 and True are equal, but render differently
-        if repr(head) == repr(self._head):
+        if head == self._head:
             return self._head
         if renderer.render_prepared(self._messages, head, generate=True) != self.text:
-            raise HistoryRewrittenError(f"{TOOLS_CHANGED} ({_tools_change(current, tools)})")
+            raise HistoryRewrittenError(
+                f"{TOOLS_CHANGED} ({_tools_change(self._head.tools or [], tools)})"
+            )
         return head
 
 

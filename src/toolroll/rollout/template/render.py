@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
 from types import FunctionType
@@ -29,6 +29,7 @@ import jinja2
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.template.sandbox import compile_template
+from toolroll.rollout.template.snapshot import JsonTexts, ToolSet, json_texts, snapshot
 from toolroll.rollout.types import Message, Tool
 
 HeadHook = Callable[[str], str]
@@ -68,12 +69,19 @@ class Head:
     tools.
 
     `text` is the render of this part, and `rewritten` is the result of `head_hook` for `text`.
-    Without a hook, `text` and `rewritten` are empty.
+    Without a hook, `text` and `rewritten` are empty. `texts` holds the JSON texts of the
+    conversation's messages.
     """
 
-    tools: list[Tool] | None
+    tool_set: ToolSet | None
     text: str = ""
     rewritten: str = ""
+    texts: JsonTexts = field(default_factory=JsonTexts, compare=False)
+
+    @property
+    def tools(self) -> list[Tool] | None:
+        """The tools, or None if there are none."""
+        return self.tool_set.tools if self.tool_set else None
 
 
 class Renderer:
@@ -105,7 +113,7 @@ class Renderer:
         self.kwargs = dict(kwargs or {})
         self.now = now or datetime.now()
         self.head_hook = head_hook
-        self._variables = replace_surrogates(self.kwargs)
+        self._variables = snapshot(replace_surrogates(self.kwargs))
         self._apply = _applier(tokenizer, self.now)
         self._takes_parts: dict[str, bool] = {}
         self._takes_thinking: dict[tuple[bool, bool], bool] = {}
@@ -134,34 +142,38 @@ class Renderer:
         return self.render_prepared(prepared, self.head(prepared, tools), generate=generate)
 
     def prepare(self, messages: Sequence[Message]) -> list[Message]:
-        """Return `messages` without surrogates, and with contents, arguments and reasoning in the
-        form that the template accepts.
+        """Return a snapshot of `messages` without surrogates, and with contents, arguments and
+        reasoning in the form that the template accepts.
 
-        Messages that are already prepared are returned unchanged.
+        Messages that are already prepared are only copied.
         """
         form = self.argument_form or "dict"
         return [
-            replace_surrogates(
-                self._with_reasoning(_with_arguments(self.with_content(message), form))
+            snapshot(
+                replace_surrogates(
+                    self._with_reasoning(_with_arguments(self.with_content(message), form))
+                )
             )
             for message in messages
         ]
 
     def head(self, prepared: Sequence[Message], tools: Sequence[Tool] | None) -> Head:
         """Return the head of a conversation that starts with `prepared`."""
-        tools = replace_surrogates(list(tools)) if tools else None
+        tool_set = ToolSet.of(tools) if tools else None
         if self.head_hook is None:
-            return Head(tools)
+            return Head(tool_set)
         try:
             lead = list(itertools.takewhile(_is_lead, prepared))
-            text = self._render(lead, tools, generate=False)
+            text = self._render(lead, tool_set.tools if tool_set else None, generate=False)
         except TemplateError:  # the template requires a user message: no head
             text = ""
-        return Head(tools, text, self.head_hook(text))
+        return Head(tool_set, text, self.head_hook(text))
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
         """Return the text of messages from `prepare`. `head` is their conversation's head."""
-        text = self._render(list(prepared), head.tools, generate=generate)
+        known = (head.texts, head.tool_set.texts) if head.tool_set else (head.texts,)
+        with json_texts(*known):
+            text = self._render(list(prepared), head.tools, generate=generate)
         own_head = text.startswith(head.text)
         return head.rewritten + text[len(head.text) :] if own_head else text
 

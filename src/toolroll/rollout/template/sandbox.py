@@ -1,10 +1,11 @@
 """Compile a chat template as `transformers` does, but with a fixed clock and a faster sandbox.
 
-The environment (options, extensions, filters, globals) is the same as in `transformers`, with three
+The environment (options, extensions, filters, globals) is the same as in `transformers`, with four
 differences:
 
 - `strftime_now` uses a given time.
 - Jinja's sandbox does not repeat its safety checks for built-in types that templates use often.
+- `tojson` does not write an object that never changes again (`snapshot.py`).
 - One render runs at most `MOST_STEPS` steps of loops and calls.
 
 Invariant: within this limit, `CachingSandbox` returns, refuses and raises exactly what
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jinja2
@@ -25,6 +26,8 @@ from jinja2 import nodes
 from jinja2.runtime import Context, LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from toolroll.rollout.template.snapshot import write_json
 
 MOST_STEPS = 10_000_000
 """The maximum number of loop iterations and calls of macros, functions and methods in one render (a
@@ -43,6 +46,16 @@ _SAFE = frozenset(
     if _CHECKER.is_safe_attribute(sample, name, None)  # the check ignores the value
 )
 _DICT_ATTRIBUTES = frozenset(dir(dict))
+_WRAPPED = ("format", "format_map")
+"""The methods of a string that the sandbox replaces."""
+_COUNTERS = ("first", "index", "index0")
+"""The attributes of a loop that never run code of the loop's items."""
+_DIRECT = frozenset(
+    (kind, name)
+    for kind, name in _SAFE
+    if (name in _COUNTERS if kind is LoopContext else name not in _WRAPPED)
+)
+"""The attributes that the sandbox returns unchanged, and that cannot raise an error."""
 
 
 class CachingSandbox(ImmutableSandboxedEnvironment):
@@ -71,6 +84,8 @@ class CachingSandbox(ImmutableSandboxedEnvironment):
                 return obj[attribute]
             except KeyError:
                 return self.undefined(obj=obj, name=attribute)
+        if (type(obj), attribute) in _DIRECT:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -127,6 +142,10 @@ def compile_template(source: str, now: datetime) -> jinja2.Template:
     environment.globals = {**shared.globals, "strftime_now": now.strftime}
     if type(environment) is ImmutableSandboxedEnvironment:
         environment.__class__ = CachingSandbox
-        environment.filters = {**shared.filters, _COUNTED: _counted}
+        environment.filters = {
+            **shared.filters,
+            _COUNTED: _counted,
+            "tojson": partial(write_json, shared.filters["tojson"]),
+        }
     template: jinja2.Template = environment.from_string(source)
     return template

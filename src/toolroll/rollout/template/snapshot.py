@@ -1,0 +1,181 @@
+"""Copies of messages and tools that never change, and the JSON texts that a template wrote for
+them.
+
+Invariants:
+
+- Only the template package holds the containers of a copy, and the sandbox does not let a template
+  change them. So a copy never changes, whatever happens to the original.
+- A JSON text is used again only for the same object and the same arguments of `tojson`. `JsonTexts`
+  holds the object, so no other object can get its id.
+"""
+
+from __future__ import annotations
+
+import copy
+import marshal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.runtime.unicode import replace_surrogates
+from toolroll.rollout.types import Message, Tool
+
+T = TypeVar("T")
+
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+_TYPE_EXACT = 2
+"""The last version of `marshal` whose output depends only on the types and values it writes. It
+refuses subclasses, and it writes every type in a different way.
+"""
+
+
+def snapshot(value: T) -> T:
+    """Return a copy of `value`, which shares only strings, numbers and None with it.
+
+    Raises `TemplateError` if an object in `value` cannot be copied.
+    """
+    try:
+        copied: T = _copied(value)
+        return copied
+    except RecursionError as error:
+        raise TemplateError("a message or a tool is nested too deeply") from error
+    except Exception as error:  # an object of another type may raise anything
+        raise TemplateError(
+            f"a message or a tool contains an object that cannot be copied ({error}): pass text, "
+            "numbers, lists and dicts"
+        ) from error
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {name: _copied(entry) for name, entry in value.items()}
+    if kind is list:
+        return [_copied(entry) for entry in value]
+    if kind is MappingProxyType:  # it has no copy of its own
+        return MappingProxyType(_copied(dict(value)))
+    return copy.deepcopy(value)
+
+
+class JsonTexts:
+    """What `tojson` wrote for objects that never change."""
+
+    __slots__ = ("_objects", "_texts")
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._texts: dict[tuple[int, str], str] = {}
+
+    def add(self, container: dict[str, Any] | list[Any]) -> None:
+        """Keep the texts of `container`. It is plain (`_is_plain`) and belongs to a snapshot."""
+        self._objects[id(container)] = container
+
+    def add_arguments(self, messages: Sequence[Message]) -> None:
+        """Add the arguments of all tool calls of `messages`, which come from `snapshot`. Arguments
+        that are not plain are left out.
+        """
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                arguments = call["function"].get("arguments")
+                if isinstance(arguments, dict) and _is_plain(arguments):
+                    self.add(arguments)
+
+    def __contains__(self, container: Any) -> bool:
+        return id(container) in self._objects
+
+    def write(
+        self,
+        tojson: Callable[..., str],
+        container: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> str:
+        """Return `tojson(container, *args, **kwargs)` for a container that was added."""
+        # the repr: 1 and True are equal, but may be written differently
+        key = id(container), repr((args, kwargs)) if args or kwargs else ""
+        text = self._texts.get(key)
+        if text is None:
+            text = self._texts[key] = tojson(container, *args, **kwargs)
+        return text
+
+
+_IN_USE: ContextVar[tuple[JsonTexts, ...]] = ContextVar("json_texts", default=())
+
+
+@contextmanager
+def json_texts(*texts: JsonTexts) -> Iterator[None]:
+    """Use `texts` in the renders of this context."""
+    token = _IN_USE.set(texts)
+    try:
+        yield
+    finally:
+        _IN_USE.reset(token)
+
+
+def write_json(tojson: Callable[..., str], value: Any, /, *args: Any, **kwargs: Any) -> str:
+    """Return `tojson(value, *args, **kwargs)`. If the text is known, `tojson` is not called."""
+    for texts in _IN_USE.get():
+        if value in texts:
+            return texts.write(tojson, value, args, kwargs)
+    return tojson(value, *args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ToolSet:
+    """A snapshot of a tool list. Equal lists of plain values share one, so all episodes of an
+    environment do.
+    """
+
+    tools: list[Tool]
+    texts: JsonTexts
+
+    @classmethod
+    def of(cls, tools: Sequence[Tool]) -> ToolSet:
+        """Return the snapshot of `tools`, without surrogates.
+
+        Raises `TemplateError` if a tool contains an object that cannot be copied.
+        """
+        tools = list(tools)
+        try:
+            shared = _shared(marshal.dumps(tools, _TYPE_EXACT))
+        except (ValueError, RecursionError):  # an object of another type, or too deep
+            shared = None
+        return shared or cls(replace_surrogates(snapshot(tools)), JsonTexts())
+
+
+@lru_cache(64)
+def _shared(content: bytes) -> ToolSet | None:
+    """Return the tools that `marshal` wrote as `content`. Return None if they are not plain."""
+    tools = marshal.loads(content)
+    if not _is_plain(tools):
+        return None
+    tools = replace_surrogates(tools)
+    texts = JsonTexts()
+    for container in _containers(tools):
+        texts.add(container)
+    return ToolSet(tools, texts)
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True if `value` consists of strings, numbers, None, lists and dicts only. Subclasses
+    do not count.
+    """
+    kind = type(value)
+    if kind is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if kind is list else kind in _ATOMS
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """Yield `value` and all dicts and lists in it."""
+    if isinstance(value, dict | list):
+        yield value
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _containers(part)
