@@ -72,6 +72,10 @@ class Counted:
         return self._check(sequence)
 
 
+class UserTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
+    """A class that only the user's code has."""
+
+
 def changed(sequence: ServedSequence) -> Iterator[ServedSequence]:
     for position in range(len(sequence.input_ids)):
         ids = sequence.input_ids.copy()
@@ -144,13 +148,11 @@ async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) 
         change()
         assert state_digest(other) != before
         assert worker.answer(digest, None, pickle.dumps(other)) == NOT_CONFIRMED
+    other.__class__ = UserTokenizer
+    assert worker.answer(state_digest(other), None, pickle.dumps(other)) == NOT_CONFIRMED
 
 
 # --- what stays in threads ------------------------------------------------------------------------
-
-
-class UserTokenizer(PreTrainedTokenizerFast):  # type: ignore[misc]
-    """A class that only the user's code has."""
 
 
 async def test_a_tokenizer_of_the_user_stays_in_this_process(
@@ -192,7 +194,7 @@ async def test_a_hook_of_the_user_stays_in_this_process(
 async def test_one_core_needs_no_process(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     process = VerifierProcess(after=1)
-    monkeypatch.setattr(process, "_serve", None)
+    monkeypatch.setattr(verifier_process, "Thread", None)
     counted = Counted(served[0])
     for _ in range(3):
         assert await process.check(*served) is None
