@@ -60,7 +60,7 @@ class _Job:
     def __init__(self, verifier: Verifier, sequence: ServedSequence) -> None:
         self.tokenizer = verifier.tokenizer
         self.options = pickle.dumps({**verifier.options, "head_hook": verifier.head_hook})
-        self.sequence = pickle.dumps(_with_own_record(sequence))
+        self.sequence = pickle.dumps(_with_own_record(sequence), pickle.HIGHEST_PROTOCOL)
         self.answer: Future[bool | None] = Future()
 
     def finish(self, is_correct: Callable[[_Job], bool]) -> None:
