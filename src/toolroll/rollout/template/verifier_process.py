@@ -30,7 +30,6 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread, main_thread
 from types import FunctionType
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from toolroll.rollout.template.verifier_worker import CONFIRMED, UNKNOWN_TOKENIZER, state_digest
@@ -58,7 +57,7 @@ class _Job:
     """
 
     def __init__(self, verifier: Verifier, sequence: ServedSequence) -> None:
-        self.tokenizer = verifier.tokenizer
+        self.verifier = verifier
         self.options = pickle.dumps({**verifier.options, "head_hook": verifier.head_hook})
         self.sequence = pickle.dumps(_with_own_record(sequence), pickle.HIGHEST_PROTOCOL)
         self.answer: Future[bool | None] = Future()
@@ -85,8 +84,8 @@ class VerifierProcess:
 
     def __init__(self, *, after: int = _AFTER, limit: float = _LIMIT, idle: float = _IDLE) -> None:
         self.after, self._limit, self._idle = after, limit, idle
-        self._digests: WeakKeyDictionary[Any, bytes | None] = WeakKeyDictionary()
-        """None for a tokenizer that cannot be used in the process."""
+        self._digests: WeakKeyDictionary[Verifier, bytes | None] = WeakKeyDictionary()
+        """Of the tokenizers' state. None if the process cannot use the tokenizer."""
         self._has_explained = False
         self._channel: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -118,8 +117,8 @@ class VerifierProcess:
             if not self.ready.is_set():
                 self._left -= 1
                 if self._left == 0 and _may_start():
-                    arguments = (verifier.tokenizer,)
-                    Thread(target=self._serve, args=arguments, name="toolroll", daemon=True).start()
+                    serve = partial(self._serve, verifier)
+                    Thread(target=serve, name="toolroll-verifier", daemon=True).start()
                 return None
             try:
                 job = _Job(verifier, sequence)
@@ -135,14 +134,14 @@ class VerifierProcess:
         ):
             self._explain("a hook rewrites the start of prompts")
             return False
-        return self._digests.get(verifier.tokenizer, b"") is not None
+        return self._digests.get(verifier, b"") is not None
 
     # --- in the thread of the process -------------------------------------------------------------
 
-    def _serve(self, tokenizer: Any) -> None:
+    def _serve(self, verifier: Verifier) -> None:
         try:
             with self._started():
-                if self._send(tokenizer):
+                if self._send(verifier):
                     self.ready.set()
                     while True:
                         self._jobs.get(timeout=self._idle).finish(self._is_confirmed)
@@ -166,7 +165,7 @@ class VerifierProcess:
             with theirs:
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", _PROGRAM, *sys.path],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
                     start_new_session=True,  # so that Ctrl-C does not interrupt it
@@ -180,32 +179,32 @@ class VerifierProcess:
                 end()
 
     def _is_confirmed(self, job: _Job) -> bool:
-        if job.tokenizer not in self._digests:
-            self._send(job.tokenizer)
-        digest = self._digests[job.tokenizer]
+        digest = self._digest(job.verifier)
         if digest is None:
             return False
         request = digest, job.options, job.sequence
         answer = self._ask(*request)
-        if answer == UNKNOWN_TOKENIZER and self._send(job.tokenizer):
+        if answer == UNKNOWN_TOKENIZER and self._send(job.verifier):
             answer = self._ask(*request)
         return answer == CONFIRMED
 
-    def _send(self, tokenizer: Any) -> bool:
+    def _digest(self, verifier: Verifier) -> bytes | None:
+        if verifier not in self._digests:
+            self._digests[verifier] = state_digest(verifier.tokenizer)
+        return self._digests[verifier]
+
+    def _send(self, verifier: Verifier) -> bool:
         """Send the tokenizer. Return False if it cannot be used in the process."""
-        digest = None
         try:
-            digest, body = state_digest(tokenizer), pickle.dumps(tokenizer)
+            digest, body = self._digest(verifier), pickle.dumps(verifier.tokenizer)
         except Exception as error:  # noqa: BLE001 - any error of the tokenizer
             self._explain(f"the tokenizer cannot be pickled ({error!r})")
         else:
-            if self._ask(digest, None, body) != CONFIRMED:
-                self._explain(
-                    "the tokenizer has a class of your own, or changes when it is pickled"
-                )
-                digest = None
-        self._digests[tokenizer] = digest
-        return digest is not None
+            if self._ask(digest, None, body) == CONFIRMED:
+                return True
+            self._explain("the tokenizer has a class of your own, or changes when it is pickled")
+        self._digests[verifier] = None
+        return False
 
     def _ask(self, *request: bytes | None) -> bytes:
         """Return the answer. Raise `EOFError` or `OSError` if the process died, and `TimeoutError`

@@ -8,9 +8,9 @@ standard library and `_PACKAGES`. So code of the user runs only in the user's pr
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import io
 import pickle
+import signal
 import socket
 import sys
 from hashlib import blake2b
@@ -22,7 +22,7 @@ CONFIRMED, NOT_CONFIRMED, UNKNOWN_TOKENIZER = b"+", b"-", b"?"
 
 _PACKAGES = frozenset({"numpy", "tokenizers", "toolroll", "transformers"})
 _MOST_TOKENIZERS, _MOST_VERIFIERS = 4, 64
-_ORPHAN_LIMIT = 600.0
+_ORPHAN_LIMIT = 600
 """Seconds after which a process that hangs ends itself. By then its parent has killed it, unless
 the parent was killed.
 """
@@ -99,11 +99,12 @@ def load(data: bytes) -> Any:
 
 def main() -> None:
     """Answer requests until the socket is closed."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     worker = VerifierWorker()
     with contextlib.suppress(EOFError, OSError), socket.socket(fileno=0) as channel:
         requests = channel.makefile("rb")
         while True:
             request = pickle.load(requests)
-            faulthandler.dump_traceback_later(_ORPHAN_LIMIT, exit=True)
+            signal.alarm(_ORPHAN_LIMIT)
             channel.sendall(worker.answer(*request))
-            faulthandler.cancel_dump_traceback_later()
+            signal.alarm(0)
