@@ -364,7 +364,6 @@ def limits_of(player: Player) -> tuple[Any, ...]:
         ({"toolroll_env": None}, "no environment is named"),
         ({"toolroll_env": "dask"}, "did you mean 'desk'"),
         ({"toolroll_user_settings": {"model": "m"}}, "toolroll_user does not say"),
-        ({"use_rollout_routing_replay": True}, "routed experts"),
         ({"rollout_top_p": 0.9}, "--rollout-top-p"),
     ],
 )

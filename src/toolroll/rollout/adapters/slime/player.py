@@ -27,6 +27,7 @@ from toolroll.rollout.adapters.slime.settings import (
     attribute,
     check_supported,
     clean_sampling_params,
+    experts_shape,
     read_settings,
     rollout_args,
 )
@@ -103,6 +104,7 @@ class Player:
             name=lambda field: PREFIX + field,
         )
         self._reward_key: str | None = attribute(args, "reward_key")
+        self._experts_shape = experts_shape(args)
 
     async def play(
         self,
@@ -129,7 +131,11 @@ class Player:
         finally:
             _STOPPED.reset(token)
         samples = to_samples(
-            sample, result, filler=self._episodes.filler, reward_key=self._reward_key
+            sample,
+            result,
+            filler=self._episodes.filler,
+            reward_key=self._reward_key,
+            experts_shape=self._experts_shape,
         )
         for filled in samples:
             setattr(filled, field, session)
