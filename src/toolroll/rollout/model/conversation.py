@@ -39,6 +39,7 @@ from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.snapshot import SharedTools, text_size
+from toolroll.rollout.template.verifier_process import PROCESS
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
@@ -288,7 +289,7 @@ class Conversation:
         return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
 
     async def _check(self, sequence: ServedSequence) -> None:
-        kind = await asyncio.to_thread(self.template.verifier.check, sequence)
+        kind = await PROCESS.check(self.template.verifier, sequence)
         if kind is not None:
             self._mismatch(kind)
 

@@ -24,12 +24,12 @@ text or the token itself: the message does not say which was sampled.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -85,12 +85,17 @@ class ServedSequence:
     record: AnswerRecord | None = None
     dropped: int = 0
 
+    def sampled_spans(self) -> list[tuple[int, int]]:
+        """Return the range of each turn's sampled ids, counted without the dropped ids."""
+        cut = self.dropped
+        return [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in self.turns]
+
 
 class Verifier:
     """Checks sequences that were served with one chat template. Thread-safe.
 
     `now` is the time that was used to render the template. `head_hook` rewrites the head of each
-    prompt: the leading system messages and the tools.
+    prompt: the leading system messages and the tools. `options`: the other arguments.
 
     Example::
 
@@ -109,10 +114,11 @@ class Verifier:
         now: datetime,
         head_hook: Callable[[str], str] | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        self.head_hook = head_hook
+        self.options = {"chat_template": chat_template, "kwargs": kwargs, "now": now}
         self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
         self._now = now
-        self._head_hook = head_hook
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
         texts = {index: text for text, index in added.items() if text.strip()}
@@ -157,7 +163,7 @@ class Verifier:
     def _check_turns(self, sequence: ServedSequence) -> None:
         """Check that each turn is one answer of the engine, and ended as the engine says."""
         cut, ids = sequence.dropped, sequence.input_ids
-        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in sequence.turns]
+        spans = sequence.sampled_spans()
         messages = [turn.message for turn in sequence.turns]
         if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
             raise _Mismatch("turns: order")
@@ -192,10 +198,8 @@ class Verifier:
             return
         first = sequence.turns[0].message
         render = self._hooked(talk.prompt(first), talk)
-        prompt, expected = (
-            sequence.input_ids[: sequence.turns[0].start],
-            self._prompt_ids(render.text),
-        )
+        prompt = sequence.input_ids[: sequence.turns[0].start]
+        expected = self._prompt_ids(render.text)
         if np.array_equal(prompt, expected) and render.neutral == render.text:
             return
         ids = prompt.tolist()
@@ -204,9 +208,7 @@ class Verifier:
         as_text = self._as_text(ids, render)
         if as_text is None:
             raise _Mismatch("prompt: control tokens")
-        spelled = [
-            match.group() for match in as_text if render.neutral.startswith(*spelling(match))
-        ]
+        spelled = [m.group() for m in as_text if render.neutral.startswith(*spelling(m))]
         if spelled:
             # This must be text of the assistant, not the template's own control token.
             others = self._hooked(talk.prompt(first, assistant=frozenset(spelled)), talk).neutral
@@ -264,9 +266,8 @@ class Verifier:
         start = pos + len(turn_text) if unchanged else self._closed_at(walk, turn, sampled, pos)
         if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
-            if self._is_encoded(
-                sampled, delta, Shown(whole.text[start:stop], whole.neutral[start:stop])
-            ):
+            render = Shown(whole.text[start:stop], whole.neutral[start:stop])
+            if self._is_encoded(sampled, delta, render):
                 return stop
         before, after = talk.prompt(turn.message), talk.prompt(following.message)
         if before.text != whole.text[:pos] or not whole.text.startswith(after.text):
@@ -439,9 +440,7 @@ class Verifier:
         """
         if render.text == render.neutral:
             return ids == wanted
-        text, decoded = (
-            unicodedata.normalize("NFC", each) for each in (render.text, self._decode(ids))
-        )
+        text, decoded = (normalize("NFC", each) for each in (render.text, self._decode(ids)))
         if self._eats_space:
             return decoded.strip() == text.strip()
         # some vocabularies omit a leading space
@@ -460,13 +459,13 @@ class Verifier:
     # --- transformers and the tokenizer -----------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
-        fast = self._tokenizer.backend_tokenizer
+        fast = self.tokenizer.backend_tokenizer
         if fast.truncation is None and fast.padding is None:
             return list(fast.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        fast = self._tokenizer.backend_tokenizer
+        fast = self.tokenizer.backend_tokenizer
         return str(fast.decode(list(ids), skip_special_tokens=False))
 
     def _continuation(self, before: list[int], ids: list[int]) -> str:
@@ -480,7 +479,7 @@ class Verifier:
 
     def _hooked(self, render: Shown, talk: ShownConversation) -> Shown:
         """Return the rendered prompt `render`, with its head rewritten by `head_hook`."""
-        if self._head_hook is None:
+        if self.head_hook is None:
             return render
         try:
             head = talk.head()
@@ -491,8 +490,8 @@ class Verifier:
         )
 
     def _rewritten(self, text: str, head: str) -> str:
-        assert self._head_hook is not None
-        return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
+        assert self.head_hook is not None
+        return self.head_hook(head) + text[len(head) :] if text.startswith(head) else text
 
 
 @dataclass(frozen=True, slots=True)
