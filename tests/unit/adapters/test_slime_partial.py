@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,8 @@ from support.tiers import costly
 
 from toolroll.agents.environments.desk.environment import Desk
 from toolroll.rollout.adapters import miles
-from toolroll.rollout.adapters.slime import generate, generate_rollout
+from toolroll.rollout.adapters.parking import masked
+from toolroll.rollout.adapters.slime import aclose, generate, generate_rollout
 from toolroll.rollout.adapters.slime.player import _players, player
 from toolroll.rollout.testing import (
     EmbeddedEngine,
@@ -42,6 +44,7 @@ from toolroll.rollout.testing import (
     fault_at,
 )
 from toolroll.rollout.testing.policy import LoggedRequest
+from toolroll.rollout.types import Trajectory, Turn
 
 
 class Environments:
@@ -246,8 +249,10 @@ def test_the_end_of_the_adapter_or_of_its_loop_closes_parked_episodes(
             args.partial_rollout = True
             cut = await generate(args, sample_type(prompt=0, index=0), dict(SAMPLING))
             assert is_aborted(cut) and environments.closed == []
-            if end == "loop":
-                _players.pop()
+            if end == "aclose":
+                await aclose()
+                assert len(environments.closed) == 1
+            _players.pop()
         return cut
 
     async def second(cut: Any) -> Any:
@@ -339,6 +344,24 @@ async def test_the_mask_covers_all_sequences_of_a_forked_episode(
         if kept
     ]
     assert ids == [token for entry in trained for token in entry.output_ids]
+
+
+def test_a_turn_that_an_earlier_sequence_has_is_not_masked_again() -> None:
+    """The second sequence repeats the first one's first turn as context."""
+
+    def sequence(*turns: Turn) -> Trajectory:
+        mask = np.zeros(9, dtype=np.int32)
+        for turn in turns:
+            mask[turn.start : turn.stop] = turn.excluded is None
+        logprobs = np.zeros(9, dtype=np.float32)
+        return Trajectory(np.arange(9, dtype=np.int32), mask, logprobs, turns, 1)
+
+    first = sequence(Turn(1, 3, "stop"), Turn(4, 6, "stop"))
+    second = sequence(
+        Turn(1, 3, "stop", excluded="context"), Turn(4, 7, "stop"), Turn(8, 9, "stop")
+    )
+    masks = [one.loss_mask.tolist() for one in masked((first, second), 2, 2)]
+    assert masks == [[0] * 9, [0, 0, 0, 0, 0, 0, 1, 0, 1]]
 
 
 async def test_an_aborted_turn_is_resumed_at_once_if_that_is_set(sample_type: Any) -> None:
