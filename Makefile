@@ -89,9 +89,10 @@ check: $(VENV)/.check
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
-# The speed comparison with other projects, which are installed without their dependencies in a separate folder.
+# The speed comparison with other projects, which are installed without their dependencies in a separate folder. Each part runs five
+# times, which takes about an hour; BENCH_ARGS="--quick --check 1" takes some minutes. tau-bench's tools and TOOLROLL_TEST_DATA are used if present.
 bench: $(VENV)/.all $(VENV)/.peers
-	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --out docs/benchmarks.md $(BENCH_ARGS)
+	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --check 5 --out docs/benchmarks.md $(BENCH_ARGS)
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }

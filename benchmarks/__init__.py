@@ -12,3 +12,5 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # tests/support has the Qwen vocabulary and templates
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+if "BENCHMARK_PEERS" in os.environ:  # `--peers`, also for the processes of parts
+    sys.path.append(os.environ["BENCHMARK_PEERS"])

@@ -1,22 +1,23 @@
-"""`python -m benchmarks [PART ...] [--quick] [--peers FOLDER] [--out FILE]`: measure."""
+"""`python -m benchmarks [PART ...] [--quick] [--check N] [--peers FOLDER] [--out FILE]`."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.tables import machine
+from benchmarks.clock import in_new_process
+from benchmarks.tables import Table, load, machine, named_figures, verdicts, with_figures
 
-PARTS = ("deltas", "templates", "texts", "loop", "throughput", "endpoint", "memory", "wire")
+PARTS = ("loop", "deltas", "templates", "throughput", "endpoint", "memory")
 INTRODUCTION = """# Speed benchmarks
 
-`make bench` writes this page from one run. Do not edit it. [Speed](speed.md) explains the figures.
+`make bench` writes this page. Do not edit it. [Speed](speed.md) explains the figures.
 
-Compare ratios, not microseconds: they vary by 20 % or more between runs.
+Compare ratios, not microseconds: they vary by 20 % or more between runs. CPU time is that of all
+processes of a row, without the engine's stub.
 """
 
 
@@ -24,46 +25,63 @@ def main() -> None:
     """Run the parts that the command line selects."""
     reader = argparse.ArgumentParser(prog="python -m benchmarks")
     reader.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    reader.add_argument("--quick", action="store_true", help="fewer rounds and episodes")
     reader.add_argument(
-        "--quick", action="store_true", help="fewer conversations, rounds and episodes"
+        "--check", type=int, default=1, metavar="N", help="run each part N times (default: 1)"
     )
     reader.add_argument(
         "--peers",
         type=Path,
         help="a folder with other projects' packages (pip install --no-deps --target)",
     )
-    reader.add_argument("--out", type=Path, help="the Markdown file to write")
+    reader.add_argument(
+        "--out", type=Path, help="the page to write; the figures of speed.md beside it are replaced"
+    )
     asked = reader.parse_args()
     if asked.peers:
-        sys.path.append(str(asked.peers))
-    parts, texts = asked.parts or PARTS, []
-    for part in parts:
-        texts.append(measured(part, asked) if len(parts) > 1 else table(part, quick=asked.quick))
-        print(texts[-1], flush=True)
+        os.environ["BENCHMARK_PEERS"] = str(asked.peers.resolve())
+    runs = []
+    for _ in range(asked.check):
+        runs.append([measured(part, quick=asked.quick) for part in asked.parts or PARTS])
+    required = [[ratio for table in run for ratio in table.required] for run in runs]
+    ratios = verdicts(required)
+    ratios.notes.append(f"Number of runs: {len(runs)}. The tables below are from the last one.")
+    if ratios.rows:
+        print(ratios.text())
     if asked.out:
-        quick = (
-            " Run with --quick: fewer conversations, rounds and episodes." if asked.quick else ""
-        )
-        load = f"load average {os.getloadavg()[0]:.1f} at the end"
-        about = f"Machine: {machine()}; {load}.{quick}\n"
-        asked.out.write_text("\n".join([INTRODUCTION, about, *texts]))
+        write(asked.out, [ratios, *runs[-1]], quick=asked.quick)
+        write_figures(asked.out.with_name("speed.md"), runs)
+    missed = any(not ratio.held for run in required for ratio in run)
+    sys.exit(1 if missed and asked.check > 1 else 0)
 
 
-def table(part: str, *, quick: bool) -> str:
-    """Return the table of `part`, measured in this process."""
-    text: str = importlib.import_module(f"benchmarks.{part}").run(quick=quick).text()
-    return text
+def measured(part: str, *, quick: bool) -> Table:
+    """Measure `part` in a new process, and print its table."""
+    table: Table = in_new_process(f"benchmarks.{part}", "run", quick=quick)
+    print(f"{table.text()}\n({load()})\n", flush=True)
+    return table
 
 
-def measured(part: str, asked: argparse.Namespace) -> str:
-    """Return the table of `part`, measured in a fresh process, without memory of other parts."""
-    command = [sys.executable, "-m", "benchmarks", part]
-    command += ["--quick"] if asked.quick else []
-    command += ["--peers", str(asked.peers)] if asked.peers else []
-    return (
-        subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.rstrip()
-        + "\n"
-    )
+def write(path: Path, tables: Sequence[Table], *, quick: bool) -> None:
+    """Write the page of all tables."""
+    about = f"Machine: {machine()}; {load()} at the end."
+    about += " Run with --quick: fewer rounds and episodes.\n" if quick else "\n"
+    path.write_text("\n".join([INTRODUCTION, about, *(table.text() for table in tables)]))
+
+
+def write_figures(path: Path, runs: Sequence[Sequence[Table]]) -> None:
+    """Replace the figures in the page at `path` with those of all runs, and print which were not
+    measured.
+    """
+    figures: dict[str, list[float]] = {}
+    for table in (table for run in runs for table in run):
+        for name, amount in table.figures.items():
+            figures.setdefault(name, []).append(amount)
+    page = path.read_text()
+    path.write_text(with_figures(page, figures))
+    unknown = sorted(named_figures(page) - set(figures))
+    if unknown:
+        print(f"Not measured, and unchanged in {path}: {', '.join(unknown)}")
 
 
 if __name__ == "__main__":

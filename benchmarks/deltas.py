@@ -1,31 +1,33 @@
 """Prompt building: CPU per turn, from a sampled turn and new messages to the next request's ids.
 
-A whole turn is timed; for toolroll this includes decoding and storing the sampled ids. No
-conversation is played twice: digits differ between rounds, so that a cache helps only with text
-that repeats in a real run (the system prompt, the texts of tools). One row of toolroll starts each
-conversation with empty caches.
+A whole turn is timed; for toolroll this includes decoding and storing the sampled ids. Digits
+differ in each conversation, so that a cache helps only with text that repeats in a real run (the
+system prompt, the tools, texts without digits). One row of toolroll starts each conversation with
+empty caches.
 """
 
 from __future__ import annotations
 
 import gc
-import time
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from benchmarks.clock import Laps, mean
+from benchmarks import tight
+from benchmarks.clock import Laps
 from benchmarks.conversations import (
     QWEN,
     Conversation,
-    Workload,
     as_sampled,
+    other_digits,
     renumbered,
     tokenizer,
     workload,
 )
+from benchmarks.conversations import Turn as Exchange
 from benchmarks.peers import (
     FullRender,
     PublishedLoop,
@@ -36,7 +38,7 @@ from benchmarks.peers import (
     missing,
     readable,
 )
-from benchmarks.tables import Table, number
+from benchmarks.tables import Required, Table, load, number
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
@@ -44,8 +46,10 @@ from toolroll.rollout.template.chat_template import HistoryPolicy
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, Message, Tool
 
-TURNS = (1, 5, 10, 20, 30)
-FLOOR = "floor: raw encode of the new bodies"
+PROMPTS, TURNS = 30, 100
+EARLY, LATE = range(3, 8), range(TURNS - 4, TURNS + 1)
+"""Turns 5 and 100, each with its neighbors, which have the same text up to digits."""
+FLOOR, FULL, OURS = "floor: raw encode of the new bodies", FullRender.name, "toolroll"
 
 
 class Toolroll:
@@ -57,7 +61,7 @@ class Toolroll:
     def __init__(
         self,
         tok: Any,
-        name: str = "toolroll",
+        name: str = OURS,
         *,
         forget: bool = False,
         history: HistoryPolicy = "fork",
@@ -79,103 +83,130 @@ class Toolroll:
         self._session.observe(self._cursor.prompt())
         return self._session.input_ids  # type: ignore[return-value]
 
-    def sampled(self, ids: list[int]) -> None:
-        """Store and decode the sampled ids."""
-        array = np.array(ids, dtype=np.int32)
-        said = Completion(array, np.zeros(len(ids), dtype=np.float32), "stop")
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        ids = np.array(sampled_ids, dtype=np.int32)
+        said = Completion(ids, np.zeros(len(ids), dtype=np.float32), "stop")
         node = self._session.sample(said, {})
         self._turns.append(TurnSpan(node.start, node.stop, len(self._messages)))
-        self._sampled = self.template.sampled(ids)
-
-    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        sampled = self.template.sampled(sampled_ids)
         self._messages.append(assistant)
-        ids, self._cursor = self._cursor.after(self._sampled, [assistant, *new])
+        delta, self._cursor = self._cursor.after(sampled, [assistant, *new])
         self.preserved += self._cursor.preserved is not None
-        self._session.observe(ids)
+        self._session.observe(delta)
         self._messages += new
-        return self._session.input_ids, self._session.input_ids_json  # type: ignore[return-value]
+        _ = self._session.input_ids_json
+        return self._session.input_ids  # type: ignore[return-value]
 
     def verify(self) -> None:
         """Check the whole conversation, as verify="sample" does when an episode ends."""
-        last = self._turns[-1].message + 1
         sequence = ServedSequence(
             self._session.input_ids,
             tuple(self._turns),
-            self._messages[:last],
+            self._messages[: self._turns[-1].message + 1],
             self._tools,
             preserved=self.preserved > 0,
         )
-        found = self.template.verifier.check(sequence)
-        if found is not None:
-            raise RuntimeError(f"{self.name}: {found}")
+        failure = self.template.verifier.check(sequence)
+        if failure is not None:
+            raise RuntimeError(f"{self.name}: {failure}")
 
-    @property
-    def prompt(self) -> list[int]:
-        """The next request's ids."""
-        return [int(index) for index in self._session.input_ids]
+
+class Tight:
+    """The prompts of the tight loop."""
+
+    name = "tight loop"
+
+    def __init__(self, tok: Any) -> None:
+        self._prompts = tight.Prompts(tok)
+        self._episode = tight.Episode()
+
+    def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
+        self._episode = tight.Episode()
+        self._episode.append(self._prompts.first(messages, tools))
+        return self._episode.ids
+
+    def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
+        self._episode.append(sampled_ids, [0.0] * len(sampled_ids))
+        for message in new:
+            self._episode.append(self._prompts.new(message))
+        return self._episode.ids
 
 
 def ways(tok: Any) -> tuple[list[Way], list[str]]:
     """Return our ways and those of the peers that are installed, and why the others are skipped."""
-    found: list[Way] = [
-        FullRender(tok),
-        PublishedLoop(tok),
+    candidates: list[Way] = [
+        Tight(tok),
         Toolroll(tok),
         Toolroll(tok, "toolroll, empty caches", forget=True),
+        FullRender(tok),
+        PublishedLoop(tok),
     ]
     peers: list[tuple[str, str, Callable[[], Way]]] = [
-        ("renderers 0.1.12", "renderers", lambda: Renderers(tok)),
         ("strands-sglang 0.4.3", "strands_sglang", lambda: Strands(tok)),
+        ("renderers 0.1.12", "renderers", lambda: Renderers(tok)),
         ("verl 0.9.1", "verl", lambda: Verl(tok, with_tools=True)),
         ("verl 0.9.1", "verl", lambda: Verl(tok, with_tools=False)),
     ]
-    skipped = []
+    skipped: dict[str, None] = {}
     for package, module, make in peers:
         why = missing(package, module)
         if why is None:
-            found.append(make())
-        elif why not in skipped:
-            skipped.append(why)
-    return found, skipped
+            candidates.append(make())
+        else:
+            skipped[why] = None
+    return candidates, list(skipped)
 
 
 @dataclass
 class Measured:
-    """Laps by (way, "first"), (way, "verify") and (way, conversation, turn); prompt lengths."""
+    """Laps by (way, "first"), (way, "verify") and (way, conversation, turn); whether the text of a
+    prompt equals the full render, by way; the ids of the prompt at each turn in `PROMPTS, TURNS`.
+    """
 
     names: list[str]
-    laps: Laps
-    prompts: Laps
-    equal: dict[str, list[bool]]
     conversations: int
-    skipped: list[str]
+    laps: Laps = field(default_factory=Laps)
+    equal: dict[str, list[bool]] = field(default_factory=dict)
+    lengths: dict[int, list[int]] = field(default_factory=lambda: {PROMPTS: [], TURNS: []})
 
-    def of_turn(self, name: str, turn: int) -> float:
-        """Return the microseconds of one turn: the mean over conversations."""
-        return mean(self.laps.median((name, at, turn)) for at in range(self.conversations))
+    def of_turns(self, name: str, turns: Sequence[int]) -> float:
+        """Return the microseconds of a turn in `turns`: the mean of medians over the rounds."""
+        return statistics.fmean(
+            self.laps.median((name, talk, turn))
+            for talk in range(self.conversations)
+            for turn in turns
+        )
 
-    def of_turns(self, name: str) -> float:
-        """Return the microseconds of all turns of a conversation."""
-        return sum(self.of_turn(name, turn) for turn in range(1, TURNS[-1] + 1))
+    def of_prompts(self, name: str) -> float:
+        """Return the microseconds of the prompts after the first one, up to `PROMPTS` turns."""
+        return PROMPTS * self.of_turns(name, range(1, PROMPTS + 1))
 
 
-def measure(load: Workload, *, conversations: int, rounds: int) -> Measured:
+def with_late_turns(conversation: Conversation) -> Conversation:
+    """Return the conversation with the turns `LATE` replaced by `EARLY` with other digits."""
+    other = other_digits(-1)
+    early = [conversation.turns[turn - 1] for turn in EARLY]
+    late = [Exchange(other(turn.assistant), other(turn.new)) for turn in early]
+    return Conversation(conversation.first, [*conversation.turns[: LATE[0] - 1], *late])
+
+
+def measure(talks: Sequence[Conversation], tools: list[Tool], rounds: int) -> tuple[Measured, Any]:
     """Play every conversation in every way, interleaved, after one round that is not timed."""
     tok = tokenizer(QWEN)
     candidates, skipped = ways(tok)
-    names = [FLOOR, *(way.name for way in candidates)]
-    found = Measured(names, Laps(), Laps(), {name: [] for name in names}, conversations, skipped)
+    found = Measured([FLOOR, *(way.name for way in candidates)], len(talks))
     for number_of_round in range(rounds + 1):
         gc.collect()
-        laps = found.laps if number_of_round else Laps()
-        for at, given in enumerate(load.conversations[:conversations]):
-            conversation = renumbered(given, number_of_round)
-            turned = at % len(candidates)
-            for way in candidates[turned:] + candidates[:turned]:
-                equal = play(way, tok, conversation, load.tools, at, laps, found.prompts)
-                found.equal[way.name] += equal if number_of_round == 1 else []
-            floor(tok, conversation, at, laps)
-    return found
+        if number_of_round == 1:
+            found.laps = Laps()
+        for at, talk in enumerate(talks):
+            conversation = renumbered(with_late_turns(talk), number_of_round * 1000 + at)
+            shift = at % len(candidates)
+            for way in candidates[shift:] + candidates[:shift]:
+                compared = number_of_round == 1
+                play(way, tok, conversation, tools, at, found, compared=compared)
+            floor(tok, conversation, at, found.laps, TURNS)
+    return found, skipped
 
 
 def play(
@@ -184,89 +215,112 @@ def play(
     conversation: Conversation,
     tools: list[Tool],
     at: int,
-    laps: Laps,
-    prompts: Laps,
-) -> list[bool]:
-    """Play one conversation; return whether the text of each prompt equals the full render."""
+    found: Measured,
+    *,
+    compared: bool,
+) -> None:
+    """Play one conversation. If `compared`, compare prompts with the full render."""
     end = tok.convert_tokens_to_ids("<|im_end|>")
     history = list(conversation.first)
     if isinstance(way, Toolroll):
         way.prepare()
-    with laps.lap((way.name, "first")):
+    with found.laps.lap((way.name, "first")):
         way.begin(list(conversation.first), tools)
-    equal = []
-    for number_of_turn, turn in enumerate(conversation.turns[: TURNS[-1]], 1):
-        ids = [*tok.encode(as_sampled(turn.assistant), add_special_tokens=False), end]
-        assistant = readable(turn.assistant)
-        with laps.lap((way.name, at, number_of_turn)):
-            if isinstance(way, Toolroll):
-                way.sampled(ids)
-            prompt = way.turn(assistant, ids, turn.new)
-        history += [assistant, *turn.new]
-        if number_of_turn in TURNS and not isinstance(way, PublishedLoop):
-            built = way.prompt if isinstance(way, Toolroll) else list(prompt)
-            shown: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
-            text = tok.apply_chat_template(history, tools=tools, **shown)
-            equal.append(tok.decode(built) == text)
-            if isinstance(way, FullRender):
-                prompts.add(number_of_turn, float(len(built)))
-    if isinstance(way, Toolroll):
-        with laps.lap((way.name, "verify")):
-            way.verify()
-    return equal
+    for turn, exchange in enumerate(conversation.turns[:TURNS], 1):
+        ids = [*tok.encode(as_sampled(exchange.assistant), add_special_tokens=False), end]
+        assistant = readable(exchange.assistant)
+        with found.laps.lap((way.name, at, turn)):
+            prompt = way.turn(assistant, ids, exchange.new)
+        history += [assistant, *exchange.new]
+        if compared and turn in (5, PROMPTS, TURNS) and not isinstance(way, PublishedLoop):
+            kwargs: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+            text = tok.apply_chat_template(history, tools=tools, **kwargs)
+            found.equal.setdefault(way.name, []).append(tok.decode(list(prompt)) == text)
+            if isinstance(way, FullRender) and turn in found.lengths:
+                found.lengths[turn].append(len(prompt))
+        if turn == PROMPTS and isinstance(way, Toolroll):
+            with found.laps.lap((way.name, "verify")):
+                way.verify()
 
 
-def floor(tok: Any, conversation: Conversation, at: int, laps: Laps) -> None:
+def floor(tok: Any, conversation: Conversation, at: int, laps: Laps, turns: int) -> None:
     """Time the minimum work of any way: encode the new bodies with the bare tokenizer."""
     encode = tok.backend_tokenizer.encode
-    for number_of_turn, turn in enumerate(conversation.turns[: TURNS[-1]], 1):
-        bodies = [message["content"] for message in turn.new]
-        began = time.thread_time_ns()
-        for body in bodies:
-            _ = encode(body, add_special_tokens=False).ids
-        laps.add((FLOOR, at, number_of_turn), (time.thread_time_ns() - began) / 1000)
+    for turn, exchange in enumerate(conversation.turns[:turns], 1):
+        bodies = [message["content"] for message in exchange.new]
+        with laps.lap((FLOOR, at, turn)):
+            for body in bodies:
+                _ = encode(body, add_special_tokens=False).ids
 
 
-def table(found: Measured, load: Workload) -> Table:
+def table(found: Measured) -> Table:
     """Tabulate."""
-    made = Table(
-        "Prompt building, microseconds of CPU",
-        [
-            "way",
-            "first prompt",
-            *(f"turn {turn}" for turn in TURNS),
-            "conversation of 30 turns",
-            "over the floor",
-            "verification at the end",
-            "prompts as rendered",
-        ],
-    )
-    least = found.of_turns(FLOOR)
+    head = "way,first prompt,turn 5,turn 100,turn 100 over turn 5,30 prompts in ms"
+    head += ",30 prompts over the floor,check of 30 turns,prompts as rendered"
+    made = Table("Prompt building, microseconds of CPU", head.split(","))
+    floor_of_prompts = found.of_prompts(FLOOR)
     for name in found.names:
         first = found.laps.median((name, "first")) if name != FLOOR else 0.0
+        early, late = found.of_turns(name, EARLY), found.of_turns(name, LATE)
+        prompts = found.of_prompts(name)
         checked = (name, "verify") in found.laps.times
-        equal = found.equal[name]
+        equal = found.equal.get(name, [])
         made.rows.append(
             [
                 name,
                 number(first) if first else "",
-                *(number(found.of_turn(name, turn)) for turn in TURNS),
-                number(first + found.of_turns(name)),
-                f"{found.of_turns(name) / least:.2f}",
+                number(early),
+                number(late),
+                number(late / early),
+                number((first + prompts) / 1000),
+                number(prompts / floor_of_prompts),
                 number(found.laps.median((name, "verify"))) if checked else "",
                 f"{sum(equal)}/{len(equal)}" if equal else "" if name == FLOOR else "text",
             ]
         )
-    tokens = ", ".join(f"{mean(found.prompts.times[turn]):,.0f}" for turn in TURNS)
-    made.notes += [
-        f"{load.source}; Qwen's BPE, template {QWEN}; prompt tokens at these turns: {tokens}.",
-        "Over the floor: the 30 turns without the first prompt.",
-        *(f"Skipped: {why}." for why in found.skipped),
-    ]
     return made
+
+
+def add_figures(made: Table, found: Measured) -> None:
+    """Add required ratios and the figures of docs/speed.md."""
+    whole = {
+        name: found.laps.median((name, "first")) + found.of_prompts(name)
+        for name in found.names
+        if name != FLOOR
+    }
+    long = {name: found.of_turns(name, LATE) / found.of_turns(name, EARLY) for name in found.names}
+    made.figures |= {
+        "deltas.prompts": whole[OURS] / 1000,
+        "deltas.full": whole[FULL] / 1000,
+        "deltas.over_floor": found.of_prompts(OURS) / found.of_prompts(FLOOR),
+        "deltas.long": long[OURS],
+        "deltas.tokens": statistics.fmean(found.lengths[TURNS]),
+    }
+    strands = Strands.name
+    if strands in whole:
+        made.figures["deltas.strands"] = whole[strands] / 1000
+        made.figures["deltas.strands_long"] = long[strands]
+    over_full = whole[OURS] / whole[FULL]
+    made.required += [
+        Required("CPU of 30 prompts, toolroll over full render", over_full, 0.1),
+        Required("CPU of turn 100 over turn 5, toolroll", long[OURS], 1.5),
+    ]
 
 
 def run(*, quick: bool = False) -> Table:
     """Measure and tabulate."""
-    load = workload()
-    return table(measure(load, conversations=4 if quick else 12, rounds=3), load)
+    load_of = workload(TURNS)
+    talks = load_of.conversations[: 2 if quick else 6]
+    found, skipped = measure(talks, load_of.tools, rounds=1 if quick else 2)
+    made = table(found)
+    add_figures(made, found)
+    tokens = ", ".join(f"{statistics.fmean(count):,.0f}" for count in found.lengths.values())
+    made.notes += [
+        f"{load_of.source}; {len(talks)} of them, continued to {TURNS} turns; template {QWEN}. "
+        f"Prompt tokens at turns {PROMPTS} and {TURNS}: {tokens}. "
+        f"{load().capitalize()} at the end.",
+        f"Turns 5 and {TURNS}: means over five turns, {EARLY[0]} to {EARLY[-1]} and {LATE[0]} to "
+        f"{LATE[-1]}, with the same text up to digits. Over the floor: without the first prompt.",
+        *(f"Skipped: {why}." for why in skipped),
+    ]
+    return made

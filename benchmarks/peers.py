@@ -59,12 +59,8 @@ class FullRender:
 
 
 class PublishedLoop:
-    """The blocking text loop of the first published tau-bench example: text to the engine, deltas
-    by diffs of plain renders.
-
-    Written from its description: each turn renders the prompt with tools for the engine, and for
-    the assistant's and for the environment's message two renders without tools and one encode of
-    the difference.
+    """The text loop of slime's tau-bench example (commit 624b824a): text to the engine, ids by
+    differences of renders.
     """
 
     name = "published loop (text payload)"
@@ -77,33 +73,41 @@ class PublishedLoop:
 
     def begin(self, messages: list[Message], tools: list[Tool]) -> Sequence[int]:
         self._messages, self._tools = list(messages), tools
-        self._ids = self._tokenizer.encode(self._payload(), add_special_tokens=False)
+        text = published_payload(self._tokenizer, self._messages, tools)
+        self._ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        published_payload(self._tokenizer, self._messages, tools)
         return self._ids
 
     def turn(self, assistant: Message, sampled_ids: list[int], new: list[Message]) -> Sequence[int]:
         for message in (plain(assistant), *new):
-            before = self._render(generate=message["role"] == "assistant")
             self._messages.append(message)
-            after = self._render(generate=False)
-            self._ids = self._ids + self._tokenizer.encode(
-                after[len(before) :], add_special_tokens=False
-            )
-        self._payload()
+            self._ids += published_delta(self._tokenizer, self._messages)
+        published_payload(self._tokenizer, self._messages, self._tools)
         return self._ids
 
-    def _payload(self) -> str:
-        """Return the text for the engine."""
-        text = self._tokenizer.apply_chat_template(
-            self._messages, tools=self._tools, tokenize=False, add_generation_prompt=True
-        )
-        return str(text)
 
-    def _render(self, *, generate: bool) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                self._messages, tokenize=False, add_generation_prompt=generate
-            )
-        )
+def published_payload(tokenizer: Any, messages: list[Message], tools: list[Tool]) -> str:
+    """Return the text that the published loop sends to the engine."""
+    kwargs: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, "tools": tools}
+    return str(tokenizer.apply_chat_template(messages, **kwargs))
+
+
+def published_delta(tokenizer: Any, messages: list[Message]) -> list[int]:
+    """Return the ids that the last message adds, like `get_token_delta` of slime's example: three
+    whole renders for an assistant message, two for others, and one or two encodes.
+    """
+
+    def render(stop: int, *, generate: bool = False) -> str:
+        kwargs: dict[str, Any] = {"tokenize": False, "add_generation_prompt": generate}
+        return str(tokenizer.apply_chat_template(messages[:stop], **kwargs))
+
+    count = len(messages)
+    text, before = render(count), render(count - 1)
+    if messages[-1]["role"] == "assistant":
+        prompt = render(count - 1, generate=True)
+        tokenizer.encode(prompt[len(before) :], add_special_tokens=False)
+    ids: list[int] = tokenizer.encode(text[len(before) :], add_special_tokens=False)
+    return ids
 
 
 class Renderers:

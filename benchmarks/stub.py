@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import selectors
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ from typing import Any
 import numpy as np
 from support.processes import free_ports
 
+from benchmarks.clock import HELPERS
+
 STEP = 0.004
 """Seconds between polls of a stub with a latency. Answers are late by at most twice this."""
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+_ABORTED = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 _COUNT = b"77777777"
 """Placeholder for the number of prompt tokens in a reply, padded with spaces."""
@@ -77,7 +81,8 @@ class _Connection(asyncio.BufferedProtocol):
     def _answer(self, head: bytes, body: bytes) -> None:
         assert self._transport is not None
         if not head.startswith(b"post /generate"):
-            self._transport.write(_NOT_FOUND)
+            aborted = head.startswith(b"post /abort_request")
+            self._transport.write(_ABORTED if aborted else _NOT_FOUND)
             return
         plain, with_logprobs = next(self._replies)
         wanted = b'"return_logprob":true' in body or b'"return_logprob": true' in body
@@ -112,7 +117,11 @@ async def _serve(port: int, latency: float, replies: Sequence[tuple[bytes, bytes
     server = await asyncio.get_running_loop().create_server(
         lambda: _Connection(turn, latency), "127.0.0.1", port, backlog=4096
     )
-    await server.serve_forever()
+    parent = os.getppid()
+    # until the benchmark ends, even if it was killed
+    while os.getppid() == parent:  # noqa: ASYNC110
+        await asyncio.sleep(1)
+    server.close()
 
 
 def _response(body: dict[str, Any]) -> bytes:
@@ -145,13 +154,14 @@ def answer(text: str, ids: Sequence[int], *, logprobs: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def stub(replies: Sequence[tuple[str, Sequence[int]]], *, latency: float = 0.0) -> Iterator[str]:
+def stub(replies: Iterable[tuple[str, Sequence[int]]], *, latency: float = 0.0) -> Iterator[str]:
     """Yield the address of a stub that returns `replies` (text and ids) in turn."""
     port = free_ports(1)[0]
     root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-m", "benchmarks.stub", str(port), str(latency)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, cwd=root)
     try:
+        HELPERS.add(process.pid)
         assert process.stdin is not None
         process.stdin.write("\n".join(json.dumps([text, list(ids)]) for text, ids in replies))
         process.stdin.close()

@@ -32,6 +32,26 @@ assert not issubclass(dict, GeneratorInterface)
 assert set(own._output([], {}, with_logprobs=True)) == set(GeneratorOutput.__annotations__)
 """
 
+_SKYRL_BATCH = """
+bare("skyrl", "skyrl.train", "skyrl.train.dataset")
+import sys, torch
+from types import SimpleNamespace
+sys.modules["jaxtyping"] = SimpleNamespace(Float=dict, Integer=dict)  # for annotations only
+from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
+
+rows = [[[[7, token], [token, 1]] for token in range(count)] for count in (6, 3)]
+*_, experts = convert_prompts_responses_to_batch_tensors(
+    type("Tokenizer", (), {"pad_token_id": 0})(),
+    [[1, 2, 3], [4, 5]], [[6, 7, 8, 9], [6, 7]], [[0.0] * 4, [0.0] * 2], [[1] * 4, [1] * 2],
+    rollout_expert_indices=rows,
+)
+assert experts.dtype == torch.uint8 and experts.shape == (2, 7, 2, 2)
+# a row at its token's position; the second sequence is padded on the left, and the last token of
+# each has no row
+assert experts[0, :6].tolist() == rows[0] and not experts[0, 6].any()
+assert experts[1, 3:6].tolist() == rows[1] and not experts[1, [0, 1, 2, 6]].any()
+"""
+
 _AREAL = """
 bare("areal", "areal.api")
 from areal.api.workflow_api import RolloutWorkflow
@@ -49,7 +69,7 @@ assert not issubclass(dict, RolloutWorkflow)
 
 
 @pytest.mark.parametrize(("package", "version", "code"), [
-    ("skyrl", "0.3.0", _SKYRL), ("areal", "1.0.4", _AREAL),
+    ("skyrl", "0.3.0", _SKYRL), ("skyrl", "0.3.0", _SKYRL_BATCH), ("areal", "1.0.4", _AREAL),
 ])  # fmt: skip
 def test_a_trainer_takes_it_as_its_own(package: str, version: str, code: str) -> None:
     if find_spec(package) is None or find_spec("torch") is None:

@@ -21,9 +21,11 @@ sys.modules["verifiers"].__version__ = "0.4.0"
 
 _CLIENT = """
 from support.endpoints import endpoint
+import numpy as np
+from support.experts import first_experts
 from support.listed_environment import TOOL
 from toolroll.rollout.adapters.verifiers import EndpointClient
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.rollout.testing import Fault, load_embedded_tokenizer
 from verifiers.v1 import graph
 from verifiers.v1.clients import Client, TrainClientConfig
 from verifiers.v1.dialects.anthropic import AnthropicDialect
@@ -46,8 +48,11 @@ async def refused(call, words):
 
 async def main():
     said = ["I look.", "Found it.", "Bye."]
-    async with endpoint(load_embedded_tokenizer(), lambda it: said[it.index % 3]) as bench:
-        client = EndpointClient(TrainClientConfig(base_url=bench.url + "/v1"))
+    async with endpoint(
+        load_embedded_tokenizer(), lambda it: said[it.index % 3],
+        faults=lambda _: Fault(evict=True), config={"return_routed_experts": True},
+    ) as bench:
+        client = EndpointClient(TrainClientConfig(base_url=bench.url + "/v1"), expert_layers=2)
         assert isinstance(client, Client)
         dialect, sampling, messages = ChatDialect(), SamplingConfig(), [USER]
         trace = Trace.model_construct(id="trace", nodes=[], calls=[], tools=[])
@@ -70,6 +75,11 @@ async def main():
         assert masks == ours.loss_mask.astype(bool).tolist() and sum(masks)
         logprobs = [value for node in branch.nodes for value in node.logprobs]
         assert logprobs == [float(value) for value in ours.logprobs[ours.loss_mask == 1]]
+        experts = branch.routed_experts  # with a placeholder for the last token
+        assert experts.shape == (len(ours), 2, 2) and experts.dtype == np.uint8
+        expected = first_experts(bench.engine.log, ours.input_ids)
+        assert np.array_equal(experts[:-1].reshape(-1, 4), expected)
+        assert np.array_equal(ours.routed_experts, expected)
 
         await refused(
             client.get_response(AnthropicDialect(), {}, sampling), "only chat completions"

@@ -61,6 +61,7 @@ def configuration(folder: Path) -> Any:
                 f"{rollout}.prompt_length={PROMPT}",
                 f"{rollout}.response_length={RESPONSE}",
                 f"{rollout}.calculate_log_probs=true",
+                f"{rollout}.enable_rollout_routing_replay=true",
                 f"{rollout}.agent.default_agent_loop=toolroll",
                 f"{rollout}.agent.agent_loop_config_path={folder / 'loop.yaml'}",
             ],
@@ -69,6 +70,7 @@ def configuration(folder: Path) -> Any:
 
 async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
     import numpy as np
+    import torch
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopWorker
     from verl.protocol import DataProto
     from verl.workers.rollout.replica import TokenOutput
@@ -87,7 +89,7 @@ async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
         EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0)) as engine,
         aiohttp.ClientSession() as http,
     ):
-        servers: Any = Servers(engine.url, http, TokenOutput)
+        servers: Any = Servers(engine.url, http, TokenOutput, experts=True)
         worker = AgentLoopWorker(configuration(tmp_path), servers)
         made = await worker.generate_sequences(DataProto(non_tensor_batch=arrays))
     assert issubclass(importlib.import_module(MODULE).ToolrollAgentLoop, AgentLoopBase)
@@ -108,6 +110,11 @@ async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
         assert [value for value, one in zip(logprobs, mask, strict=True) if one] == pytest.approx(
             [value for one in turns for value in one.logprobs]
         )
+        # verl stores a row at its token's position; the last token has none
+        rows_of = batch["routed_experts"][at][shown]
+        assert rows_of.dtype == torch.int16 and not rows_of[-1].any()
+        assert rows_of[:-1, 0, 0].tolist() == [index % 8 for index in ids[:-1]]
+        assert rows_of[:-1, 1, 1].tolist() == [index % 5 for index in ids[:-1]]
 
 
 def test_the_example_is_what_verl_takes() -> None:

@@ -12,14 +12,15 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.experts import sent_experts
 
 _OURS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
 
 async def _generate(
-    url: str, input_ids: list[int], params: dict[str, Any], session: str
+    url: str, input_ids: list[int], params: dict[str, Any], session: str, **fields: Any
 ) -> dict[str, Any]:
-    body = {"input_ids": input_ids, "sampling_params": params, "return_logprob": True}
+    body = {"input_ids": input_ids, "sampling_params": params, "return_logprob": True, **fields}
     headers = {"X-SMG-Routing-Key": session}
     async with (
         aiohttp.ClientSession() as http,
@@ -62,6 +63,9 @@ class GeneratorConfig:
     step_wise_trajectories: bool = False
     vision_language_generator: bool = False
     merge_stepwise_output: bool = False
+    inference_engine: Any = field(
+        default_factory=lambda: SimpleNamespace(enable_return_routed_experts=False)
+    )
 
 
 @dataclass
@@ -72,12 +76,15 @@ class TrajectoryID:
 
 @dataclass
 class SkyrlClient:
-    """SkyRL's `RemoteInferenceClient`. `without_logprobs`: as an engine that gives none."""
+    """SkyRL's `RemoteInferenceClient`. `without_logprobs`: as an engine that gives none. `experts`:
+    with `enable_return_routed_experts`.
+    """
 
     url: str
     weight_version: int | None = 0
     without_logprobs: bool = False
     uses_lora_weight_sync: bool = False
+    experts: bool = False
     seen: list[dict[str, Any]] = field(default_factory=list)
     models: list[str | None] = field(default_factory=list)
 
@@ -93,6 +100,7 @@ class SkyrlClient:
             input_batch["prompt_token_ids"][0],
             {_OURS.get(name, name): value for name, value in params.items()},
             input_batch["session_ids"][0],
+            return_routed_experts=self.experts,
         )
         meta = answer["meta_info"]
         return {
@@ -103,7 +111,7 @@ class SkyrlClient:
             if self.without_logprobs
             else [[value for value, *_ in meta["output_token_logprobs"]]],
             "prompt_logprobs": None,
-            "rollout_expert_indices": None,
+            "rollout_expert_indices": [sent_experts(answer).tolist()] if self.experts else None,
         }
 
 

@@ -1,5 +1,5 @@
 """A random model that is small enough for a CPU, with Qwen3's real tokenizer: 2 layers of Qwen2,
-9.8 million parameters.
+9.8 million parameters; or 3 layers of Qwen3's mixture of experts.
 
 Invariants: built once per machine, from a fixed seed; its vocabulary (151,936) is larger than its
 tokenizer (151,669), as in Qwen, so an untrained model samples ids without text.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from support.cache import cached_folder
 from support.qwen import save_qwen3, trl_template
@@ -18,10 +18,20 @@ from support.qwen import save_qwen3, trl_template
 Dtype = Literal["float32", "bfloat16"]
 VOCAB_SIZE = 151_936
 CONTEXT_LENGTH = 4096
+EXPERTS = (3, 2)
+"""Of `tiny_moe`: layers, and experts per token in each."""
 
 
 @cache
-def tiny_model(dtype: Dtype = "float32", template: str | None = None) -> Path:
+def tiny_moe() -> Path:
+    """The folder of a mixture of 8 experts."""
+    return tiny_model(experts=True)
+
+
+@cache
+def tiny_model(
+    dtype: Dtype = "float32", template: str | None = None, *, experts: bool = False
+) -> Path:
     """The folder of the model, as `save_pretrained` writes it; `template`: its chat template
     (default: trl's `qwen3`).
     """
@@ -36,21 +46,30 @@ def tiny_model(dtype: Dtype = "float32", template: str | None = None) -> Path:
     )
 
     def build(folder: Path) -> None:
-        _save_weights(folder, dtype)
+        _save_weights(folder, dtype, experts=experts)
         save_qwen3(folder, source)
 
-    return cached_folder(f"tiny-qwen2-{dtype}", key, build)
+    return cached_folder(
+        f"tiny-qwen3-moe-{dtype}" if experts else f"tiny-qwen2-{dtype}", key, build
+    )
 
 
-def _save_weights(folder: Path, dtype: Dtype) -> None:
+def _save_weights(folder: Path, dtype: Dtype, *, experts: bool) -> None:
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    config = Qwen2Config(
+    layers, top_k = EXPERTS
+    mixture: dict[str, Any] = {
+        "head_dim": 16,
+        "num_hidden_layers": layers,
+        "num_experts": 8,
+        "num_experts_per_tok": top_k,
+        "moe_intermediate_size": 64,
+    }
+    config = (Qwen3MoeConfig if experts else Qwen2Config)(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT_LENGTH,
@@ -60,10 +79,12 @@ def _save_weights(folder: Path, dtype: Dtype) -> None:
         eos_token_id=151_645,
         # ten times the usual: else all tokens are equally likely, and logprobs are meaningless
         initializer_range=0.2,
+        **(mixture if experts else {"num_hidden_layers": 2}),
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+        model = (Qwen3MoeForCausalLM if experts else Qwen2ForCausalLM)(config)
+        model = model.to(getattr(torch, dtype))
     model.generation_config.update(
         eos_token_id=[151_645, 151_643],
         pad_token_id=151_643,

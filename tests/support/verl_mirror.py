@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.experts import sent_experts
 
 _VLLM = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
@@ -26,8 +27,8 @@ class TokenOutput:
 
 class Servers:
     """`output`: the class that is returned. `vllm`: names and stop reasons as of verl's vLLM
-    server. `without_logprobs`: as a server that gives none. No dataclass: hydra would make a
-    configuration of it.
+    server. `without_logprobs`: as a server that gives none. `experts`: with
+    `enable_rollout_routing_replay`. No dataclass: hydra would make a configuration of it.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Servers:
         *,
         vllm: bool = False,
         without_logprobs: bool = False,
+        experts: bool = False,
     ) -> None:
         self.seen: list[dict[str, Any]] = []
         self._url, self._http, self._output = url, http, output
         self._vllm, self._without_logprobs = vllm, without_logprobs
+        self._experts = experts
 
     async def generate(
         self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any]
@@ -53,7 +56,12 @@ class Servers:
             params = {_VLLM.get(name, name): value for name, value in params.items()}
         async with self._http.post(
             f"{self._url}/generate",
-            json={"input_ids": prompt_ids, "sampling_params": params, "return_logprob": True},
+            json={
+                "input_ids": prompt_ids,
+                "sampling_params": params,
+                "return_logprob": True,
+                "return_routed_experts": self._experts,
+            },
             headers={"X-SMG-Routing-Key": request_id},
         ) as response:
             answer = await response.json()
@@ -66,6 +74,7 @@ class Servers:
         return self._output(
             token_ids=answer["output_ids"],
             log_probs=None if self._without_logprobs else logprobs,
+            routed_experts=sent_experts(answer) if self._experts else None,
             stop_reason=reason,
             extra_fields={"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3},
         )

@@ -26,9 +26,9 @@ SAID = [
 ]
 
 
-async def started(*command: str, stderr: int | None = None) -> asyncio.subprocess.Process:
+async def started(*command: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=stderr, cwd=ROOT
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
 
 
@@ -61,28 +61,3 @@ async def test_the_agents_sdk_against_toolroll_serve() -> None:
         finally:
             server.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
-
-
-async def test_the_benchmark_loses_nothing() -> None:
-    process = await started("benchmarks/endpoint.py", "--sessions", "12", "--turns", "6")
-    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode == 0
-    assert "72 replies, 0 lost or mixed up" in out.decode()
-
-
-async def test_the_benchmark_says_why_a_turn_failed() -> None:
-    command = (
-        "benchmarks/endpoint.py",
-        "--sessions",
-        "2",
-        "--turns",
-        "2",
-        "--prompt-tokens",
-        "34000",
-    )
-    process = await started(*command, stderr=asyncio.subprocess.PIPE)
-    out, told = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode == 1
-    assert "turn 1 of talk-0 was refused: prompt is too long: 34" in told.decode()
-    assert b"Traceback" not in told
-    assert not out

@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -250,6 +251,24 @@ def test_a_live_episode_holds_15_bytes_a_token(turns: int) -> None:
     finally:
         tracemalloc.stop()
     assert held / sum(map(len, kept)) <= 15
+
+
+async def test_more_tools_are_no_more_objects_an_episode(tokenizer: Any) -> None:
+    """The garbage collector visits every one of them."""
+    held = []
+    async with serving(tokenizer, lambda request: "Fine.") as (_, served):
+        for count in (1, 30):
+            kept: list[Conversation] = []
+            for episode in range(11):
+                tools = [deepcopy(TOOL) for _ in range(count)]
+                kept.append(Conversation(served, FIRST, tools, session_id="s"))
+                if not episode:
+                    gc.collect()
+                    before = len(gc.get_objects())
+            del tools
+            gc.collect()
+            held.append(len(gc.get_objects()) - before)
+    assert held[1] - held[0] < 30  # not 10 episodes times 29 tools
 
 
 def test_the_garbage_collector_sees_less_than_one_object_a_turn() -> None:

@@ -244,14 +244,14 @@ class TrainableAgentMixin:
         state = SimpleNamespace(tokenizer=tokenizer, args=raw_args)
         obs, info = await self._first(runner)
         tracker.info.update(info)
-        tools = runner.first.tools if runner.first is not None else ()
+        first, runner.first = runner.first, None
         messages = hook_value("_build_initial_messages", self._build_initial_messages(obs))
         check_messages("_build_initial_messages", messages)
         parsers = self._has("_parse_tool"), self._has("openai_adapter"), self._adapter is not None
         return Conversation(
             model,
             messages,
-            tools or self.tools_info,
+            (first.tools if first is not None else ()) or self.tools_info,
             session_id=session_id,
             template=self._template(model.template, policy),
             verify=_args_of(model, raw_args).verify,

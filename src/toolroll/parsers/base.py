@@ -27,6 +27,9 @@ from toolroll.parsers.reasoning import THINK, Calls, Tags
 from toolroll.parsers.types import CallStatus, Delta, ParsedReply, Span, ToolCall
 
 OfferedTool = Mapping[str, Any]
+OfferedTools = Sequence[OfferedTool] | Offered
+"""The tools that were offered, in OpenAI's format. An `Offered` is not built again for each reply.
+"""
 
 
 class ToolCallParser(ABC):
@@ -64,7 +67,7 @@ class ToolCallParser(ABC):
         *,
         ids: Sequence[int] | None = None,
         offsets: Sequence[Span] | None = None,
-        tools: Sequence[OfferedTool] | None = None,
+        tools: OfferedTools | None = None,
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ParsedReply:
@@ -86,7 +89,7 @@ class ToolCallParser(ABC):
     def stream(
         self,
         *,
-        tools: Sequence[OfferedTool] | None = None,
+        tools: OfferedTools | None = None,
         in_reasoning: bool | None = None,
         calls_as_text: bool = False,
     ) -> ReplyStream:
@@ -95,7 +98,7 @@ class ToolCallParser(ABC):
         """
         return ReplyStream(
             self,
-            None if tools is None else Offered(tools),
+            tools if tools is None or isinstance(tools, Offered) else Offered(tools),
             in_reasoning=in_reasoning,
             calls_as_text=calls_as_text,
         )

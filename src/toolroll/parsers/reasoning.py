@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.source import Source, Steps
@@ -25,7 +26,7 @@ class Calls:
     skip: Callable[[int, int], Steps[int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tags:
     """Reasoning between `open` and `close`.
 
@@ -39,17 +40,17 @@ class Tags:
     implied: bool = True
     others: tuple[tuple[str, str], ...] = ()
 
-    @property
+    @cached_property
     def markers(self) -> tuple[str, ...]:
         """All tags that open or close reasoning."""
         return (*self.openers, *self.closers)
 
-    @property
+    @cached_property
     def openers(self) -> tuple[str, ...]:
         """All tags that open reasoning."""
         return (self.open, *(first for first, _ in self.others))
 
-    @property
+    @cached_property
     def closers(self) -> tuple[str, ...]:
         """All tags that close reasoning."""
         return (self.close, *(close for _, close in self.others))

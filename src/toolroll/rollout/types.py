@@ -30,6 +30,7 @@ Tool = dict[str, Any]
 IdArray = npt.NDArray[np.int32]
 MaskArray = npt.NDArray[np.int32]  # not a smaller type, in which sums and `-mask` wrap
 LogprobArray = npt.NDArray[np.float32]
+ExpertArray = npt.NDArray[np.integer[Any]]  # uint8, uint16 or int32
 
 
 class Status(Enum):
@@ -89,7 +90,7 @@ class GenerateRequest:
     """One request to the engine's `/generate`.
 
     `session_id` becomes the routing key. `extra` contains further top-level fields of the request's
-    JSON.
+    JSON. `routed_experts_start` is the first token whose experts are not known yet.
     """
 
     input_ids: IdArray
@@ -97,6 +98,7 @@ class GenerateRequest:
     session_id: str
     return_logprob: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
+    routed_experts_start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,8 @@ class Completion:
     latency: float = 0.0
     attempts: int = 1
     rid: str = ""
-    routed_experts: npt.NDArray[np.int32] | None = None
-    """The experts of each token except the last, [prompt + output - 1, layers * top_k]; or None."""
+    routed_experts: ExpertArray | None = None
+    """The rows [`routed_experts_start`, prompt + output - 1) of `Trajectory`'s; or None."""
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
     """If `top_logprobs_num` was requested: the most likely (logprob, id) pairs at each position."""
 
@@ -191,19 +193,20 @@ class Trajectory:
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
-    routed_experts: npt.NDArray[np.int32] | None = None
+    routed_experts: ExpertArray | None = None
     """The experts of each token except the last, [n - 1, layers * top_k], from the turn whose
-    request processed the token first; or None. A later request may process it again with other
-    experts.
+    request processed the token first; or None.
     """
     lineage: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)
-        if len(self.loss_mask) != n or len(self.logprobs) != n:
+        rows = n - 1 if self.routed_experts is None else len(self.routed_experts)
+        if len(self.loss_mask) != n or len(self.logprobs) != n or rows != n - 1:
             raise ValueError(
                 f"a trajectory's lists must be equally long: input_ids {n}, "
-                f"loss_mask {len(self.loss_mask)}, logprobs {len(self.logprobs)}"
+                f"loss_mask {len(self.loss_mask)}, logprobs {len(self.logprobs)}, and "
+                f"routed_experts one shorter: {rows}"
             )
         if not 0 <= self.prompt_length <= n:
             raise ValueError(
@@ -468,8 +471,9 @@ class InteractionResult:
 def _response_logprobs(trajectory: Trajectory) -> list[float] | None:
     if np.isnan(trajectory.logprobs[trajectory.loss_mask != 0]).any():
         return None
-    logprobs = trajectory.logprobs[trajectory.prompt_length :].tolist()
-    return [0.0 if value != value else value for value in logprobs]
+    logprobs = trajectory.logprobs[trajectory.prompt_length :]
+    plain: list[float] = np.where(np.isnan(logprobs), 0.0, logprobs).tolist()
+    return plain
 
 
 def response_text(messages: Sequence[Message]) -> str:

@@ -5,7 +5,9 @@ against a mirror of them.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
+import json
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import slime_mirror
 from support.slime_mirror import train_data
 from support.slime_trainer import (
     SAMPLING,
@@ -25,6 +28,8 @@ from support.slime_trainer import (
 )
 
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
+from toolroll.rollout.adapters import slime
+from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
 from toolroll.rollout.adapters.slime.player import Player
 from toolroll.rollout.errors import UsageError
@@ -34,7 +39,7 @@ from toolroll.rollout.testing import (
     Reply,
     embedded_tokenizer_path,
 )
-from toolroll.rollout.types import InteractionResult, Status, StopReason
+from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
 
 # --- generate -------------------------------------------------------------------------------------
 
@@ -263,6 +268,169 @@ async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
             assert again.metadata["a"] == 1 and again.index == 3
             assert again.metadata["toolroll"]["metrics"]["restarts"] == 1
             train_data(again)
+
+
+def _trajectory(
+    n: int, cut: int, *, reason: str | None = None, source: Any = "engine"
+) -> Trajectory:
+    mask = np.array([0] * cut + [1] * (n - cut), dtype=np.int32)
+    logprobs = np.where(mask == 1, -0.5, np.nan).astype(np.float32)
+    return Trajectory(np.arange(n, dtype=np.int32), mask, logprobs, (), cut, source, reason)
+
+
+def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
+    paths = (_trajectory(6, 3), _trajectory(9, 5, reason="the template rewrote history"))
+    result = InteractionResult(
+        "", 1.0, [], {}, trajectories=paths, metrics={"prompt_tokens": 10.0, "cached_tokens": 4.0}
+    )
+    asked = sample_type(index=17, group_index=2, prompt="4")
+    first, second = to_samples(asked, result)
+    assert (
+        first.rollout_id == second.rollout_id == 17 and first.group_index == second.group_index == 2
+    )
+    assert (first.response_length, second.response_length) == (
+        3,
+        4,
+    ) and first.reward == second.reward == 1.0
+    assert second.rollout_log_probs == [-0.5] * 4
+    assert [sample.prefix_cache_info.total_prompt_tokens for sample in (first, second)] == [10, 0]
+    assert to_samples(sample_type(index=17, rollout_id=99), result)[1].rollout_id == 99
+    [alone] = to_samples(asked, dataclasses.replace(result, trajectories=paths[:1]))
+    assert alone.rollout_id is None
+    with pytest.raises(UsageError, match="neither rollout_id nor index"):
+        to_samples(sample_type(), result)
+
+
+def test_what_may_not_be_trained_is_not(sample_type: Any) -> None:
+    excluded = dataclasses.replace(_trajectory(6, 3), loss_mask=np.zeros(6, dtype=np.int32))
+    [made] = to_samples(
+        sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(excluded,))
+    )
+    assert made.remove_sample and made.reward == 1.0
+    text = _trajectory(6, 3, source="transcript")
+    with pytest.raises(UsageError, match="transcript"):
+        to_samples(sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(text,)))
+
+
+def test_a_reward_key_is_kept(sample_type: Any) -> None:
+    [made] = to_samples(
+        sample_type(index=0),
+        InteractionResult("", 0.5, [], {}, trajectories=(_trajectory(6, 3),)),
+        reward_key="score",
+    )
+    assert made.get_reward_value(Namespace(reward_key="score")) == 0.5
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+async def test_limits_and_the_collector_are_settings() -> None:
+    async with serving() as (_, args):
+        by_default = Player(args, read_settings(args))
+        await by_default.aclose()
+        vars(args).update(toolroll_engine_timeout=9, toolroll_pace_gc=False)
+        vars(args).update(toolroll_step_timeout=7, toolroll_max_observation_bytes=50)
+        player = Player(args, read_settings(args))
+        await player.aclose()
+    found = [(*limits_of(one), one.model.args.pace_gc) for one in (by_default, player)]  # type: ignore[union-attr]
+    assert found == [(0.0, None, 1_000_000, True), (9.0, 7.0, 50, False)]
+
+
+def limits_of(player: Player) -> tuple[Any, ...]:
+    """Return the limits of the player's engine and of the agents that it makes."""
+    agent = player._episodes._make_agent(player.model, player.settings.agent_settings)
+    engine = player.model.engine
+    return (
+        engine.config.engine_timeout,  # type: ignore[attr-defined]
+        agent.step_timeout,
+        agent.rollout_args["max_observation_bytes"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"toolroll_evn": "desk"}, "did you mean 'toolroll_env'"),
+        ({"toolroll_max_turns": 0}, "toolroll_max_turns"),
+        ({"toolroll_history": "keep"}, "toolroll_history"),
+        (
+            {"toolroll_zzz": 1},
+            "there are toolroll_agent, toolroll_allow_model_mismatch, toolroll_chat_template",
+        ),
+        ({"toolroll_env": None}, "no environment is named"),
+        ({"toolroll_env": "dask"}, "did you mean 'desk'"),
+        ({"toolroll_user_settings": {"model": "m"}}, "toolroll_user does not say"),
+        ({"rollout_top_p": 0.9}, "--rollout-top-p"),
+    ],
+)
+async def test_settings_that_cannot_work_are_refused_in_words(
+    sample_type: Any, given: dict[str, Any], words: str
+) -> None:
+    async with serving() as (engine, args):
+        vars(args).update(given)
+        with pytest.raises(UsageError, match=words):
+            await generate(args, sample_type(prompt=0), dict(SAMPLING))
+        assert engine.log == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("hello", "--input-key index"),
+        ([{"role": "user"}], "--input-key"),
+        (999, "has tasks 0 to 32"),
+        (-1, "tasks 0"),
+    ],
+)
+async def test_prompts_that_are_no_task_are_refused(
+    sample_type: Any, prompt: Any, words: str
+) -> None:
+    async with serving() as (_, args):
+        with pytest.raises(UsageError, match=words):
+            await generate(args, sample_type(prompt=prompt), dict(SAMPLING))
+
+
+def test_every_setting_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "slime.md").read_text(encoding="utf-8")
+    for name in slime.SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():
+        assert f"`toolroll_{name}`" in page, name  # docs/settings.md has the others
+    assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
+
+
+# --- the mirror -----------------------------------------------------------------------------------
+
+
+@pytest.mark.peers
+def test_the_mirror_is_slime_s_sample() -> None:
+    types, base = real_slime("slime.utils.types"), real_slime("slime.rollout.base_types")
+    for mirror, real in (
+        (slime_mirror.Sample, types.Sample),
+        (slime_mirror.Sample.PrefixCacheInfo, types.Sample.PrefixCacheInfo),
+        (slime_mirror.Sample.SpecInfo, types.Sample.SpecInfo),
+        (slime_mirror.RolloutFnTrainOutput, base.RolloutFnTrainOutput),
+        (slime_mirror.RolloutFnEvalOutput, base.RolloutFnEvalOutput),
+    ):
+        assert [field.name for field in dataclasses.fields(mirror)] == [
+            field.name for field in dataclasses.fields(real)
+        ]
+    assert {status.name: status.value for status in slime_mirror.Sample.Status} == {
+        s.name: s.value for s in types.Sample.Status
+    }
+    ours, theirs = slime_mirror.Sample(), types.Sample()
+    for field in dataclasses.fields(types.Sample):
+        if field.name not in ("status", "spec_info", "prefix_cache_info"):
+            assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+
+
+@pytest.mark.peers
+async def test_slime_s_own_checks_accept_our_samples() -> None:
+    real = real_slime("slime.utils.types").Sample
+    async with serving() as (_, args):
+        made = await generate(args, real(prompt=0, index=0), dict(SAMPLING))
+    made._validate_response_metadata_lengths()
+    assert real.from_dict(json.loads(json.dumps(made.to_dict()))).tokens == made.tokens
+    # what slime adds to it later still fits
+    made.append_response_tokens(tokens=[1, 2], trainable=False)
 
 
 @pytest.mark.peers

@@ -250,14 +250,6 @@ async def test_metadata_that_is_not_a_mapping_is_refused() -> None:
         await loop.run({}, extra_info={"index": 0, "metadata": "{}"})
 
 
-def test_routing_replay_is_refused() -> None:
-    manager: Any = Says(token_ids=[9])
-    given = loop_arguments(manager, load_embedded_tokenizer(), enable_rollout_routing_replay=True)
-    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
-    with pytest.raises(UsageError, match="does not pass the routed experts"):
-        loop._player(loop.settings)
-
-
 async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:
     steps = {"min_global_steps": 2, "max_global_steps": 3, "global_steps": None}
     manager = Says(token_ids=[9], log_probs=[-1.0], stop_reason="stop", extra_fields=steps)

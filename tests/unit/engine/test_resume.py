@@ -133,10 +133,10 @@ def test_join_counts_the_prompt_of_the_first_part() -> None:
         ([1, 2], [], [7, 7, 7]),
     ],
 )
-def test_join_keeps_the_experts_that_sampled_the_first_part(
+def test_join_keeps_the_experts_of_each_part(
     first: list[int], second: list[int], experts: list[int]
 ) -> None:
-    """The prompt has two tokens. The second request prefills what the first one sampled."""
+    """The prompt has two tokens. The second request asks for what the first one does not have."""
 
     def part(ids: list[int], expert: int, rows: int) -> Completion:
         known = np.full((rows, 1), expert, dtype=np.int32)
@@ -144,7 +144,8 @@ def test_join_keeps_the_experts_that_sampled_the_first_part(
         return Completion(ids_of, None, "abort", routed_experts=known)
 
     end = len(first) + len(second)
-    whole = join(part(first, 7, 1 + len(first)), part(second, 9, 1 + end))
+    known = 1 + len(first) if first else 0
+    whole = join(part(first, 7, known), part(second, 9, 1 + end - known))
     assert whole.routed_experts is not None
     assert whole.routed_experts.ravel().tolist() == experts
     unknown = Completion(np.array([1], dtype=np.int32), None, "abort")

@@ -1,5 +1,5 @@
-"""Routed experts of a mixture-of-experts model: asked for, read, carried to the trajectory and
-the episode file, or missed aloud.
+"""Routed experts of a mixture-of-experts model: each row comes from the turn that processed its
+token first, is sent once, and reaches the trajectory and the episode file.
 """
 
 from __future__ import annotations
@@ -10,34 +10,66 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
+from support.client import Pauses
+from support.experts import first_experts
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore, read_episodes
 from toolroll.rollout.runs.registry import load_environment
+from toolroll.rollout.runtime.routed_experts import ExpertsRecord, compact, new_rows, to_json
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.testing import EmbeddedEngine
+from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply
 from toolroll.rollout.types import EnvironmentOptions, Episode, GenerateRequest
 
 
-def request(ids: list[int]) -> GenerateRequest:
-    return GenerateRequest(np.array(ids, dtype=np.int32), {"max_new_tokens": 4}, "s")
+def request(ids: list[int], **more: Any) -> GenerateRequest:
+    return GenerateRequest(np.array(ids, dtype=np.int32), {"max_new_tokens": 4}, "s", **more)
 
 
-async def test_an_episodes_experts_cover_all_its_tokens_but_the_last(
+def meta_of(rows: np.ndarray[Any, Any], output_ids: list[int]) -> dict[str, Any]:
+    return {
+        "finish_reason": {"type": "length"},
+        "routed_experts": base64.b64encode(rows.astype(np.int32).tobytes()).decode(),
+        "output_token_logprobs": [[-1.0, index, None] for index in output_ids],
+    }
+
+
+# --- episodes -------------------------------------------------------------------------------------
+
+
+async def test_an_episodes_experts_are_those_of_the_first_pass_and_are_sent_once(
     tokenizer: Any, tmp_path: Path
 ) -> None:
+    """The prefix cache is emptied before each turn, so each prompt is processed again in a later
+    pass, with other experts. One turn is aborted in its middle, and resumed.
+    """
+    sent: list[int] = []
+
+    def counted(answer: dict[str, Any]) -> dict[str, Any]:
+        sent.append(len(base64.b64decode(answer["meta_info"]["routed_experts"])) // 16)
+        return answer
+
     desk = load_environment("desk")
     task = desk.tasks("test")[0]
-    async with EmbeddedEngine(tokenizer, lambda _: "Thank you.") as engine:
+    engine = EmbeddedEngine(
+        tokenizer,
+        lambda _: "Thank you.",
+        faults=lambda seen: Fault(
+            garble=counted, evict=True, abort_after=2 if seen.index == 1 else None
+        ),
+    )
+    async with engine:
         args = RolloutArgs(
             engine=engine.url,
             model="embedded",
             parser="hermes",
             return_routed_experts=True,
+            max_resumes=1,
         )
         async with Model.from_args(args) as served:
             agent = TrainableToolCallingAgent(model=served, sampling_params={"max_new_tokens": 64})
@@ -45,15 +77,57 @@ async def test_an_episodes_experts_cover_all_its_tokens_but_the_last(
                 desk.make(EnvironmentOptions()), task=task, session_id="s", max_num_steps=3
             )
     [trajectory] = result.trajectories
-    assert len(trajectory.turns) > 1
-    ids = trajectory.input_ids[:-1]
-    # the embedded engine's experts
-    expected = np.stack([ids % 8, ids % 7, ids % 5, ids % 3], axis=1)
-    assert np.array_equal(trajectory.routed_experts, expected)  # type: ignore[arg-type]
+    assert len(trajectory.turns) > 1 and len(engine.log) == len(trajectory.turns) + 1
+    expected = first_experts(engine.log, trajectory.input_ids)
+    assert trajectory.routed_experts is not None
+    assert trajectory.routed_experts.dtype == np.uint8
+    assert np.array_equal(trajectory.routed_experts, expected)
+    assert sum(sent) == len(trajectory) - 1
     with EpisodeStore(tmp_path) as store:
         store.append(Episode("desk", task.id, 0, 0, 0, result))
     [read] = read_episodes(tmp_path)
-    assert np.array_equal(read.result.trajectories[0].routed_experts, expected)  # type: ignore[arg-type]
+    [stored] = read.result.trajectories
+    assert stored.routed_experts is not None and stored.routed_experts.dtype == np.uint8
+    assert np.array_equal(stored.routed_experts, expected)
+
+
+async def test_an_engine_that_sends_all_rows_is_cut_to_the_new_ones(tokenizer: Any) -> None:
+    """As SGLang before 0.5.23, and behind a router that drops the start. The first answer must be
+    whole, because only then its bytes tell how many experts a row has.
+    """
+    older = {"extra": {"routed_experts_start_len": 0}}
+    async with (
+        EmbeddedEngine(tokenizer, lambda _: Reply(output_ids=[7, 8, 9])) as served,
+        Engine(EngineConfig(engine=served.url, return_routed_experts=True)) as client,
+    ):
+        whole = await client.generate(request([1, 2, 3], routed_experts_start=2))
+        asked = await client.generate(request([1, 2, 3, 7, 8, 9, 4], routed_experts_start=5))
+        cut = await client.generate(request([1, 2, 3, 7, 8, 9, 5], routed_experts_start=5, **older))
+    starts = (2, 5, 5)
+    for completion, entry, start in zip((whole, asked, cut), served.log, starts, strict=True):
+        ids = np.concatenate([entry.input_ids, completion.output_ids])
+        expected = first_experts(served.log, ids)[start:]
+        assert np.array_equal(completion.routed_experts, expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3])
+async def test_a_resumed_turn_keeps_the_rows_of_its_first_part(tokenizer: Any, cut: int) -> None:
+    engine = EmbeddedEngine(
+        tokenizer,
+        lambda _: Reply(output_ids=[7, 8, 9, 10]),
+        faults=lambda seen: Fault(evict=True, abort_after=cut if seen.index == 0 else None),
+    )
+    async with (
+        engine,
+        Engine(EngineConfig(engine=engine.url, return_routed_experts=True)) as client,
+    ):
+        whole = await generate_resumed(client, request([1, 2, 3]), max_resumes=1, sleep=Pauses())
+    assert whole.output_ids.tolist() == [7, 8, 9, 10]
+    expected = first_experts(engine.log, np.array([1, 2, 3, 7, 8, 9, 10]))
+    assert np.array_equal(whole.routed_experts, expected)  # type: ignore[arg-type]
+
+
+# --- what is refused ------------------------------------------------------------------------------
 
 
 async def test_experts_that_were_not_asked_for_are_not_there(tokenizer: Any) -> None:
@@ -70,13 +144,25 @@ async def test_experts_that_were_not_asked_for_are_not_there(tokenizer: Any) -> 
     ["no base64!", base64.b64encode(b"\0" * 10).decode(), base64.b64encode(b"\0" * 20).decode()],
 )
 def test_unreadable_experts_are_refused(encoded: str) -> None:
-    meta = {
-        "finish_reason": {"type": "stop"},
-        "routed_experts": encoded,
-        "output_token_logprobs": [[-1.0, 7, None]],
-    }
+    meta = {**meta_of(np.zeros(0), [7]), "routed_experts": encoded}
     with pytest.raises(CompletionError, match="routed_experts"):
         parse_completion({"output_ids": [7], "meta_info": meta}, request([1, 2, 3]))
+
+
+@pytest.mark.parametrize("rows", range(8))
+def test_a_count_that_is_neither_all_rows_nor_the_new_ones_is_refused(rows: int) -> None:
+    """Of 5 + 2 tokens, rows 4 and 5 are new, and 6 are all. Others would be misaligned."""
+    numbers = np.arange(rows * 2).reshape(rows, 2)
+    body = {"output_ids": [7, 8], "meta_info": meta_of(numbers, [7, 8])}
+    asked = request([1, 2, 3, 4, 5], routed_experts_start=4)
+    if rows in (2, 6):
+        completion = parse_completion(body, asked, experts_per_token=2)
+        assert np.array_equal(completion.routed_experts, numbers[-2:])  # type: ignore[arg-type]
+    elif rows:
+        with pytest.raises(CompletionError, match=f"{rows * 2} numbers are not the experts"):
+            parse_completion(body, asked, experts_per_token=2)
+    else:
+        assert parse_completion(body, asked, experts_per_token=2).routed_experts is None
 
 
 async def test_experts_that_do_not_come_are_missed_aloud(tokenizer: Any) -> None:
@@ -85,11 +171,61 @@ async def test_experts_that_do_not_come_are_missed_aloud(tokenizer: Any) -> None
         EmbeddedEngine(tokenizer, lambda _: "Hello.") as served,
         Engine(EngineConfig(engine=served.url, return_routed_experts=True)) as client,
     ):
-        plain = GenerateRequest(
-            np.array([1, 2], dtype=np.int32),
-            {"max_new_tokens": 4},
-            "s",
-            extra={"return_routed_experts": False},
-        )
         with pytest.raises(CompletionError, match="--enable-return-routed-experts"):
-            await client.generate(plain)
+            await client.generate(request([1, 2], extra={"return_routed_experts": False}))
+
+
+async def test_an_abort_without_the_experts_of_its_tokens_is_refused(tokenizer: Any) -> None:
+    """SGLang aborts a retracted request in its queue with its tokens, but without experts."""
+
+    def without(answer: dict[str, Any]) -> dict[str, Any]:
+        del answer["meta_info"]["routed_experts"]
+        return answer
+
+    engine = EmbeddedEngine(
+        tokenizer, lambda _: "Hello.", faults=lambda _: Fault(abort_after=1, garble=without)
+    )
+    async with (
+        engine,
+        Engine(EngineConfig(engine=engine.url, return_routed_experts=True)) as client,
+    ):
+        with pytest.raises(CompletionError, match="retracted"):
+            await client.generate(request([1, 2]))
+
+
+# --- the type of rows, and their JSON -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("least", "highest", "kind"),
+    [
+        (0, 255, "uint8"),
+        (0, 256, "uint16"),
+        (0, 65535, "uint16"),
+        (0, 65536, "int32"),
+        (-1, 7, "int32"),
+    ],
+)
+def test_rows_are_small_and_their_json_gives_the_same_array(
+    least: int, highest: int, kind: str
+) -> None:
+    rows = compact(np.array([[least, 0], [1, highest], [2, 3]], dtype=np.int32))
+    assert rows.dtype == kind
+    read = ExpertsRecord(**to_json(rows)).rows()
+    assert read.dtype == rows.dtype
+    assert np.array_equal(read, [[least, 0], [1, highest], [2, 3]])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shape": [3, 3]}, {"dtype": "uint16"}, {"dtype": "float32"}, {"data": "AAA"}, {"data": "!"}],
+)
+def test_rows_that_do_not_fit_their_shape_are_refused(wrong: dict[str, Any]) -> None:
+    record = to_json(compact(np.zeros((3, 2), dtype=np.int32)))
+    with pytest.raises(ValidationError):
+        ExpertsRecord(**{**record, **wrong})
+
+
+def test_all_rows_are_needed_while_the_length_of_a_row_is_unknown() -> None:
+    with pytest.raises(ValueError, match="are not the experts"):
+        new_rows(np.zeros(4, dtype=np.int32), start=4, tokens=7)

@@ -48,7 +48,11 @@ async def respond(bench: Bench, text: str, **more: Any) -> str:
 
 
 async def grown(bench: Bench) -> list[list[Any]]:
-    """A session with every kind of line; return the conversations that can be continued."""
+    """A session with every kind of line, and with routed experts; return the conversations that can
+    be continued.
+    """
+    engine: Any = bench.served.engine
+    engine.config = engine.config.model_copy(update={"return_routed_experts": True})
     await bench.post("/sessions", {"session_id": "s", "sampling_params": {"temperature": 0.5}})
     main = [USER]
     for _ in range(4):
@@ -88,6 +92,10 @@ def state(live: LiveSession) -> dict[str, Any]:
             for node in nodes
         ],
         "lineages": dict(session._tree.lineages),
+        "experts": {
+            at: (rows.dtype, rows.shape, rows.tobytes())
+            for at, rows in session._tree.routed_experts.items()
+        },
         "responses": {
             name: (stored.turn and stored.turn.node.index, stored.instructions, stored.body)
             for name, stored in live.responses._responses.items()
@@ -100,7 +108,7 @@ def state(live: LiveSession) -> dict[str, Any]:
                 turn.digest,
                 json.dumps(turn.messages()),
                 turn.sampled,
-                turn.tools_key,
+                turn.tools.text,
                 turn.prefill,
                 turn.prefill_size,
                 turn.continues,
@@ -134,6 +142,7 @@ async def test_a_killed_session_is_restored_bit_by_bit_and_goes_on_as_if_it_had_
             restored = again.endpoint.sessions.find("s")
             assert state(restored) == state(live)
             assert len(set(live.tree.forks)) > 2
+            assert len(state(live)["experts"]) > 20
             for at, talk in enumerate(talks):
                 for one in (bench, again):
                     await ask(one, talk, tools=[] if at == 5 else [TOOL])

@@ -23,6 +23,7 @@ from toolroll.rollout.server.conversation.conversation_tree import (
     SWITCHES_CHANGED,
     ConversationTree,
 )
+from toolroll.rollout.server.requests.tool_list import ToolList
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.cursor import TOOLS_CHANGED
@@ -607,7 +608,8 @@ def test_a_plan_stores_nothing(tokenizer: Any) -> None:
 
     def plan(at: int) -> None:
         function = {**TOOL["function"], "description": f"{at}" + " word" * 2000}
-        tree.plan([USER], [{"type": "function", "function": function}], template)
+        tools = ToolList.of([{"type": "function", "function": function}])
+        tree.plan([USER], tools, template)
 
     def plan_all() -> None:
         for at in range(10):

@@ -362,13 +362,6 @@ def test_no_sampled_token_is_trained_twice_and_none_is_lost(
 # --- routed experts -------------------------------------------------------------------------------
 
 
-def with_experts(ids: list[int], total: int) -> Completion:
-    """A completion whose experts cover the `total` tokens up to its end, less one."""
-    return said(
-        ids, routed_experts=np.arange((total - 1) * 4, dtype=np.int32).reshape(total - 1, 4)
-    )
-
-
 def test_experts_are_those_of_the_turn_that_sampled_and_not_of_a_later_prefill() -> None:
     """The prefix is evicted and prefilled again with expert 9. A turn without experts, or one that
     was aborted in the queue, does not put a later prefill in place of what is not known.
@@ -392,18 +385,59 @@ def test_experts_are_those_of_the_turn_that_sampled_and_not_of_a_later_prefill()
     assert trajectory.routed_experts is None
 
 
-def test_a_forks_sequences_keep_their_own_experts() -> None:
+def rows(start: int, stop: int, expert: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The rows of the tokens [start, stop), all of them with `expert`."""
+    return np.full((stop - start, 1), expert, dtype=np.uint8)
+
+
+def test_branches_share_the_experts_of_their_common_nodes() -> None:
+    """The branch that processed a token first has made its row. Another branch asks only for the
+    rows after the common nodes, and its rows for earlier tokens are not taken.
+    """
     path = SessionPath(Session("s"))
     path.observe([1, 2, 3])
-    path.sample(with_experts([4, 5], 5), {})
-    path.fork([1, 2, 9], "rewritten")
-    path.sample(with_experts([7], 4), {})
-    shapes = [
-        trajectory.routed_experts.shape
-        for trajectory in path.session.trajectories()
-        if trajectory.routed_experts is not None
+    assert path.experts_end == 0
+    path.sample(said([4, 5], routed_experts=rows(0, 4, 1)), {})
+    assert path.experts_end == 4
+    path.observe([6])
+    path.sample(said([7], routed_experts=rows(4, 6, 2)), {})
+    assert path.experts_end == 6
+    for reply, rewritten in (([8], [1, 2, 3, 4, 5, 9]), ([8, 8], [1, 2, 3, 9])):
+        path.fork(rewritten, "rewritten")
+        assert path.experts_end == len(rewritten) - 2
+        total = len(rewritten) + len(reply)
+        path.sample(said(reply, routed_experts=rows(1, total - 1, 3)), {})
+    path.fork([9, 9], "rewritten")
+    assert path.experts_end == 0
+    path.sample(said([8], routed_experts=rows(0, 2, 44).astype(np.uint16) * 300), {})
+    found = [trajectory.routed_experts for trajectory in path.session.trajectories()]
+    assert [part.ravel().tolist() for part in found if part is not None] == [
+        [1, 1, 1, 1, 2, 2],
+        [1, 1, 1, 1, 3, 3],
+        [1, 1, 3, 3, 3],
+        [44 * 300] * 2,
     ]
-    assert shapes == [(4, 4), (3, 4)]
+
+
+def test_answers_to_one_prompt_share_its_experts() -> None:
+    session = Session("s")
+    prompt = session.observe([1, 2, 3], after=None)
+    for reply in (4, 5):
+        session.sample(said([reply], routed_experts=rows(0, 3, reply)), {}, after=prompt)
+    found = [trajectory.routed_experts for trajectory in session.trajectories()]
+    assert [part.ravel().tolist() for part in found if part is not None] == [[4, 4, 4], [4, 4, 5]]
+
+
+def test_experts_that_leave_a_gap_are_refused_and_nothing_is_written() -> None:
+    path = SessionPath(Session("s"))
+    path.observe([1, 2, 3])
+    for gap in (rows(1, 4, 1), rows(0, 5, 1)):
+        with pytest.raises(TokenError, match=r"expected those of the tokens from 0 to 4"):
+            path.sample(said([4, 5], routed_experts=gap), {})
+    assert path.session.nodes == 1
+    path.sample(said([4, 5], routed_experts=rows(0, 4, 1)), {})
+    [trajectory] = path.session.trajectories()
+    assert trajectory.routed_experts is not None
 
 
 # --- arrays ---------------------------------------------------------------------------------------

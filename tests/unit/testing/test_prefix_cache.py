@@ -26,12 +26,18 @@ def common(a: list[int], b: list[int]) -> int:
 def test_a_match_is_the_longest_common_prefix(
     inserted: list[list[int]], asked: list[list[int]]
 ) -> None:
+    """With the passes of the first sequence that has each token."""
     cache = PrefixCache()
+
+    def passes(ids: list[int], earlier: list[list[int]]) -> list[int]:
+        longest = max((common(ids, other) for other in earlier), default=0)
+        return [
+            next(n for n, other in enumerate(earlier) if common(ids, other) > position)
+            for position in range(longest)
+        ]
+
     for at, ids in enumerate(inserted):
-        expected = max((common(ids, earlier) for earlier in inserted[:at]), default=0)
-        assert cache.match(array(ids)) == expected
-        cache.insert(array(ids))
+        assert cache.match(array(ids)).tolist() == passes(ids, inserted[:at])
+        cache.insert(array(ids), array([at] * len(ids)))
     for ids in asked:
-        assert cache.match(array(ids)) == max(
-            (common(ids, earlier) for earlier in inserted), default=0
-        )
+        assert cache.match(array(ids)).tolist() == passes(ids, inserted)

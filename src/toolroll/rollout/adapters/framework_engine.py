@@ -15,13 +15,21 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings, PerLoop
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.engine.response import check_ids, check_logprobs
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import Completion, GenerateRequest, LogprobArray, WeightVersion
+from toolroll.rollout.runtime.routed_experts import new_rows
+from toolroll.rollout.types import (
+    Completion,
+    ExpertArray,
+    GenerateRequest,
+    LogprobArray,
+    WeightVersion,
+)
 
 VLLM_NAMES = {
     "max_new_tokens": "max_tokens",
@@ -47,8 +55,9 @@ TEXT_ONLY = frozenset(
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """One turn as a framework's engine returns it. `finish_reason`: "stop", "length" or "abort".
-    `matched`: the stop token or stop string that ended the turn, if the engine reports it. The
-    other fields are the same as in `Completion`.
+    `matched`: the stop token or stop string that ended the turn, if the engine reports it.
+    `routed_experts`: those of the prompt and the answer without the last token, [tokens - 1,
+    layers, top_k]. The other fields are the same as in `Completion`.
     """
 
     ids: Sequence[int]
@@ -59,6 +68,7 @@ class Sampled:
     text: str = ""
     cached_tokens: int = 0
     top_logprobs: tuple[tuple[tuple[float, int], ...], ...] | None = None
+    routed_experts: npt.ArrayLike | None = None
 
 
 class FrameworkEngine(EngineClient):
@@ -70,6 +80,8 @@ class FrameworkEngine(EngineClient):
     def __init__(self, name: str, *, context_length: int | None, vocab_size: int | None) -> None:
         self._name = name
         self._model_info = ModelInfo(context_length=context_length, vocab_size=vocab_size)
+        self.experts_shape: tuple[int, int] | None = None
+        """(layers, top_k) of the routed experts that the engine returned, or None."""
 
     @abstractmethod
     async def sample(self, request: GenerateRequest) -> Sampled:
@@ -117,7 +129,26 @@ class FrameworkEngine(EngineClient):
             cached_tokens=turn.cached_tokens,
             latency=perf_counter() - start,
             top_logprobs=turn.top_logprobs,
+            routed_experts=self._routed_experts(turn, request) if len(ids) else None,
         )
+
+    def _routed_experts(self, turn: Sampled, request: GenerateRequest) -> ExpertArray | None:
+        if turn.routed_experts is None:
+            return None
+        rows = np.asarray(turn.routed_experts)
+        try:
+            _, layers, top_k = rows.shape
+            self.experts_shape = layers, top_k
+            return new_rows(
+                rows.ravel(),
+                start=request.routed_experts_start,
+                tokens=len(request.input_ids) + len(turn.ids),
+                width=layers * top_k,
+            )
+        except ValueError as error:
+            raise CompletionError(
+                f"{self._name}'s engine gave routed experts of the shape {rows.shape}: {error}"
+            ) from error
 
     def _logprobs(self, turn: Sampled, count: int) -> LogprobArray:
         values = np.array(() if turn.logprobs is None else turn.logprobs, dtype=np.float64)

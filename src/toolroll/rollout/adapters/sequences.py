@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
@@ -84,6 +86,30 @@ def single_sequence(
     chosen = max(within, key=lambda sequence: sequence.trained_tokens)
     trained = sum(sequence.trained_tokens for sequence in sequences)
     return replace(chosen, left_out_tokens=trained - chosen.trained_tokens)
+
+
+def routed_experts(sequence: TrainingSequence, shape: tuple[int, int]) -> npt.NDArray[np.int32]:
+    """Return the routed experts of the sequence's tokens except the last, [n - 1, layers, top_k].
+    `shape` is (layers, top_k).
+
+    A sequence without trained tokens may have none, but trainers need rows for all sequences: then
+    each row has the experts 0 to top_k - 1. Raise `UsageError` if the rows do not have `shape`, and
+    `TokenError` if a sequence with trained tokens has none.
+    """
+    length, trajectory = len(sequence.prompt_ids) + len(sequence.response_ids), sequence.trajectory
+    rows = None if trajectory is None else trajectory.routed_experts
+    if rows is None and sequence.trained_tokens:
+        raise TokenError(
+            "a trained sequence has no routed experts: the engine must return those of each turn"
+        )
+    if rows is None:
+        return np.tile(np.arange(shape[1], dtype=np.int32), (length - 1, shape[0], 1))
+    if rows.shape[1] != math.prod(shape):
+        raise UsageError(
+            f"the engine returns {rows.shape[1]} experts per token, but the trainer's model has "
+            f"{shape[0]} layers with {shape[1]} experts per token each"
+        )
+    return rows[: length - 1].astype(np.int32).reshape(length - 1, *shape)
 
 
 def _truncated(

@@ -90,6 +90,8 @@ class Engine(EngineClient):
         # The sampled ids that the tokenizer does not have. A model has more embedding rows than its
         # tokenizer has tokens, and an untrained policy may sample these extra ids.
         self._padding_sampled: set[int] = set()
+        # layers * top_k. Answers do not contain it, so the first one must have all rows.
+        self._experts_per_token: int | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -156,6 +158,7 @@ class Engine(EngineClient):
                     attempts=attempt,
                     rid=rid,
                     vocab_size=info.sampled_limit,
+                    experts_per_token=self._experts_per_token,
                 )
                 self._take(completion, info)
                 return completion
@@ -197,7 +200,14 @@ class Engine(EngineClient):
         sampled = completion.output_ids
         if not len(sampled):
             return
-        if self.config.return_routed_experts and completion.routed_experts is None:
+        if completion.routed_experts is not None:
+            self._experts_per_token = completion.routed_experts.shape[1]
+        elif self.config.return_routed_experts and completion.finish_reason == "abort":
+            raise CompletionError(
+                "the engine aborted a turn that it had retracted before, and no longer has the "
+                "experts of its sampled tokens"
+            )
+        elif self.config.return_routed_experts:
             raise CompletionError(
                 "return_routed_experts is set, but the engine sent no routed experts: start SGLang "
                 "with --enable-return-routed-experts, and connect to it directly (router 0.3.2 "
@@ -252,7 +262,7 @@ class Engine(EngineClient):
                 "return_logprob": request.return_logprob,
                 "stream": stream,
                 "rid": rid,
-                **({"return_routed_experts": True} if self.config.return_routed_experts else {}),
+                **(self._experts_fields(request) if self.config.return_routed_experts else {}),
                 **request.extra,
             }
         )
@@ -261,6 +271,10 @@ class Engine(EngineClient):
         else:
             ids = ids_json(request.input_ids)
         return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
+
+    def _experts_fields(self, request: GenerateRequest) -> dict[str, Any]:
+        start = 0 if self._experts_per_token is None else request.routed_experts_start
+        return {"return_routed_experts": True, "routed_experts_start_len": start}
 
     async def _attempt(
         self, request: GenerateRequest, rid: str, deadline: float, events: EventReader | None

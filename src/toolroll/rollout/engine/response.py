@@ -23,7 +23,15 @@ import numpy as np
 
 from toolroll.rollout.engine.errors import foreign
 from toolroll.rollout.errors import CompletionError
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray, LogprobArray, WeightVersion
+from toolroll.rollout.runtime.routed_experts import new_rows
+from toolroll.rollout.types import (
+    Completion,
+    ExpertArray,
+    GenerateRequest,
+    IdArray,
+    LogprobArray,
+    WeightVersion,
+)
 
 _OBJECT = (dict, Mapping)  # dict comes first: the check against Mapping is slow
 _ABOVE_ZERO = 1e-3  # bf16 rounding of a log-softmax may end slightly above 0
@@ -40,12 +48,14 @@ def parse_completion(
     attempts: int = 1,
     rid: str = "",
     vocab_size: int | None = None,
+    experts_per_token: int | None = None,
 ) -> Completion:
     """Return the completion in `body`, the JSON object that answers `request`.
 
     `latency`, `attempts` and `rid` are copied to the completion. `vocab_size`: the number of ids
-    that the model can sample, or None if it is unknown. Raise `CompletionError` if `body` is not a
-    valid answer.
+    that the model can sample, or None if it is unknown. `experts_per_token`: layers * top_k, or
+    None if it is unknown; then the experts of all tokens must be in `body`. Raise `CompletionError`
+    if `body` is not a valid answer.
     """
     try:
         meta, text = _envelope(body, rid)
@@ -65,7 +75,7 @@ def parse_completion(
             latency=latency,
             attempts=attempts,
             rid=rid,
-            routed_experts=_routed_experts(meta, len(request.input_ids) + len(output_ids) - 1),
+            routed_experts=_routed_experts(meta, request, len(output_ids), experts_per_token),
             top_logprobs=_top_logprobs(meta, len(output_ids), vocab_size),
         )
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -194,23 +204,25 @@ def _top_logprobs(
 
 
 def _routed_experts(
-    meta: Mapping[str, Any], tokens: int
-) -> np.ndarray[Any, np.dtype[np.int32]] | None:
-    """Return the experts of the first `tokens` tokens, int32 [tokens, layers * top_k].
+    meta: Mapping[str, Any], request: GenerateRequest, sampled: int, width: int | None
+) -> ExpertArray | None:
+    """Return the experts of the tokens from `request.routed_experts_start` on.
 
-    The engine sends the base64 of an int32 array [tokens, layers, top_k] (SGLang 0.5.23,
-    `io_struct`).
+    The engine sends the base64 of an int32 array [tokens, layers, top_k], without its shape (SGLang
+    0.5.23, `io_struct`).
     """
     encoded = meta.get("routed_experts")
     if not encoded:
         return None
     try:
-        flat = np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
-        return flat.reshape(tokens, -1)
+        return new_rows(
+            np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32),
+            start=request.routed_experts_start,
+            tokens=len(request.input_ids) + sampled,
+            width=width,
+        )
     except (ValueError, TypeError) as error:
-        raise CompletionError(
-            f"the engine's routed_experts are not base64 of int32 for {tokens} tokens: {error}"
-        ) from error
+        raise CompletionError(f"the engine's routed_experts cannot be read: {error}") from error
 
 
 def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:

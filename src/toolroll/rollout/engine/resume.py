@@ -19,7 +19,13 @@ import numpy as np
 
 from toolroll.rollout.engine.engine_client import EngineClient
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray, WeightVersion
+from toolroll.rollout.types import (
+    Completion,
+    ExpertArray,
+    GenerateRequest,
+    IdArray,
+    WeightVersion,
+)
 
 _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
@@ -75,6 +81,9 @@ async def generate_resumed(
                 request.session_id,
                 return_logprob=request.return_logprob,
                 extra=request.extra,
+                routed_experts_start=len(request.input_ids) + len(whole.output_ids) - 1
+                if len(whole.output_ids)
+                else request.routed_experts_start,
             ),
             progress=_after(progress, whole.output_ids),
         )
@@ -151,16 +160,14 @@ def join(first: Completion, second: Completion) -> Completion:
     )
 
 
-def _joined_experts(first: Completion, second: Completion) -> IdArray | None:
-    """Return the experts of both parts. The rows that both have are those of the first part,
-    because it sampled its tokens with these experts.
-    """
+def _joined_experts(first: Completion, second: Completion) -> ExpertArray | None:
+    """Return the experts of both parts: those of the second part follow those of the first."""
     before, after = first.routed_experts, second.routed_experts
     if not len(first.output_ids) or not len(second.output_ids):
         return before if len(first.output_ids) else after
     if before is None or after is None:
         return None
-    return np.concatenate([before, after[len(before) :]])
+    return np.concatenate([before, after])
 
 
 def _merged(spans: list[WeightVersion]) -> tuple[WeightVersion, ...]:

@@ -19,14 +19,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.turn import AssistantTurn, ParseHook, parse_turn
+from toolroll.rollout.model.tool_list import ToolList, text_size
+from toolroll.rollout.model.turn import AssistantTurn, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.session.path import SessionPath
@@ -62,7 +65,8 @@ class Conversation:
     """A conversation with `model` that starts with `messages` and `tools`.
 
     The attribute `messages` grows with the conversation. Lone surrogates are replaced, because
-    tokenizers reject them. `session` holds the tokens.
+    tokenizers reject them. `session` holds the tokens. `parse` is a `ParseHook` that also
+    gets the tools.
 
     `prompt_hook` replaces the ids of the first prompt, and `delta_hook` the ids that are appended
     after each turn (for hooks of `TrainableAgentMixin`). The engine gets the ids that they return.
@@ -79,7 +83,7 @@ class Conversation:
         template: ChatTemplate | None = None,
         verify: VerifyPolicy = "sample",
         generate: GenerateHook | None = None,
-        parse: ParseHook | None = None,
+        parse: Callable[..., ParsedReply] | None = None,
         prompt_hook: DeltaHook | None = None,
         delta_hook: DeltaHook | None = None,
     ) -> None:
@@ -88,7 +92,6 @@ class Conversation:
         self.session = Session(session_id)
         self._path = SessionPath(self.session)
         self.messages: list[Message] = [replace_surrogates(dict(message)) for message in messages]
-        self.tools: list[Tool] = replace_surrogates(list(tools))
         self.mismatches: Counter[str] = Counter()
         self.forks: list[str] = []
         self.first_prompt: str = ""
@@ -99,17 +102,24 @@ class Conversation:
         self._delta_hook = delta_hook
         self._pending: list[Message] = []
         self._size = text_size(self.messages)
-        self._tools_size = text_size(self.tools)
-        self._new_tools: list[Tool] | None = None
+        self._tools = ToolList.of(tools)
+        self._new_tools: ToolList | None = None
         self._cursor: Cursor | None = None
         self._last: SampledText | None = None  # the last turn, sampled after the cursor's prompt
         self._in_reasoning = False  # the prompt that was served ends inside reasoning
         self._observed = False  # the session has the next prompt (also after a failed request)
-        self._turns: list[TurnSpan] = []  # of the current sequence
+        # The fields of each `TurnSpan` of the current sequence, because the garbage collector does
+        # not visit tuples of numbers.
+        self._turns: list[tuple[int, int, int, bool]] = []
         self._forked = self._preserved = False
         self._finished: list[ServedSequence] = []  # the sequences before each fork
         self._record = AnswerRecord()
         self._checks: set[asyncio.Task[None]] = set()
+
+    @property
+    def tools(self) -> list[Tool]:
+        """A copy of the tools."""
+        return self._tools.copy()
 
     # --- the environment's side -------------------------------------------------------------------
 
@@ -122,8 +132,7 @@ class Conversation:
         self._pending += new
         self._size += text_size(new)
         if tools is not None:
-            self._new_tools = replace_surrogates(list(tools))
-            self._tools_size = text_size(self._new_tools)
+            self._new_tools = ToolList.of(tools)
 
     # --- the model's side -------------------------------------------------------------------------
 
@@ -133,7 +142,8 @@ class Conversation:
         Raise `ContextOverflowError` if the prompt leaves no room for an answer, `TemplateError` if
         the template refuses the conversation, and `EngineError` if the engine fails.
         """
-        large = self._size + self._tools_size > LONG
+        tools = self._new_tools or self._tools
+        large = self._size + tools.size > LONG
         if not self._observed:
             await call_of_size(self._observe_pending, large=large)
         elif self._pending or self._new_tools is not None:
@@ -147,6 +157,7 @@ class Conversation:
             input_ids=self._path.input_ids,
             sampling_params=params,
             session_id=self.session.session_id,
+            routed_experts_start=self._path.experts_end,
             input_ids_json=self._path.input_ids_json,
         )
         completion = await self._generate(request)
@@ -159,18 +170,19 @@ class Conversation:
         return reply
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> AssistantTurn:
+        hook = self._parse
         reading = parse_turn(
             self.model,
             self.template,
             completion,
             params,
-            tools=self.tools,
+            tools=self._tools.offered,
             seed=f"{self.session.session_id}/{node.start}",
             in_reasoning=self._in_reasoning,
-            parse=self._parse,
+            parse=None if hook is None else lambda text, reply: hook(text, reply, self.tools),
         )
         stopped = reading.sampled.stop is not None
-        self._turns.append(TurnSpan(node.start, node.stop, len(self.messages), stopped))
+        self._turns.append((node.start, node.stop, len(self.messages), stopped))
         self.messages.append(reading.message)
         self._size += len(reading.text)
         self._last = reading.sampled
@@ -196,25 +208,27 @@ class Conversation:
     def _observe_pending(self) -> None:
         tools, self._new_tools = self._new_tools, None
         if self._cursor is None:
-            self._observe_first(self.tools if tools is None else tools)
+            self._observe_first(tools or self._tools)
             return
         assert self._last is not None
         turn = len(self.messages) - len(self._pending) - 1
         try:
-            ids, self._cursor = self._cursor.after(self._last, self.messages[turn:], tools)
+            ids, self._cursor = self._cursor.after(
+                self._last, self.messages[turn:], tools.tools if tools else None
+            )
         except HistoryRewrittenError as error:
             self._fork(error.reason, tools)
             return
         self._pending = []
-        self.tools = self.tools if tools is None else tools
+        self._tools = tools or self._tools
         if self._cursor.preserved:
             self._preserved = True
             self.mismatches["preserved"] += 1
         self._path.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
 
-    def _observe_first(self, tools: list[Tool]) -> None:
-        self.tools = tools
-        self._cursor = self.template.start(self.messages, tools)
+    def _observe_first(self, tools: ToolList) -> None:
+        self._tools = tools
+        self._cursor = self.template.start(self.messages, tools.tools)
         ids = self._cursor.prompt()
         self._pending = []
         prompt = self._hooked(self._prompt_hook, ids, "prompt_hook")
@@ -222,11 +236,11 @@ class Conversation:
         unchanged = prompt is ids
         self.first_prompt = self._cursor.text if unchanged else self.template.encoder.decode(prompt)
 
-    def _fork(self, reason: str, tools: list[Tool] | None = None) -> None:
+    def _fork(self, reason: str, tools: ToolList | None = None) -> None:
         if self._turns:
             self._finished.append(self._sequence())
-        self.tools = self.tools if tools is None else tools
-        self._cursor = self.template.start(self.messages, self.tools)
+        self._tools = tools or self._tools
+        self._cursor = self.template.start(self.messages, self._tools.tools)
         self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
         self._in_reasoning = self._cursor.opens_reasoning(self.model.parser.reasoning)
         self._pending = []
@@ -262,9 +276,9 @@ class Conversation:
         """
         return ServedSequence(
             self._path.input_ids,
-            tuple(self._turns),
-            self.messages[: self._turns[-1].message + 1],
-            self.tools,
+            tuple(starmap(TurnSpan, self._turns)),
+            self.messages[: self._turns[-1][2] + 1],
+            self._tools.tools,
             forked=self._forked,
             preserved=self._preserved,
             record=self._record,
@@ -306,12 +320,3 @@ class Conversation:
         """Cancel the running checks of a cancelled episode, because its tokens are not used."""
         for check in self._checks:
             check.cancel()
-
-
-def text_size(value: Any) -> int:
-    """Return the approximate number of characters of text in `value`."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(text_size, value.values()))
-    return sum(map(text_size, value)) if isinstance(value, list | tuple) else 0

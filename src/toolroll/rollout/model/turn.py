@@ -16,17 +16,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from toolroll.parsers.base import OfferedTools
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
-from toolroll.rollout.types import Completion, Message, Tool
+from toolroll.rollout.types import Completion, Message
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _LENGTH = 9
-ParseHook = Callable[[str, ParsedReply, Sequence[Tool]], ParsedReply]
+ParseHook = Callable[[str, ParsedReply], ParsedReply]
+"""Takes the text of a turn and the reply that the model's parser read. Returns the reply to use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def parse_turn(
     completion: Completion,
     sampling_params: Mapping[str, Any],
     *,
-    tools: Sequence[Tool] | None,
+    tools: OfferedTools | None,
     seed: str,
     in_reasoning: bool,
     parse: ParseHook | None = None,
@@ -90,8 +92,7 @@ def parse_turn(
         seed: A text that identifies the turn. The ids of the calls are derived from it.
         in_reasoning: True if the prompt that was served ends inside reasoning
             (`Cursor.opens_reasoning`). It does not include `prefill`.
-        parse: Returns the reply in place of the model's parser. Its arguments are the text, the
-            reply that the model's parser read, and `tools`.
+        parse: Returns the reply in place of the model's parser.
         stop_strings: The stop strings that were requested. If one of them ended the turn, the text
             ends before it.
         streamed: If True, parse the text like a stream (see `parse_options`).
@@ -118,7 +119,7 @@ def parse_turn(
         **parse_options(tools, in_reasoning=in_reasoning, streamed=streamed),
     )
     if parse is not None:
-        parsed = parse(text, parsed, tools or ())
+        parsed = parse(text, parsed)
     parsed = with_call_ids(parsed, seed)
     return ParsedTurn(sampled, text, parsed, to_openai(parsed))
 
@@ -140,7 +141,7 @@ def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list
 
 
 def parse_options(
-    tools: Sequence[Tool] | None, *, in_reasoning: bool, streamed: bool
+    tools: OfferedTools | None, *, in_reasoning: bool, streamed: bool
 ) -> dict[str, Any]:
     """Return the keyword arguments for the parser's `parse` and `stream`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ is stored under `env/KEY`.
 """
 _MOST_VALUES = 100_000
 _DEEPEST = 100
+_WHOLE = (str, bytes, bytearray)
+_CONTAINERS = (dict, list, Mapping, Sequence)  # the first two, because their check is fast
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
 """The keys whose texts do not count toward the size of an observation."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -48,8 +51,7 @@ def checked_step(
     """
     if not isinstance(returned, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(returned).__name__}")
-    step: StepResult = _checked(where, returned, most_bytes)
-    object.__setattr__(step, "reward", checked_reward(where, step.reward))
+    step = _checked(where, returned, most_bytes, reward=checked_reward(where, returned.reward))
     if not isinstance(step.done, bool | int | np.bool_):
         raise EnvironmentFailure(f"{where}: done must be True or False, not {shown(step.done)}")
     answered = [
@@ -64,25 +66,26 @@ def checked_step(
     return step
 
 
-def _checked(where: str, returned: T, most_bytes: int) -> T:
-    """Return a copy of `found` with valid messages, tools and info. The environment cannot change
-    the messages and tools of the copy. The values in its info are not copied. The class of `found`
-    may be a subclass with another constructor, so the constructor is not called.
+def _checked(where: str, returned: T, most_bytes: int, **fields: Any) -> T:
+    """Return a copy of `returned` with `fields`, and with valid messages, tools and info. The
+    environment cannot change the messages and tools of the copy. The values in its info are not
+    copied.
     """
-    copied = copy(returned)
     reader = _Reader(where)
     if not isinstance(returned.info, Mapping):
         raise EnvironmentFailure(f"{where}: info must be a mapping, not {shown(returned.info)}")
-    values = {
-        "messages": reader.copied(returned.messages, "messages"),
-        "tools": reader.copied(returned.tools, "tools"),
-        "info": {_ours_apart(name): value for name, value in reader.read(returned.info.items())},
-    }
-    check_messages(where, values["messages"])
+    messages = reader.copied(returned.messages, "messages")
+    tools = reader.copied(returned.tools, "tools")
+    info = {_ours_apart(name): value for name, value in reader.read(returned.info.items())}
+    check_messages(where, messages)
     if returned.tools is not None or isinstance(returned, Observation):
-        _check_tools(where, values["tools"])
-    check_size(where, values["messages"], values["tools"] or (), most_bytes)
-    for name, value in values.items():
+        _check_tools(where, tools)
+    check_size(where, messages, tools or (), most_bytes)
+    fields.update(messages=messages, tools=tools, info=info)
+    if type(returned) in (Observation, StepResult):
+        return replace(returned, **fields)
+    copied = copy(returned)  # the constructor of a subclass may be another one
+    for name, value in fields.items():
         object.__setattr__(copied, name, value)
     return copied
 
@@ -105,13 +108,13 @@ class _Reader:
         """Return `value`, which is called `name` in errors, with copies of all mappings and
         sequences in it.
         """
-        if isinstance(value, str | bytes | bytearray) or not isinstance(value, Mapping | Sequence):
+        if value is None or isinstance(value, _WHOLE) or not isinstance(value, _CONTAINERS):
             return value
         if depth > _DEEPEST:
             raise EnvironmentFailure(
                 f"{self._where}: {name} is nested too deeply, or contains itself"
             )
-        if isinstance(value, Mapping):
+        if isinstance(value, (dict, Mapping)):
             return {
                 key: self.copied(item, name, depth + 1) for key, item in self.read(value.items())
             }
@@ -190,11 +193,13 @@ def _text_bytes(value: Any) -> int:
     """Return the number of bytes of the texts in `value`, without labels such as a role."""
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return sum(
-            _text_bytes(item)
-            for key, item in value.items()
-            if key not in _LABELS or not isinstance(item, str)
+            [
+                _text_bytes(item)
+                for key, item in value.items()
+                if key not in _LABELS or not isinstance(item, str)
+            ]
         )
     return sum(map(_text_bytes, value)) if isinstance(value, list | tuple) else 0
 

@@ -85,7 +85,8 @@ class EnvironmentRunner:
         self.seconds = 0.0
         self.done = False
         self.first: Observation | None = None
-        """The result of `reset`. None before `reset`."""
+        """The result of `reset`. None before `reset`, and when its messages and tools are no longer
+        needed."""
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes
@@ -211,11 +212,18 @@ class EnvironmentRunner:
     async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:
         seconds = limit or self._time_limit
         where = f"{self._name}.{method}"
+        if seconds is None:
+            with self._classified(where):
+                return await self._result(where, None, method, *args)
         timeout = asyncio.timeout(None)
+
+        def begun() -> None:
+            timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+
         with self._classified(where, timeout, seconds):
             async with timeout:
                 with pausable(timeout):
-                    return await self._result(where, timeout, seconds, method, *args)
+                    return await self._result(where, begun, method, *args)
 
     def _call_now(self, method: str, *args: Any) -> Any:
         """Call the environment's `method` in this thread, without a time limit. Raise `UsageError`
@@ -275,17 +283,11 @@ class EnvironmentRunner:
     async def _result(
         self,
         where: str,
-        limit: asyncio.Timeout,
-        seconds: float | None,
+        begun: Callable[[], None] | None,
         method: str,
         *args: Any,
     ) -> Any:
-        """Call the environment's `method`. The time limit starts when the call starts to run."""
-
-        def begun() -> None:
-            if seconds is not None:
-                limit.reschedule(asyncio.get_running_loop().time() + seconds)
-
+        """Call the environment's `method`. `begun` is called when the call starts to run."""
         self._task = None
         with guarded():
             function = getattr(self.env, method)  # which may be a property
@@ -297,7 +299,7 @@ class EnvironmentRunner:
                 if not inspect.isawaitable(result):
                     return result
                 function, args = _same, (result,)
-            else:
+            elif begun is not None:
                 begun()
             return await self._on_loop(function, *args)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -51,7 +52,7 @@ from toolroll.rollout.server.sessions.pending import PendingRequest
 from toolroll.rollout.server.sessions.session_store import SessionStore
 from toolroll.rollout.server.sessions.sessions import Sessions
 from toolroll.rollout.session.tree import Node
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Tool
+from toolroll.rollout.types import Completion, GenerateRequest, Tool
 
 NEW_TEXT = "another text of the same session"
 
@@ -140,7 +141,8 @@ class Reply(PendingRequest):
         """Create `result`."""
         raise NotImplementedError
 
-    def _begin(self, prompt_ids: IdArray, **fields: Any) -> None:
+    def _begin(self, prompt: Prompt | TextPrompt, **fields: Any) -> None:
+        self._parent = prompt.parent
         name = self.endpoint.model_name
         if self.stored is not None:
             self.result = replace(
@@ -151,7 +153,7 @@ class Reply(PendingRequest):
             id=self.dialect.prefix + uuid.uuid4().hex,
             created=int(time.time()),
             model=name,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.input_ids,
             stop_strings=self.stop_strings,
             **fields,
         )
@@ -166,11 +168,13 @@ class Reply(PendingRequest):
         ids, top = self.result.prompt_ids, self.parsed.request.top
         sent = await self.model.effective_params(self.params, len(ids), self.template)
         self.result.sampling_params = sent
-        request = GenerateRequest(
+        request = EncodedRequest(
             input_ids=ids,
+            input_ids_json=self.result.prompt_json,
             sampling_params=sent,
             session_id=self.live.id,
             extra={"top_logprobs_num": top} if top else {},
+            routed_experts_start=self.live.session.experts_end(self._parent),
         )
         async with asyncio.timeout(self.endpoint.settings.timeout):
             if self.parsed.request.n == 1:
@@ -313,7 +317,7 @@ class ChatReply(Reply):
             live.answers[prompt.digest] += choices
             if prompt.turn is not None:
                 live.forget_request(prompt.turn)
-        self._begin(prompt.input_ids, first=first)
+        self._begin(prompt, first=first)
         self.result.constrained = self.use.constrained
         first, length = self.result.first, len(self.result.prompt_ids)
         self.seeds = [
@@ -379,7 +383,7 @@ class TextReply(Reply):
 
     def begin(self) -> None:
         """Create `result`."""
-        self._begin(self.prompt.input_ids)
+        self._begin(self.prompt)
 
     def choice(self, index: int, completion: Completion) -> Choice:
         """Return the text."""

@@ -94,6 +94,11 @@ class SessionPath:
         return self._ids.view(0, len(self._json))
 
     @property
+    def experts_end(self) -> int:
+        """The first token whose experts the next completion must have."""
+        return self.session.experts_end(self.head)
+
+    @property
     def input_ids_json(self) -> bytes:
         """`input_ids` as JSON text without brackets: "1,2,3"."""
         return self._json.json

@@ -142,6 +142,12 @@ class Session:
         """Return the ids from the root to the end of `node`."""
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
+    def experts_end(self, node: Node | None) -> int:
+        """Return the number of tokens from the root to `node` whose experts are known, or cannot
+        become known because their turn came without experts.
+        """
+        return self._tree.experts_end(self._index(node))
+
     def shared_prefix(self, ids: IdArray, end: Node | None) -> Node | None:
         """Return the last node on the path to `end` that matches: its tokens, with all tokens
         before it, are a prefix of `ids`. Return None if no node matches.

@@ -14,6 +14,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from toolroll.rollout.runtime.jsonable import LARGEST
+from toolroll.rollout.runtime.routed_experts import ExpertsRecord
+from toolroll.rollout.runtime.routed_experts import to_json as experts_to_json
 from toolroll.rollout.types import Trajectory, Turn, WeightVersion
 
 CONSTRAINTS = ("ebnf", "json_schema", "regex", "structural_tag")
@@ -59,7 +61,7 @@ class TrajectoryRecord(BaseModel):
     prompt_length: Count
     source: Literal["engine", "transcript"] = "engine"
     fork_reason: str | None = None
-    routed_experts: list[list[TokenId]] | None = None
+    routed_experts: ExpertsRecord | None = None
     lineage: dict[str, str] = {}
 
 
@@ -71,7 +73,7 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
     """
     of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
     experts, lineage = trajectory.routed_experts, trajectory.lineage
-    left: dict[str, Any] = {} if experts is None else {"routed_experts": of(experts)}
+    left: dict[str, Any] = {} if experts is None else {"routed_experts": experts_to_json(experts)}
     return ({**left, "lineage": dict(lineage)} if lineage else left) | {
         "input_ids": of(trajectory.input_ids),
         "loss_mask": of(trajectory.loss_mask),
@@ -98,7 +100,7 @@ def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
         record.prompt_length,
         record.source,
         record.fork_reason,
-        routed_experts=None if experts is None else np.array(experts, dtype=np.int32),
+        routed_experts=None if experts is None else experts.rows(),
         lineage=record.lineage,
     )
 

@@ -19,7 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.types import Completion, IdArray, LogprobArray, Turn, WeightVersion
+from toolroll.rollout.errors import TokenError
+from toolroll.rollout.types import (
+    Completion,
+    ExpertArray,
+    IdArray,
+    LogprobArray,
+    Turn,
+    WeightVersion,
+)
 
 NONE = -1
 """Represents a missing node or index."""
@@ -68,6 +76,11 @@ class TokenTree:
 
     `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons`, `lineages` and
     `routed_experts` map a node's number to its value. Most nodes have no value.
+
+    A node's `routed_experts` are those of the passes that predicted its tokens: the rows of the
+    token before its first one (a root has none) up to its last token but one. They come from the
+    first completion whose path contains the node, and never change. So along a path, nodes with
+    rows come before nodes without.
     """
 
     __slots__ = (
@@ -87,7 +100,7 @@ class TokenTree:
         self.excluded: dict[int, str] = {}
         self.fork_reasons: dict[int, str] = {}
         self.lineages: dict[int, Mapping[str, str]] = {}
-        self.routed_experts: dict[int, IdArray] = {}
+        self.routed_experts: dict[int, ExpertArray] = {}
         # _WIDTH numbers per node: parent, position in the path, number of tokens, the indices of
         # its ids, answer and logprobs, number of children
         self._rows = array("i")
@@ -109,10 +122,11 @@ class TokenTree:
     ) -> int:
         """Add the tokens of `completion` after `parent`. Return the node.
 
-        The completion's `text` is not stored, and its `routed_experts` are stored only for tokens
-        that no earlier turn of the path has processed. `sampling_params` are not copied, so the
-        caller must not change them.
+        The completion's `text` is not stored, and its `routed_experts` are stored only for nodes
+        of the path that have none. `sampling_params` are not copied, so the caller must not change
+        them. Raise `TokenError` if there are too few `routed_experts`.
         """
+        rows = self._new_experts(parent, ids, completion)
         answer, logprobs = len(self._answers), NONE
         if completion.logprobs is not None:
             logprobs = len(self._logprobs)
@@ -120,13 +134,34 @@ class TokenTree:
         self._answers.append(_packed(completion))
         self._params.append(sampling_params)
         node = self._add(parent, ids, answer, logprobs)
-        if completion.routed_experts is not None and len(ids):
-            # Rows before `first` are of earlier turns. This request may have computed them again,
-            # with other experts than those that sampled these turns.
-            earlier = next(filter(self.sampled, self.upwards(parent)), NONE)
-            first = 0 if earlier == NONE else self.stop(earlier) - 1
-            self.routed_experts[node] = completion.routed_experts[first:].copy()
+        if rows is not None:
+            self._add_experts(node, rows)
         return node
+
+    def _new_experts(self, parent: int, ids: IdArray, completion: Completion) -> ExpertArray | None:
+        """Return the completion's experts without those that the path to `parent` has already.
+        The request may have computed these again, with other experts than those that sampled the
+        earlier turns.
+        """
+        rows = completion.routed_experts
+        if rows is None or not len(ids):
+            return None
+        end = len(ids) - 1 + (self.stop(parent) if parent != NONE else 0)
+        known, first = self.experts_end(parent), end - len(rows)
+        if not 0 <= first <= known:
+            raise TokenError(
+                f"the completion has the experts of {len(rows)} tokens, expected those of the "
+                f"tokens from {known} to {end}"
+            )
+        return rows[known - first :].copy() if first < known else rows
+
+    def _add_experts(self, node: int, rows: ExpertArray) -> None:
+        """Store `rows` for `node`, which they end with, and for the nodes before it."""
+        left = len(rows)
+        while left:
+            first = left - (self.stop(node) - (self.start(node) or 1))
+            self.routed_experts[node] = rows[first:left]
+            node, left = self.parent(node), first
 
     def _add(self, parent: int, ids: IdArray, answer: int, logprobs: int) -> int:
         node, first = len(self), len(self.ids)
@@ -267,13 +302,23 @@ class TokenTree:
             stop = begin + self._rows[pos + _LENGTH]
         return np.concatenate([*pieces, self.ids.view(first, stop)])
 
-    def experts_along(self, path: list[int]) -> IdArray | None:
-        """Return the experts of the path's tokens except the last, each row from the turn that
-        processed the token first. Return None if a turn has no experts.
+    def experts_end(self, node: int) -> int:
+        """Return the position just past the last token of the path to `node` whose experts are
+        known, or cannot become known because their turn came without experts.
         """
-        rows = [self.routed_experts.get(node) for node in path if self.sampled(node)]
-        parts = [part for part in rows if part is not None]
-        return np.concatenate(parts) if parts and len(parts) == len(rows) else None
+        for index in self.upwards(node):
+            if index in self.routed_experts or self.sampled(index):
+                return self.stop(index) - 1
+        return 0
+
+    def experts_along(self, path: list[int]) -> ExpertArray | None:
+        """Return the experts of the path's tokens except the last, each row from the turn that
+        processed the token first. Return None if any is not known.
+        """
+        parts = [self.routed_experts[node] for node in path if node in self.routed_experts]
+        if sum(map(len, parts)) != self.stop(path[-1]) - 1 or not parts:
+            return None
+        return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class Fault:
         abort_after: Abort the request after this many tokens. Only for scripted replies.
         weight_version: The weight version of the engine after `switch_after` tokens of this answer.
             Only for scripted replies.
+        evict: Empty the prefix cache before the request. Only for scripted replies.
     """
 
     status: int | None = None
@@ -36,6 +37,7 @@ class Fault:
     abort_after: int | None = None
     weight_version: str | None = None
     switch_after: int = 0
+    evict: bool = False
 
 
 FaultPlan = Callable[[PolicyRequest], "Fault | None"]

@@ -1,7 +1,9 @@
 """`ScriptedSource`: a policy's answers, with logprobs that tests can compute again.
 
 Invariants: each logprob is `reference_logprob(prefix, id)`. All tokens of an answer are known
-before it is played, so that tests can stop it at any token.
+before it is played, so that tests can stop it at any token. The routed experts of a token depend on
+the number of the forward pass that computed it: the prefill is one pass, and so is each sampled
+token. Experts of cached tokens are those of the pass that computed them.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ import base64
 import inspect
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from toolroll.rollout.testing.generation import GenerationAborted
 from toolroll.rollout.testing.language_model import ModelFolderError
@@ -60,6 +63,7 @@ class ScriptedSource(TokenSource):
         self._sampler = sampler
         self._host = host
         self._cache = PrefixCache()
+        self._passes = 0
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
 
     async def update_weights(self, folder: str, updated: Callable[[], None]) -> None:
@@ -69,7 +73,10 @@ class ScriptedSource(TokenSource):
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
         """Return the policy's answer."""
         entry, generation = turn.entry, turn.generation
-        entry.cached_tokens = _cached(self._cache, turn)
+        if turn.fault.evict:
+            self._cache = PrefixCache()
+        cached = self._cache.match(entry.input_ids)[: _most_cached(turn)]
+        entry.cached_tokens = len(cached)
         sampled = SampledReply([], [], {}, "")
         try:
             reply = await self._reply(turn)
@@ -83,9 +90,16 @@ class ScriptedSource(TokenSource):
             answer = _answer(turn, ids, ABORTED, self._sampler.text(ids, turn.request.params))
             self._remember_rest(turn, ids, sampled.reply_ids)
         # the last token has no KV yet
-        computed = [entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)]
-        self._cache.insert(np.concatenate(computed))
-        return answer
+        computed = np.concatenate([entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)])
+        sampled_before = np.arange(1, len(computed) + 1, dtype=np.int32) - len(entry.input_ids)
+        passes = self._passes + 1 + np.maximum(sampled_before, 0)
+        passes[: len(cached)] = cached
+        self._passes += max(1, len(answer.ids))
+        self._cache.insert(computed, passes)
+        if not turn.request.return_routed_experts:
+            return answer
+        start = turn.request.routed_experts_start_len
+        return replace(answer, routed_experts=_experts(computed[start:], passes[start:]))
 
     async def _reply(self, turn: Turn) -> Reply:
         sequence, rest = self._rests.pop(turn.entry.routing_key, (b"", []))
@@ -153,15 +167,15 @@ class ScriptedSource(TokenSource):
             await report(_answer(turn, ids, None, text))
 
 
-def _cached(cache: PrefixCache, turn: Turn) -> int:
-    """Return `cached_tokens`. The last prompt token, and prompt tokens whose logprob is requested,
-    are always computed, so they do not count.
+def _most_cached(turn: Turn) -> int:
+    """Return the maximum of `cached_tokens`. The last prompt token, and prompt tokens whose logprob
+    is requested, are always computed, so they do not count.
     """
     prompt = turn.entry.input_ids
     most = len(prompt) - 1
     if turn.request.return_logprob and turn.request.logprob_start_len >= 0:
         most = min(most, turn.request.logprob_start_len)
-    return max(0, min(most, cache.match(prompt)))
+    return max(0, most)
 
 
 def _answer(turn: Turn, ids: list[int], finish: dict[str, Any] | None, text: str) -> Answer:
@@ -176,13 +190,12 @@ def _answer(turn: Turn, ids: list[int], finish: dict[str, Any] | None, text: str
         top_logprobs(prompt, ids, top) if turn.request.return_logprob and top else (),
         reference_logprobs(prompt[: len(prompt) - len(inputs)], inputs),
         top_input_logprobs(prompt, start, top) if start is not None and top else (),
-        _routed_experts([*prompt.tolist(), *ids]) if turn.request.return_routed_experts else None,
     )
 
 
-def _routed_experts(ids: list[int]) -> str:
-    """Return fake experts for every token except the last, as the base64 of int32 [tokens - 1, 2,
-    2]: two experts in each of two layers.
+def _experts(ids: npt.NDArray[np.int32], passes: npt.NDArray[np.int32]) -> str:
+    """Return fake experts for tokens that were computed in `passes`, as the base64 of int32
+    [tokens, 2, 2]: two experts in each of two layers.
     """
-    experts = [[[index % 8, index % 7], [index % 5, index % 3]] for index in ids[:-1]]
-    return base64.b64encode(np.array(experts, dtype=np.int32).tobytes()).decode()
+    experts = np.stack([ids % 8, passes % 256, passes // 256, ids % 5], axis=1)
+    return base64.b64encode(experts.astype(np.int32).tobytes()).decode()

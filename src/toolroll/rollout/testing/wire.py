@@ -91,6 +91,7 @@ class EngineRequest:
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     return_routed_experts: bool = False
+    routed_experts_start_len: int = 0
 
     @property
     def input_ids(self) -> npt.NDArray[np.int32]:
@@ -215,6 +216,7 @@ def read_generate(
         logprob_start_len=_read_integer(body, "logprob_start_len", -1),
         top_logprobs_num=_read_integer(body, "top_logprobs_num", 0),
         return_routed_experts=bool(body.get("return_routed_experts")),
+        routed_experts_start_len=_read_integer(body, "routed_experts_start_len", 0),
     )
     requests = tuple(
         replace(base, rid=rids[number] if n == 1 else uuid.uuid4().hex, unchecked=prompt)

@@ -8,6 +8,8 @@ calls none of them.
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if name.startswith("__"):
@@ -18,3 +20,14 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
     missing.__name__ = name
     return missing
+
+
+class _HostMemory:
+    """CUDA's runtime as far as SGLang locks pages for the routed experts, also on a CPU."""
+
+    @staticmethod
+    def cudaHostRegister(*range: int) -> int:
+        return 0
+
+
+torch.cuda.cudart = lambda: _HostMemory

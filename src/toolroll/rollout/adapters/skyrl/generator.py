@@ -17,7 +17,7 @@ from toolroll.rollout.adapters.framework_engine import (
     Sampled,
     renamed,
 )
-from toolroll.rollout.adapters.sequences import TrainingSequence, single_sequence
+from toolroll.rollout.adapters.sequences import TrainingSequence, routed_experts, single_sequence
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import GenerateRequest, InteractionResult, Status, WeightVersion
 
@@ -60,12 +60,16 @@ class SkyrlEngine(FrameworkEngine):
             batch["cache_salt"] = f"toolroll-{model}{before}"
         answer = await self._client.generate(batch, **self._model)
         ids = answer["response_ids"][0]
-        logprobs = answer.get("response_logprobs")
+        logprobs, experts = answer.get("response_logprobs"), answer.get("rollout_expert_indices")
         versions: tuple[WeightVersion, ...] = ()
         if before is not None and before == self._version() and ids:
             versions = (WeightVersion(before, 0, len(ids)),)
         return Sampled(
-            ids, logprobs[0] if logprobs else None, str(answer["stop_reasons"][0]), versions
+            ids,
+            logprobs[0] if logprobs else None,
+            str(answer["stop_reasons"][0]),
+            versions,
+            routed_experts=experts[0] if experts else None,
         )
 
     def _version(self) -> str | None:
@@ -236,12 +240,24 @@ class ToolrollGenerator:
             "trajectory_generation_times": [
                 result.metrics.get("seconds", 0.0) for result in results
             ],
-            "rollout_expert_indices": None,
+            "rollout_expert_indices": self._experts(sequences),
             "is_last_step": None,
             "env_metrics": [dict(result.metrics) for result in results],
             "pixel_values": None,
             "image_grid_thw": None,
         }
+
+    def _experts(self, sequences: Sequence[TrainingSequence]) -> list[Any] | None:
+        """Return the routed experts as nested lists [tokens - 1, layers, top_k], or None if SkyRL
+        does not ask for them.
+        """
+        engines = getattr(self._cfg, "inference_engine", None)
+        if not getattr(engines, "enable_return_routed_experts", False):
+            return None
+        engine: Any = self._players.get(self._client).model.engine
+        # Before the engine's first answer, no sequence has trained tokens, so any shape will do.
+        shape = engine.experts_shape or (1, 1)
+        return [routed_experts(sequence, shape).tolist() for sequence in sequences]
 
 
 def _text(prompt: Any) -> Any:

@@ -29,6 +29,7 @@ from toolroll.rollout.adapters.slime.settings import (
     attribute,
     check_supported,
     clean_sampling_params,
+    experts_shape,
     masks_off_policy,
     parks,
     read_settings,
@@ -112,6 +113,7 @@ class Player:
             versions=settings.max_weight_versions,
         )
         self._reward_key: str | None = attribute(args, "reward_key")
+        self._experts_shape = experts_shape(args)
 
     async def play(
         self,
@@ -147,7 +149,11 @@ class Player:
             result = await _play_until(stopped, play)
         result.metrics["restarts"] = restarts(sample, result)
         samples = to_samples(
-            sample, result, filler=self._episodes.filler, reward_key=self._reward_key
+            sample,
+            result,
+            filler=self._episodes.filler,
+            reward_key=self._reward_key,
+            experts_shape=self._experts_shape,
         )
         for filled in samples:
             setattr(filled, field, session)

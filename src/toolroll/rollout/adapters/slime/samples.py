@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from toolroll.rollout.adapters.sequences import TrainingSequence, training_sequences
+from toolroll.rollout.adapters.sequences import TrainingSequence, routed_experts, training_sequences
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Trajectory
 
@@ -52,15 +52,26 @@ class EpisodeSamples(list[Any]):
 
 
 def to_samples(
-    sample: Any, result: InteractionResult, *, filler: int = 0, reward_key: str | None = None
+    sample: Any,
+    result: InteractionResult,
+    *,
+    filler: int = 0,
+    reward_key: str | None = None,
+    experts_shape: tuple[int, int] | None = None,
 ) -> list[Any]:
     """Return `result` as copies of `sample`, one per sequence, in the order of the sequences.
 
     `filler` is the token id that stands for an episode that ended before its first prompt. Raise
-    `UsageError` if the tokens were made from text, because no engine sampled them.
+    `UsageError` if the tokens were made from text, because no engine sampled them. If
+    `experts_shape` (layers, top_k) is given, the samples have routed experts: raise `TokenError` if
+    the episode has none.
     """
     sequences = training_sequences(result, filler=filler)
     filled = [_filled(sample, result, sequence, reward_key) for sequence in sequences]
+    for sibling, sequence in zip(filled, sequences, strict=True):
+        sibling.rollout_routed_experts = (
+            None if experts_shape is None else routed_experts(sequence, experts_shape)
+        )
     if len(filled) > 1:
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:

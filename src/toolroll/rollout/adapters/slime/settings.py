@@ -82,15 +82,10 @@ def attribute(args: Any, name: str, default: Any = None) -> Any:
 
 def check_supported(args: Any, *, evaluation: bool) -> None:
     """Raise `UsageError` for options of slime that toolroll does not support."""
-    if attribute(args, "use_rollout_routing_replay", False):
-        raise UsageError(
-            "--use-rollout-routing-replay: toolroll does not pass the routed experts to slime; "
-            "run without it"
-        )
     if attribute(args, "rollout_top_p", 1.0) != 1.0 and not evaluation:
         raise UsageError(
-            "--rollout-top-p: slime trains on the kept token ids of each nucleus, which toolroll "
-            "does not record; set it to 1.0"
+            "--rollout-top-p: slime trains on the kept token ids of each nucleus, which only its "
+            "own build of SGLang returns, and which toolroll does not record; set it to 1.0"
         )
 
 
@@ -100,7 +95,22 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
     port = attribute(args, "sglang_router_port", 30000)
     return settings.rollout_args(
         engine=f"http://{host}:{port}", model=attribute(args, "hf_checkpoint")
-    )
+    ).filled(return_routed_experts=True if experts_shape(args) else None)
+
+
+def experts_shape(args: Any) -> tuple[int, int] | None:
+    """Return (layers, top_k) of the routed experts that the trainer replays, or None if it does
+    not. Raise `UsageError` if `args` does not have them.
+    """
+    if not attribute(args, "use_rollout_routing_replay", False):
+        return None
+    layers, top_k = attribute(args, "num_layers"), attribute(args, "moe_router_topk")
+    if not layers or not top_k:
+        raise UsageError(
+            "--use-rollout-routing-replay needs the model's num_layers and moe_router_topk: set "
+            "them, for example in the file of --custom-config-path"
+        )
+    return int(layers), int(top_k)
 
 
 def collects_partial(args: Any) -> bool:

@@ -19,11 +19,13 @@ class EndpointClient:
 
     `config` is verifiers' `TrainClientConfig`, with the address of `toolroll serve` as `base_url`.
     The config's renderer settings are not used. With a config of this class, verifiers calls
-    `get_response` for each turn, even if the harness streams. Raise `UsageError` if verifiers is
-    not installed.
+    `get_response` for each turn, even if the harness streams. If the endpoint returns routed
+    experts, `expert_layers`, the model's number of layers, passes them on. Raise `UsageError` if
+    verifiers is not installed.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, *, expert_layers: int | None = None) -> None:
+        self._expert_layers = expert_layers
         self._inner: Any = _module("clients.eval").EvalClient(config)
 
     async def get_response(
@@ -54,6 +56,10 @@ class EndpointClient:
             dialect, {**asked, "logprobs": True}, sampling, session_id, turn, headers
         )
         response.tokens = _tokens(response.raw)
+        (choice,) = response.raw["choices"]
+        experts = choice.get("routed_experts")
+        if experts and self._expert_layers:  # set later: the class would leave `dtype` out
+            response.tokens.routed_experts = _in_layers(experts, self._expert_layers)
         return response
 
     async def relay(self, *arguments: Any, **named: Any) -> Any:
@@ -69,13 +75,13 @@ class EndpointClient:
         await self._inner.close()
 
 
-def register(server: Any, config: Any) -> EndpointClient:
+def register(server: Any, config: Any, *, expert_layers: int | None = None) -> EndpointClient:
     """Make `server`, a started interception server of verifiers, use an `EndpointClient` for
-    `config`. Without this call, verifiers creates a client of its own.
+    `config` and `expert_layers`. Without this call, verifiers creates a client of its own.
 
     The server closes the client when it stops.
     """
-    client = EndpointClient(config)
+    client = EndpointClient(config, expert_layers=expert_layers)
     key = config.model_dump_json()
     server.clients[key] = client
     _registered.add(key)
@@ -112,6 +118,15 @@ def _tokens(raw: Mapping[str, Any]) -> Any:
         completion_ids=ids,
         completion_logprobs=[place["logprob"] for place in content],
     )
+
+
+def _in_layers(experts: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return the `routed_experts` of a choice with the shape [tokens, layers, top_k]."""
+    tokens, per_token = experts["shape"]
+    if per_token % layers:
+        text = f"{per_token} routed experts per token are not those of {layers} layers"
+        raise _error(f"{text}: set expert_layers to the model's number of layers", 422)
+    return {**experts, "shape": [tokens, layers, per_token // layers]}
 
 
 def _error(text: str, status_code: int) -> Exception:

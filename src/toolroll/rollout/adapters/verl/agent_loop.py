@@ -12,8 +12,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from toolroll.rollout.adapters.episodes import EpisodePlayer, PerLoop, task_index, why_aborted
-from toolroll.rollout.adapters.sequences import single_sequence
+from toolroll.rollout.adapters.sequences import routed_experts, single_sequence
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
 from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import RolloutError, UsageError
@@ -22,7 +24,12 @@ from toolroll.rollout.types import InteractionResult, Status
 
 
 def to_fields(
-    result: InteractionResult, *, prompt_length: int, response_length: int, filler: int = 0
+    result: InteractionResult,
+    *,
+    prompt_length: int,
+    response_length: int,
+    filler: int = 0,
+    experts_shape: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Return the fields of verl's `AgentLoopOutput`. The field `metrics` is a dict here.
 
@@ -30,17 +37,22 @@ def to_fields(
     `response_length` tokens. `prompt_ids` has at most `prompt_length` tokens. Every sample has the
     same keys in `reward_extra_info`, because verl reads only the first sample's keys.
 
-    `filler` is the token id that stands for an episode that ended before its first prompt.
+    `filler` is the token id that stands for an episode that ended before its first prompt. If
+    `experts_shape` (layers, top_k) is given, `routed_experts` is int16 [tokens - 1, layers, top_k].
     """
     sequence = single_sequence(
         result, filler=filler, max_response=response_length, max_prompt=prompt_length
     )
-    metrics = result.metrics
+    metrics, experts = result.metrics, None
+    if experts_shape is not None:
+        left_out = max(0, len(sequence.prompt_ids) - prompt_length)
+        experts = routed_experts(sequence, experts_shape)[left_out:].astype(np.int16)
     return {
         "prompt_ids": sequence.prompt_ids[-prompt_length:],
         "response_ids": sequence.response_ids,
         "response_mask": sequence.loss_mask,
         "response_logprobs": sequence.logprobs,
+        "routed_experts": experts,
         "reward_score": 0.0 if result.reward is None else result.reward,
         "num_turns": sum(message["role"] != "system" for message in result.messages),
         "metrics": {
@@ -127,6 +139,7 @@ class ToolrollAgentLoop:
             prompt_length=int(self.rollout_config.prompt_length),
             response_length=int(self.rollout_config.response_length),
             filler=player.filler,
+            experts_shape=self._experts_shape(player.model.engine),
         )
         if not with_logprobs:
             fields["response_logprobs"] = None
@@ -134,13 +147,14 @@ class ToolrollAgentLoop:
         fields["metrics"] = verl.AgentLoopMetrics(**fields["metrics"])
         return verl.AgentLoopOutput(**fields)
 
+    def _experts_shape(self, engine: Any) -> tuple[int, int] | None:
+        if not self.rollout_config.get("enable_rollout_routing_replay"):
+            return None
+        # Before the engine's first answer, no sequence has trained tokens, so any shape will do.
+        return engine.experts_shape or (1, 1)
+
     def _player(self, settings: VerlSettings) -> EpisodePlayer:
         config = self.rollout_config
-        if config.get("enable_rollout_routing_replay"):
-            raise UsageError(
-                "rollout.enable_rollout_routing_replay: toolroll does not pass the routed experts "
-                "to verl; run without it"
-            )
         turns = (config.get("multi_turn") or {}).get("max_assistant_turns")
         length = int(config.prompt_length) + int(config.response_length)
         settings = settings.filled(

@@ -75,6 +75,7 @@ class ServerEngine(FrameworkEngine):
             reason,
             _versions(answer.extra_fields, len(ids)),
             cached_tokens=int(answer.extra_fields.get("num_cached_tokens") or 0),
+            routed_experts=answer.routed_experts,
         )
 
     def _sampling(self, request: GenerateRequest) -> dict[str, Any]:

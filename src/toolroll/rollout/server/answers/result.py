@@ -26,6 +26,7 @@ from toolroll.parsers.base import ReplyStream
 from toolroll.parsers.types import Delta, Span
 from toolroll.rollout.model.turn import ParsedTurn, call_id, with_call_ids
 from toolroll.rollout.runtime.jsonable import ids_json
+from toolroll.rollout.runtime.routed_experts import to_json as experts_to_json
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.template.encode import Encoder, TextDecoder
 from toolroll.rollout.types import Completion, IdArray, Message
@@ -93,7 +94,7 @@ def _by_kind(message: Message, turn: ParsedTurn) -> Iterator[Delta]:
         yield Delta("tool_call", call=call)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class CompletionResult:
     """The answers to a request.
 
@@ -112,6 +113,11 @@ class CompletionResult:
     constrained: str | None = None
     first: int = 0
     stop_strings: Sequence[str] = ()
+
+    @cached_property
+    def prompt_json(self) -> bytes:
+        """`prompt_ids` as JSON text without brackets, for the engine and for the body."""
+        return ids_json(self.prompt_ids)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -141,7 +147,7 @@ def is_long(completions: Sequence[Completion], top: int | None) -> bool:
 
 def prompt_token_ids(result: CompletionResult) -> dict[str, Any]:
     """Return the field `prompt_token_ids`."""
-    return {"prompt_token_ids": orjson.Fragment(b"[" + ids_json(result.prompt_ids) + b"]")}
+    return {"prompt_token_ids": orjson.Fragment(b"[" + result.prompt_json + b"]")}
 
 
 def constraint(result: CompletionResult) -> dict[str, Any]:
@@ -152,12 +158,19 @@ def constraint(result: CompletionResult) -> dict[str, Any]:
 
 
 def exact(choice: Choice) -> dict[str, Any]:
-    """Return the sampled ids, the stop token or stop string, and the weight version."""
+    """Return the sampled ids, the stop token or stop string, the weight version, and the routed
+    experts if the engine records them.
+    """
     completion = choice.completion
+    ids, rows, experts = completion.output_ids, completion.routed_experts, {}
+    if rows is not None:
+        start = completion.prompt_tokens + len(ids) - 1 - len(rows)
+        experts = {"routed_experts": {**experts_to_json(rows), "start": start}}
     return {
-        "token_ids": completion.output_ids.tolist(),
+        "token_ids": ids.tolist(),
         "stop_reason": completion.matched,
         "weight_version": completion.weight_version,
+        **experts,
     }
 
 

@@ -15,17 +15,20 @@ Invariants:
 - Only `Session` writes tokens.
 - Planning changes nothing: a turn does not exist until it is committed. It never changes then. It
   holds only the messages that it added.
+- A turn may keep the cursor of its prompt, so that the next request renders only its own prompt.
+  `ChatTemplate.start` would return an equal cursor: the one that is kept has the same template
+  object (with its switches and its time), the same tools and the served messages before the reply.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import orjson
 
 from toolroll.parsers.reasoning import Tags
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -34,15 +37,14 @@ from toolroll.rollout.server.conversation.edits import change_at, common_length
 from toolroll.rollout.server.conversation.messages import (
     Digest,
     Echo,
-    Schemas,
     canonical,
     check_arguments,
     json_form,
     same_reasoning,
-    schemas_of,
     with_served_ids,
 )
 from toolroll.rollout.server.conversation.template_cache import same_switches
+from toolroll.rollout.server.requests.tool_list import Schemas, ToolList
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
@@ -50,11 +52,13 @@ from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
-from toolroll.rollout.types import IdArray, Message, Tool
+from toolroll.rollout.types import IdArray, Message
 
 EDITED = "the client changed what was served"
 SWITCHES_CHANGED = "the chat template's switches changed"
 NEW_ROOT = "another conversation of the same session"
+_KEPT = 4
+"""The number of a session's last turns that may keep their cursors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ class Prompt:
 
     template: ChatTemplate
     added: tuple[Message, ...]
-    tools_key: bytes
+    tools: ToolList
     digest: Digest
     input_ids: IdArray
     parent: Node | None
@@ -89,6 +93,8 @@ class Prompt:
     prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     in_reasoning: bool = False
     """True if the prompt without `prefill` ends inside reasoning. False in a restored turn."""
+    cursor: Cursor | None = None
+    """The cursor of the whole prompt without `prefill`. None in a restored turn."""
 
     def cut(self, room: int) -> Prompt:
         """If the prompt is the first of a conversation, return it truncated to its last `room`
@@ -103,15 +109,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The parts of a `Prompt` that do not depend on its place in the tree, the list `tools`, and
-    the parser's tags for reasoning.
+    """The parts of a `Prompt` that do not depend on its place in the tree, and the parser's tags
+    for reasoning.
     """
 
     template: ChatTemplate
     added: list[Message]
-    tools_key: bytes
+    tools: ToolList
     digest: Digest
-    tools: list[Tool]
     reasoning: Tags | None
 
     def at(
@@ -127,13 +132,14 @@ class _Request:
         return Prompt(
             template=self.template,
             added=tuple(self.added),
-            tools_key=self.tools_key,
+            tools=self.tools,
             digest=self.digest,
             input_ids=ids,
             parent=parent,
             delta=delta,
             turn=turn,
             in_reasoning=cursor.opens_reasoning(self.reasoning),
+            cursor=cursor,
             **more,
         )
 
@@ -150,8 +156,7 @@ class ConversationTree:
         self._by_reply: dict[Digest, TurnNode] = {}
         self._by_prompt: dict[Digest, TurnNode] = {}
         self._next: dict[int, TurnNode] = {}
-        # Tool lists are long, so all turns with identical tools share one `Prompt.tools_key`.
-        self._tools: dict[bytes, bytes] = {}
+        self._last: deque[TurnNode] = deque()  # only these turns may have a cursor
         # The first schema of each tool. All digests are made under it, even if it changes later.
         self._schemas: Schemas = {}
 
@@ -160,22 +165,21 @@ class ConversationTree:
     def plan(
         self,
         messages: list[Message],
-        tools: list[Tool],
+        tools: ToolList,
         template: ChatTemplate,
         reasoning: Tags | None = None,
     ) -> Prompt:
         """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the template
         cannot render the conversation. `reasoning`: the parser's tags for reasoning.
         """
-        tools_key = orjson.dumps(tools)
-        schemas = self._schemas_with(tools_key)
+        schemas = self._schemas_with(tools)
         echo = Echo(schemas=schemas)
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
         check_arguments(messages[length:])
         history = turn.messages() if turn is not None else []
         new = with_served_ids(messages[length:], messages[:length], history)
-        request = _Request(template, new, tools_key, echo.digest, tools, reasoning)
+        request = _Request(template, new, tools, echo.digest, reasoning)
         edited = self._edited(turn, length, messages, digests, schemas)
         if turn is None:
             cursor = template.start(new, tools)
@@ -190,11 +194,9 @@ class ConversationTree:
                 reason = edited or error.reason
         return self._forked(request, turn, history, reason)
 
-    def _schemas_with(self, tools_key: bytes) -> Schemas:
-        """Return the schemas of the session's tools and of new tools in the list `tools_key`."""
-        if tools_key in self._tools:
-            return self._schemas
-        return {**schemas_of(orjson.loads(tools_key)), **self._schemas}
+    def _schemas_with(self, tools: ToolList) -> Schemas:
+        """Return the schemas of the session's tools and of new tools in `tools`."""
+        return {**tools.schemas, **self._schemas}
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
@@ -266,13 +268,11 @@ class ConversationTree:
         self, request: _Request, turn: TurnNode, history: list[Message], edited: str | None
     ) -> Prompt:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
-        tools = request.tools
-        changed = request.tools_key != turn.tools_key
-        before = orjson.loads(turn.tools_key) if changed else tools
-        cursor = request.template.start(history[:-1], before)
-        delta, after = cursor.after(
-            turn.sampled, [history[-1], *request.added], tools if changed else None
-        )
+        changed = request.tools if request.tools.text != turn.tools.text else None
+        cursor = turn.cursor if request.template is turn.template else None
+        if cursor is None:
+            cursor = request.template.start(history[:-1], turn.tools)
+        delta, after = cursor.after(turn.sampled, [history[-1], *request.added], changed)
         ids = np.concatenate([self.session.path_ids(turn.node), delta])
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
         return request.at(
@@ -323,9 +323,7 @@ class ConversationTree:
 
     def commit(self, prompt: Prompt, node: Node, parsed: ParsedTurn) -> TurnNode:
         """Add the turn whose reply was sampled as `node`."""
-        # The schemas before the key, because a request may be planned in another thread.
-        schemas = self._schemas = self._schemas_with(prompt.tools_key)
-        tools_key = self._tools.setdefault(prompt.tools_key, prompt.tools_key)
+        schemas = self._schemas = self._schemas_with(prompt.tools)
         digest = Echo(prompt.digest, schemas).add(parsed.message)
         turn = TurnNode(
             parent=prompt.turn,
@@ -334,20 +332,32 @@ class ConversationTree:
             digest=digest,
             node=node,
             sampled=parsed.sampled,
-            tools_key=tools_key,
+            tools=prompt.tools,
             template=prompt.template,
             continues=prompt.continues,
             preserved=prompt.preserved,
             dropped=prompt.dropped,
             prefill=prompt.prefill,
             prefill_size=len(prompt.prefill_ids),
+            cursor=prompt.cursor,
         )
+        self._keep_cursor(turn)
         self._turns.setdefault(digest, []).append(turn)
         self._by_reply[Echo(schemas=schemas).add(parsed.message)] = turn
         self._by_prompt[prompt.digest] = turn
         if prompt.turn is not None:
             self._next[prompt.turn.node.index] = turn
         return turn
+
+    def _keep_cursor(self, turn: TurnNode) -> None:
+        """Keep the cursor of the new `turn`. Drop those of the turn that it follows and of the turn
+        that is no longer one of the last `_KEPT`.
+        """
+        self._last.append(turn)
+        if turn.parent is not None:
+            turn.parent.cursor = None
+        if len(self._last) > _KEPT:
+            self._last.popleft().cursor = None
 
 
 def _parts(message: Message) -> tuple[bytes, tuple[Any, ...], list[str]]:
@@ -373,7 +383,7 @@ class TurnNode:
     digest: Digest
     node: Node
     sampled: SampledText
-    tools_key: bytes
+    tools: ToolList
     template: ChatTemplate
     continues: bool = False
     """True if its tokens directly follow the tokens of `parent`."""
@@ -386,6 +396,8 @@ class TurnNode:
     """The start of the reply, if the client gave it to the model: its text and its number of
     tokens. These tokens are before `node`, in the prompt.
     """
+    cursor: Cursor | None = None
+    """The cursor of its whole prompt, if it is kept."""
     checked: bool = False
     """True if the sequence that ends with this turn was verified."""
 
@@ -433,7 +445,7 @@ def sequence_of(last: TurnNode, session: Session, record: AnswerRecord) -> Serve
         np.concatenate([dropped, ids]) if dropped is not None else ids,
         tuple(reversed(spans)),
         messages,
-        orjson.loads(last.tools_key) or [],
+        list(last.tools),
         forked=chain[-1].parent is not None,
         preserved=any(turn.preserved for turn in chain),
         record=record,

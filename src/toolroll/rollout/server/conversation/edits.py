@@ -7,11 +7,11 @@ from typing import Any
 
 from toolroll.rollout.server.conversation.messages import (
     Echo,
-    Schemas,
     call_form,
     json_form,
     same_reasoning,
 )
+from toolroll.rollout.server.requests.tool_list import Schemas
 from toolroll.rollout.types import Message
 
 _EXCERPT = 40

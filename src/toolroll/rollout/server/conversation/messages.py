@@ -16,12 +16,12 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.reading.resolve import Schema
-from toolroll.parsers.reading.schema import Offered
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.server.errors import ApiError, invalid, not_rendered, refused
 from toolroll.rollout.server.requests.received import too_deep, too_deep_text
+from toolroll.rollout.server.requests.tool_list import Schemas
 from toolroll.rollout.template.render import plain_content
-from toolroll.rollout.types import Message, Tool
+from toolroll.rollout.types import Message
 
 _ROLES = {
     "system": frozenset({"role", "content", "name"}),
@@ -41,10 +41,6 @@ _INERT = frozenset({"provider_specific_fields", "annotations"})
 
 Digest = bytes
 START: Digest = b""
-
-Schemas = Mapping[str, Schema | None]
-"""The schemas of the parameters of tools, by the tool's name. None if no parameter has a default.
-"""
 
 
 def read_messages(
@@ -209,16 +205,6 @@ def call_form(call: Mapping[str, Any], schemas: Schemas) -> list[Any]:
     # `_call` reads a call without arguments as "{}".
     arguments = canonical(call["function"].get("arguments") or "{}")
     return [name, _without_defaults(arguments, schemas.get(name))]
-
-
-def schemas_of(tools: Sequence[Tool]) -> Schemas:
-    """Return the schemas of the parameters of `tools`."""
-    offered, schemas = Offered(tools), dict[str, Schema | None]()
-    for name, function in offered.functions.items():
-        parameters = offered.parameters(name)
-        has_default = b'"default":' in orjson.dumps(function.get("parameters"))
-        schemas[name] = parameters.schema if parameters is not None and has_default else None
-    return schemas
 
 
 def _without_defaults(

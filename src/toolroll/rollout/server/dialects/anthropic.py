@@ -44,6 +44,7 @@ from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedReque
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.requests.request_bodies import ChatRequest, read
+from toolroll.rollout.server.requests.tool_list import ToolList
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ class AnthropicMessages(Dialect):
         )
         chat.messages = []
         lineage = {**lineage_of(data.get("metadata")), **attribution}
-        return ParsedRequest(chat, messages, tools, request, lineage)
+        return ParsedRequest(chat, messages, ToolList.of(tools), request, lineage)
 
     def _switches(self, request: MessagesRequest) -> dict[str, Any]:
         switches: dict[str, Any] = {}

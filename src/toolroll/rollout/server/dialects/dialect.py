@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import orjson
@@ -19,7 +20,7 @@ from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.conversation.stored_response import ResponseStore, StoredResponse
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.requests.request_bodies import ChatRequest, CompletionRequest
-from toolroll.rollout.types import Tool
+from toolroll.rollout.server.requests.tool_list import ToolList
 
 Event = dict[str, Any]
 
@@ -39,7 +40,7 @@ class ParsedRequest:
 
     request: ChatRequest | CompletionRequest
     messages: list[Any] = field(default_factory=list)
-    tools: list[Tool] = field(default_factory=list)
+    tools: ToolList = field(default_factory=partial(ToolList.of, []))
     original: Any = None
     lineage: Mapping[str, str] = field(default_factory=dict)
 

@@ -36,6 +36,7 @@ from toolroll.rollout.server.requests.request_bodies import (
     Sampling,
     read,
 )
+from toolroll.rollout.server.requests.tool_list import ToolList
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion
 
@@ -154,9 +155,13 @@ class ChatCompletions(Completions):
 
     def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
-        request = read(ChatRequest, data)
-        messages, request.messages = request.messages, []
-        return ParsedRequest(request, messages, list(data.get("tools") or ()))
+        values = data.get("tools")
+        tools = ToolList.of(values if isinstance(values, list) else [])
+        known = tools.valid and isinstance(values, list)
+        request = read(ChatRequest, {**data, "tools": None} if known else data)
+        tools.valid = True
+        messages, request.messages, request.tools = request.messages, [], None
+        return ParsedRequest(request, messages, tools)
 
     def content(self, choice: Choice) -> dict[str, Any]:
         """Return the message."""

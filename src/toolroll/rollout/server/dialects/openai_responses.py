@@ -49,6 +49,7 @@ from toolroll.rollout.server.requests.request_bodies import (
     StreamOptions,
     read,
 )
+from toolroll.rollout.server.requests.tool_list import ToolList
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message
 
@@ -116,8 +117,8 @@ class OpenAIResponses(Dialect):
         )
         chat.messages = []
         metadata = mapping(data.get("metadata") or {}, "metadata")
-        details = Own(request, names, metadata)
-        return ParsedRequest(chat, messages, tools, details, lineage_of(request.client_metadata))
+        details, lineage = Own(request, names, metadata), lineage_of(request.client_metadata)
+        return ParsedRequest(chat, messages, ToolList.of(tools), details, lineage)
 
     def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
         instructions = request.instructions or ""

@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from toolroll.rollout.runtime.routed_experts import ExpertsRecord
+from toolroll.rollout.runtime.routed_experts import to_json as experts_to_json
 from toolroll.rollout.server.answers.result import Choice, CompletionResult
 from toolroll.rollout.server.conversation.completions import TextPrompt
 from toolroll.rollout.server.conversation.conversation_tree import Prompt
@@ -94,7 +96,7 @@ class SessionLog:
             fork_reason=prompt.fork_reason,
             turn=None if turn is None else turn.node.index,
             added=prompt.added,
-            tools=self._once(prompt.tools_key),
+            tools=self._once(prompt.tools.text),
             switches=dict(switches),
             digest=prompt.digest.hex(),
             continues=prompt.continues,
@@ -199,7 +201,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
             [span.version, span.start, span.stop] for span in completion.weight_versions
         ],
         **{name: getattr(completion, name) for name in _UNCHANGED},
-        "experts": None if experts is None else [experts.shape, packed(experts, IDS)],
+        "experts": None if experts is None else experts_to_json(experts),
         "top": completion.top_logprobs,
     }
 
@@ -211,7 +213,7 @@ def completion_of(data: Mapping[str, Any]) -> Completion:
         output_ids=unpacked(data["ids"], IDS),
         logprobs=None if logprobs is None else unpacked(logprobs, LOGPROBS),
         weight_versions=tuple(WeightVersion(*span) for span in data["weight_versions"]),
-        routed_experts=None if experts is None else unpacked(experts[1], IDS).reshape(experts[0]),
+        routed_experts=None if experts is None else ExpertsRecord(**experts).rows(),
         top_logprobs=None
         if top is None
         else [[(value, index) for value, index in place] for place in top],

@@ -94,7 +94,7 @@ def has_more_items(text: bytes, limit: int) -> bool:
     """Return True if the JSON `text` has more than `limit` names and values."""
     # Each of them but the first follows one of these characters. Counting them takes no memory, and
     # nearly always is enough.
-    if sum(map(text.count, (b",", b":", b"[", b"{"))) < limit:
+    if len(text) < limit or sum(map(text.count, (b",", b":", b"[", b"{"))) < limit:
         return False
     return next(islice(_ITEM.finditer(text), limit, None), None) is not None
 

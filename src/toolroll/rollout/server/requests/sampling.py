@@ -8,7 +8,7 @@ because its logprobs are from the constrained distribution.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from toolroll.rollout.server.requests.request_bodies import (
     Sampling,
 )
 from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar, strict_tag
+from toolroll.rollout.server.requests.tool_list import ToolList
 from toolroll.rollout.server.sampling_defaults import sampling_defaults
 
 NO_LIMIT = 1 << 30
@@ -159,7 +160,7 @@ class ToolUse:
         strict: Names of tools whose arguments must follow their schema.
     """
 
-    tools: list[dict[str, Any]]
+    tools: ToolList
     offered: bool
     constrained: str | None = None
     forced: tuple[str, ...] = ()
@@ -168,7 +169,7 @@ class ToolUse:
 
 def apply_tool_choice(
     request: ChatRequest,
-    tools: Sequence[dict[str, Any]],
+    tools: ToolList,
     parser: str,
     params: dict[str, Any],
     *,
@@ -192,7 +193,7 @@ def apply_tool_choice(
         raise invalid("tool_choice", "tool_choice requires a call, but the request has no tools")
     constrained = _response_format(request, params)
     if not names or choice == "none":
-        return ToolUse([], False, constrained)
+        return ToolUse(ToolList.of([]), False, constrained)
     if named is not None and named not in names:
         problem = f"tool_choice names {named!r}; the tools are {', '.join(names)}"
         raise invalid("tool_choice", problem)
@@ -224,7 +225,7 @@ def apply_tool_choice(
     elif only_one:
         params["stop"] = [*stop_strings(params), call_closer(parser)]
         params["no_stop_trim"] = True
-    return ToolUse(list(tools), True, constrained, tuple(callable_names) if forced else (), strict)
+    return ToolUse(tools, True, constrained, tuple(callable_names) if forced else (), strict)
 
 
 def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None:

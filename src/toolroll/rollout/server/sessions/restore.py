@@ -27,6 +27,7 @@ from toolroll.rollout.server.conversation.stored_response import Origin, StoredR
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.disk.journal import read_lines
 from toolroll.rollout.server.disk.session_log import IDS, SessionLog, completion_of, unpacked
+from toolroll.rollout.server.requests.tool_list import ToolList
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.delta import SampledText
@@ -134,7 +135,7 @@ class _Builder:
         return Prompt(
             template=self._templates.get(data["switches"]),
             added=tuple(data["added"]),
-            tools_key=self._text_of(data["tools"]),
+            tools=ToolList.read(self._text_of(data["tools"])),
             digest=bytes.fromhex(data["digest"]),
             input_ids=np.concatenate([self.live.session.path_ids(parent), delta]),
             parent=parent,

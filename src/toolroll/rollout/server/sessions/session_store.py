@@ -315,7 +315,7 @@ def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | 
         reward=live.reward,
         info={"session": session, **live.info},
         metrics=_metrics(live),
-        tools=orjson.loads(last.tools_key) or [] if last is not None else [],
+        tools=list(last.tools) if last is not None else [],
     )
     return Episode(env, live.id, 0, sample, 0, result, model)
 

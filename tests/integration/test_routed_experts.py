@@ -1,0 +1,119 @@
+"""Routed experts from the real SGLang, with a tiny mixture of experts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from support.processes import Server
+from support.servers import sglang_server
+from support.tiny_model import EXPERTS, tiny_moe
+from support.wire import Wire, until
+
+from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
+from toolroll.rollout.session.path import SessionPath
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
+
+LAYERS, TOP_K = EXPERTS
+PROMPT = list(range(1000, 1020))
+
+
+@pytest.fixture(scope="module")
+def server(log_folder: Path) -> Iterator[Server]:
+    flags = ["--enable-return-routed-experts"]
+    with sglang_server(log_folder, model=tiny_moe(), flags=flags, name="sglang-moe") as server:
+        yield server
+
+
+def asked(path: SessionPath, tokens: int) -> GenerateRequest:
+    params = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
+    start = path.experts_end
+    return GenerateRequest(path.input_ids, params, "s", routed_experts_start=start)
+
+
+async def check(wire: Wire, trajectory: Trajectory) -> None:
+    """Compare each row with what SGLang computes in one request with all tokens. In float32 the
+    second pass over a token has the same experts, unless two are nearly equal; rows at the wrong
+    tokens would agree in about one number of eight.
+    """
+    answer = await wire.generate(
+        trajectory.input_ids.tolist(),
+        fields={"return_routed_experts": True},
+        max_new_tokens=1,
+        ignore_eos=True,
+    )
+    encoded = answer.meta["routed_experts"]
+    rows = np.frombuffer(base64.b64decode(encoded), dtype=np.int32).reshape(-1, LAYERS * TOP_K)
+    assert trajectory.routed_experts is not None
+    assert trajectory.routed_experts.shape == (len(trajectory) - 1, LAYERS * TOP_K)
+    assert (trajectory.routed_experts == rows[: len(trajectory) - 1]).mean() > 0.98
+
+
+async def _flushed(wire: Wire) -> bool:
+    return (await wire.post("/flush_cache", {})).status == 200
+
+
+async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
+    server: Server, http: aiohttp.ClientSession
+) -> None:
+    """Three turns and a fork, with the prefix cache emptied between them."""
+    wire = Wire(http, server.url)
+    path = SessionPath(Session("s"))
+    path.observe(PROMPT)
+    sizes = []
+    async with Engine(EngineConfig(engine=server.url, return_routed_experts=True)) as engine:
+        for number in range(4):
+            if number == 3:
+                path.fork([*path.input_ids[:30].tolist(), 7, 7], "rewritten")
+            request = asked(path, 8)
+            completion = await engine.generate(request)
+            assert completion.routed_experts is not None
+            sizes.append(len(completion.routed_experts))
+            assert completion.routed_experts.dtype == np.uint8
+            path.sample(completion, {})
+            path.observe([5, 6, 7 + number])
+            await until(lambda: _flushed(wire), "the prefix cache is empty")
+    assert sizes[:3] == [27, 11, 11]
+    trajectories = path.session.trajectories()
+    assert len(trajectories) == 2
+    for trajectory in trajectories:
+        await check(wire, trajectory)
+
+
+async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(
+    server: Server, http: aiohttp.ClientSession
+) -> None:
+    wire = Wire(http, server.url)
+    path = SessionPath(Session("s"))
+    path.observe(PROMPT)
+    parts: list[Completion] = []
+
+    class Watched(Engine):
+        async def generate(self, request: GenerateRequest, **more: Any) -> Completion:
+            part = await super().generate(request, **more)
+            parts.append(part)
+            return part
+
+    async with Watched(EngineConfig(engine=server.url, return_routed_experts=True)) as engine:
+        begun = asyncio.Event()
+        task = asyncio.ensure_future(
+            generate_resumed(
+                engine, asked(path, 300), max_resumes=3, progress=lambda ids: begun.set()
+            )
+        )
+        await begun.wait()
+        await engine.abort_all()
+        whole = await task
+    assert len(parts) == 2 and parts[0].finish_reason == "abort" and len(parts[0].output_ids)
+    path.sample(whole, {})
+    [trajectory] = path.session.trajectories()
+    await check(wire, trajectory)
+    rows = [part.routed_experts for part in parts]
+    assert sum(len(part) for part in rows if part is not None) == len(trajectory) - 1

@@ -1,0 +1,249 @@
+"""Routing replay: slime, miles, verl and SkyRL get a row of experts for each token but the last,
+from the first forward pass over it, although later passes have others.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+from support import miles_mirror, verl_mirror
+from support.experts import first_experts
+from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
+from support.slime_trainer import SAMPLING, real_slime, says, serving
+from support.verl_mirror import Servers, loop_arguments
+
+from toolroll.rollout.adapters import miles, slime
+from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.sequences import routed_experts, training_sequences
+from toolroll.rollout.adapters.skyrl import ToolrollGenerator
+from toolroll.rollout.adapters.slime import to_samples
+from toolroll.rollout.adapters.verl import ServerEngine, ToolrollAgentLoop, agent_loop
+from toolroll.rollout.errors import CompletionError, TokenError, UsageError
+from toolroll.rollout.testing import EmbeddedEngine, Fault, LoggedRequest, load_embedded_tokenizer
+from toolroll.rollout.types import (
+    GenerateRequest,
+    InteractionResult,
+    Status,
+    StopReason,
+    Trajectory,
+    Turn,
+)
+
+REPLAY = {"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 2}
+SHAPE = (2, 2)
+
+
+def evicting(_: Any) -> Fault:
+    """The prefix cache is emptied before each request: each turn processes its prompt again."""
+    return Fault(evict=True)
+
+
+def expected(log: Sequence[LoggedRequest], ids: Sequence[int]) -> Any:
+    return first_experts(log, np.array(ids, dtype=np.int32)).reshape(-1, *SHAPE)
+
+
+# --- slime and miles ------------------------------------------------------------------------------
+
+
+async def test_slimes_sample_has_the_rows_of_the_first_passes(sample_type: Any) -> None:
+    async with serving(faults=evicting) as (engine, args):
+        vars(args).update(REPLAY)
+        [sample] = await slime.generate(args, sample_type(index=0, prompt=0), dict(SAMPLING))
+    assert len(engine.log) > 2 and sample.reward == 1.0
+    assert sample.rollout_routed_experts.dtype == np.int32
+    assert np.array_equal(sample.rollout_routed_experts, expected(engine.log, sample.tokens))
+
+
+@pytest.mark.peers
+async def test_slimes_own_bookkeeping_has_the_same_rows() -> None:
+    """slime's `append_response_tokens` stitches the same answers, and its trainer takes ours."""
+    sample_type = real_slime("slime.utils.types").Sample
+    checks = real_slime("slime.observability.rollout_data_utils")
+    torch = pytest.importorskip("torch")
+    answers: list[dict[str, Any]] = []
+
+    def kept(answer: dict[str, Any]) -> dict[str, Any]:
+        answers.append(answer)
+        return answer
+
+    async with serving(faults=lambda _: Fault(evict=True, garble=kept)) as (engine, args):
+        vars(args).update(REPLAY)
+        [ours] = await slime.generate(args, sample_type(index=0, prompt=0), dict(SAMPLING))
+    theirs = sample_type(tokens=engine.log[0].input_ids.tolist())
+    for entry, answer in zip(engine.log, answers, strict=True):
+        observed = entry.input_ids.tolist()[len(theirs.tokens) :]
+        if observed:
+            theirs.append_response_tokens(args, tokens=observed, trainable=False)
+        rows = len(base64.b64decode(answer["meta_info"]["routed_experts"])) // 16
+        total = len(entry.input_ids) + len(entry.output_ids)
+        theirs.append_response_tokens(
+            args,
+            tokens=entry.output_ids,
+            log_probs=entry.logprobs,
+            meta_info={**answer["meta_info"], "routed_experts_start_len": total - 1 - rows},
+        )
+    assert ours.tokens == theirs.tokens and ours.loss_mask == theirs.loss_mask
+    mine = torch.as_tensor(ours.rollout_routed_experts)
+    assert mine.dtype == theirs.rollout_routed_experts.dtype
+    assert torch.equal(mine, theirs.rollout_routed_experts)
+    checks.validate_rollout_routed_experts_for_replay([mine], args)
+
+
+async def test_miles_gets_the_same_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    miles_mirror.install(monkeypatch)
+    async with serving(faults=evicting) as (engine, args):
+        vars(args).update(REPLAY)
+        asked = miles_mirror.Sample(index=0, prompt=0)
+        state = miles_mirror.GenerateState(args)
+        output = await miles.generate(
+            miles_mirror.GenerateFnInput(state, asked, dict(SAMPLING), False)
+        )
+    [sample] = output.samples
+    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1  # miles' `validate`
+    assert sample.rollout_routed_experts.dtype == np.int32
+    assert np.array_equal(sample.rollout_routed_experts, expected(engine.log, sample.tokens))
+
+
+async def test_a_sample_that_is_not_trained_has_rows_too(sample_type: Any) -> None:
+    """The trainers make one tensor of all samples, and slime refuses rows of zeros only."""
+
+    def failing(seen: Any) -> Fault | None:
+        return Fault(status=400, body=b"{}") if seen.index == 0 else None
+
+    async with serving(faults=failing) as (_, args):
+        vars(args).update(REPLAY, toolroll_reruns=0)
+        [sample] = await slime.generate(args, sample_type(index=0, prompt=0), dict(SAMPLING))
+    assert sample.remove_sample and not any(sample.loss_mask)
+    assert sample.rollout_routed_experts.shape == (len(sample.tokens) - 1, *SHAPE)
+    assert np.count_nonzero(sample.rollout_routed_experts, axis=(0, 2)).all()
+
+
+async def test_without_replay_a_sample_has_no_rows(sample_type: Any) -> None:
+    async with serving() as (engine, args):
+        asked = sample_type(index=0, prompt=0, rollout_routed_experts=np.zeros((1, 2, 2)))
+        [sample] = await slime.generate(args, asked, dict(SAMPLING))
+    assert sample.rollout_routed_experts is None and engine.log
+
+
+@pytest.mark.parametrize("missing", ["num_layers", "moe_router_topk"])
+async def test_replay_needs_the_shape_of_the_model(sample_type: Any, missing: str) -> None:
+    async with serving() as (engine, args):
+        vars(args).update({**REPLAY, missing: None})
+        with pytest.raises(UsageError, match="num_layers and moe_router_topk"):
+            await slime.generate(args, sample_type(prompt=0), dict(SAMPLING))
+        assert engine.log == []
+
+
+# --- sequences ------------------------------------------------------------------------------------
+
+
+def result(rows: int | None, width: int = 4, status: Status = Status.COMPLETED) -> Any:
+    """An episode with a prompt of three tokens and two sampled ones."""
+    mask = np.array([0, 0, 0, 1, 1], np.int32)
+    logprobs = np.array([np.nan] * 3 + [-1.0, -1.0], np.float32)
+    experts = None if rows is None else np.arange(rows * width, dtype=np.uint8).reshape(rows, width)
+    trajectory = Trajectory(
+        np.arange(5, dtype=np.int32), mask, logprobs, (Turn(3, 5, "stop"),), 3,
+        routed_experts=experts,
+    )  # fmt: skip
+    reason = StopReason.DONE if status is Status.COMPLETED else StopReason.ENGINE_ERROR
+    return InteractionResult.of(
+        [trajectory], prompt="", reward=1.0, messages=[], info={}, stop_reason=reason
+    )
+
+
+def test_trained_tokens_without_rows_or_with_rows_of_another_model_are_refused() -> None:
+    (sequence,) = training_sequences(result(4))
+    assert routed_experts(sequence, SHAPE).ravel().tolist() == list(range(16))
+    with pytest.raises(UsageError, match="2 layers with 3 experts"):
+        routed_experts(sequence, (2, 3))
+    (sequence,) = training_sequences(result(None))
+    with pytest.raises(TokenError, match="no routed experts"):
+        routed_experts(sequence, SHAPE)
+    (sequence,) = training_sequences(result(None, status=Status.ABORTED))
+    assert routed_experts(sequence, SHAPE)[:, 1].tolist() == [[0, 1]] * 4
+
+
+@pytest.mark.parametrize("rows", [0, 3, 5])
+def test_a_trajectory_with_another_number_of_rows_cannot_be_made(rows: int) -> None:
+    with pytest.raises(ValueError, match=f"routed_experts one shorter: {rows}"):
+        result(rows)
+
+
+def test_the_samples_of_a_fork_have_their_own_rows() -> None:
+    forked = result(4)
+    forked.trajectories = (forked.trajectories[0], result(4).trajectories[0])
+    sample = miles_mirror.Sample(index=0)
+    for sibling in to_samples(sample, forked, experts_shape=SHAPE):
+        assert sibling.rollout_routed_experts.shape == (4, *SHAPE)
+
+
+# --- trainers with an engine object ---------------------------------------------------------------
+
+
+async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    verl_mirror.install(monkeypatch)
+    tokenizer = load_embedded_tokenizer()
+    settings = {"env": "desk", "parser": "hermes", "reruns": 0}
+    replay = {"enable_rollout_routing_replay": True}
+    engine = EmbeddedEngine(tokenizer, says(), faults=evicting)
+    async with engine, aiohttp.ClientSession() as http:
+        servers = Servers(engine.url, http, experts=True)
+        loop = ToolrollAgentLoop(**loop_arguments(servers, tokenizer, **replay), settings=settings)
+        whole = await loop.run({"max_new_tokens": 256}, extra_info={"index": 0, "split": "test"})
+        log = list(engine.log)
+        for player in agent_loop._players.pop():
+            made = await player.play(0, {"max_new_tokens": 256}, session_id="t")
+            cut = agent_loop.to_fields(
+                made, prompt_length=10, response_length=20, experts_shape=SHAPE
+            )
+            await player.aclose()
+    ids = whole.prompt_ids + whole.response_ids
+    assert whole.reward_score == 1.0
+    assert len(log) > 2 and whole.routed_experts.dtype == np.int16
+    assert np.array_equal(whole.routed_experts, expected(log, ids))
+    length = made.trajectories[0].prompt_length
+    kept = made.trajectories[0].routed_experts[length - 10 : length + 19]  # type: ignore[index]
+    assert np.array_equal(cut["routed_experts"].reshape(29, -1), kept)
+
+
+async def test_skyrl_gets_the_rows_as_lists() -> None:
+    engine = EmbeddedEngine(load_embedded_tokenizer(), says(), faults=evicting)
+    async with engine:
+        client = SkyrlClient(engine.url, experts=True)
+        replay = SimpleNamespace(enable_return_routed_experts=True)
+        generator = ToolrollGenerator(
+            GeneratorConfig(inference_engine=replay),
+            load_embedded_tokenizer(),
+            client,
+            EpisodeSettings(env="desk", parser="hermes", max_turns=12, reruns=0),
+        )
+        output = await generator.generate(
+            {
+                "prompts": [[{"role": "user", "content": "A task."}]],
+                "env_extras": [{"index": 0}],
+                "sampling_params": {"max_tokens": 256, "logprobs": 1},
+                "trajectory_ids": [TrajectoryID("0", 0)],
+            }
+        )
+        await generator.aclose()
+    ids = output["prompt_token_ids"][0] + output["response_ids"][0]
+    assert output["rollout_expert_indices"] == [expected(engine.log, ids).tolist()]
+
+
+async def test_rows_of_another_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def generate(*_: Any, **__: Any) -> verl_mirror.TokenOutput:
+        rows = np.zeros((7, 2, 2), dtype=np.int32)
+        return verl_mirror.TokenOutput([9], [-1.0], rows, "stop")
+
+    manager: Any = SimpleNamespace(generate=generate)
+    engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
+    asked = GenerateRequest(np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8}, "s")
+    with pytest.raises(CompletionError, match=r"shape \(7, 2, 2\)"):
+        await engine.generate(asked)

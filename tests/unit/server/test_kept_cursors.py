@@ -1,0 +1,211 @@
+"""The cursor that a turn keeps changes no prompt: each is planned with it and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from support.endpoints import endpoint
+from support.listed_environment import TOOL
+from support.qwen import tokenizer_for, trl_template
+
+from toolroll.parsers.reasoning import THINK
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.model.turn import ParsedTurn
+from toolroll.rollout.server.conversation import conversation_tree
+from toolroll.rollout.server.conversation.conversation_tree import (
+    ConversationTree,
+    Prompt,
+    TurnNode,
+)
+from toolroll.rollout.server.requests.tool_list import ToolList
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.types import Completion, Message
+
+USER: Message = {"role": "user", "content": "Hi"}
+TOOLS = ToolList.of([TOOL])
+OTHERS = ToolList.of([{"type": "function", "function": {**TOOL["function"], "name": "listen"}}])
+PLAIN = (
+    "{{ strftime_now('%d') }}{{ mood }}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if tools and loop.index0 == 2 %}{{ tools[0].function.name }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Shows the date, a switch, and the first tool in the third message."""
+
+
+class Talk:
+    """Requests to one tree, and their replies. Each prompt is planned in both ways."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self.tree = ConversationTree(Session("s"))
+        self.turns: list[TurnNode] = []
+
+    def plan(
+        self,
+        messages: list[Message],
+        tools: ToolList = TOOLS,
+        template: ChatTemplate | None = None,
+    ) -> Prompt:
+        """Return the prompt, which is the same without the kept cursors."""
+
+        def planned() -> Prompt:
+            return self.tree.plan(messages, tools, template or self.template, THINK)
+
+        prompt, cursors = planned(), [turn.cursor for turn in self.turns]
+        for turn in self.turns:
+            turn.cursor = None
+        assert shown(planned()) == shown(prompt)
+        for turn, cursor in zip(self.turns, cursors, strict=True):
+            turn.cursor = cursor
+        return prompt
+
+    def reply(self, prompt: Prompt, text: str = "Hello.", **fields: Any) -> TurnNode:
+        """Commit a reply to `prompt`."""
+        ids = np.array(self.template.encoder.encode(f"{text}<|im_end|>"), dtype=np.int32)
+        message = {"role": "assistant", "content": text, **fields}
+        parsed = ParsedTurn(self.template.sampled(ids), text, ParsedReply(text), message)
+        completion = Completion(ids, np.zeros(len(ids), np.float32), "stop")
+        node = self.tree.session.sample(completion, {}, after=self.tree.observe(prompt))
+        self.turns.append(self.tree.commit(prompt, node, parsed))
+        return self.turns[-1]
+
+
+def shown(prompt: Prompt) -> list[Any]:
+    """All that a prompt gives to the session and to later requests."""
+    cursor = prompt.cursor
+    assert cursor is not None
+    return [
+        prompt.input_ids.tolist(),
+        prompt.delta.tolist(),
+        prompt.parent,
+        prompt.turn,
+        prompt.fork_reason,
+        prompt.continues,
+        prompt.preserved,
+        prompt.in_reasoning,
+        cursor.text,
+        cursor.preserved,
+        repr(cursor._head.tools),
+        repr(cursor._messages),
+        cursor._parts is prompt.template.parts,
+    ]
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Count the renders in this context."""
+    renders, render = [0], Renderer._render
+
+    def one(*args: Any, **kwargs: Any) -> str:
+        renders[0] += 1
+        return render(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Renderer, "_render", one)
+        yield renders
+
+
+def plain(day: int = 1, **switches: Any) -> ChatTemplate:
+    return ChatTemplate(tokenizer_for(PLAIN), now=datetime(2026, 1, day), kwargs=switches)
+
+
+async def test_a_request_renders_its_own_prompt_only(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "off"}) as bench:
+        messages, path = [USER], "/sessions/s/v1/chat/completions"
+        for _ in range(4):
+            with counted(monkeypatch) as renders:
+                _, answer = await bench.post(path, {"messages": messages, "tools": [TOOL]})
+            assert renders == [1]
+            messages = [*messages, answer["choices"][0]["message"], USER]
+
+
+def test_it_belongs_to_the_served_messages() -> None:
+    """Not to those that the client repeats, nor to other messages with the same digest."""
+    talk = Talk(plain())
+    turns = []
+    for number in (1, 1.0):
+        call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}
+        call["function"] = {"name": "look", "arguments": {"at": number}}
+        first = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
+        turns.append((first, talk.reply(talk.plan(first))))
+    (_, one), (repeated, other) = turns
+    assert one.digest == other.digest
+    prompt = talk.plan([*repeated, one.reply, USER])
+    assert prompt.turn is one and prompt.continues
+
+
+def test_it_belongs_to_the_tools() -> None:
+    talk = Talk(plain())
+    messages = [USER, talk.reply(talk.plan([USER])).reply, USER]
+    for tools in (OTHERS, TOOLS, ToolList.of([])):
+        prompt = talk.plan(messages, tools)
+        assert prompt.continues and prompt.tools is tools
+    after = talk.plan(messages, OTHERS)
+    messages = [*messages, talk.reply(after).reply, USER]
+    assert talk.plan(messages, OTHERS).continues
+    assert not talk.plan(messages, TOOLS).continues
+
+
+def test_it_belongs_to_the_switches() -> None:
+    talk = Talk(plain())
+    messages = [USER, talk.reply(talk.plan([USER])).reply, USER]
+    assert not talk.plan(messages, template=plain(mood="glad")).continues
+
+
+def test_it_belongs_to_the_time() -> None:
+    """Two templates with equal switches, as when the first is no longer in the cache."""
+    talk = Talk(plain())
+    messages = [USER, talk.reply(talk.plan([USER])).reply, USER]
+    prompt = talk.plan(messages, template=plain(2))
+    assert prompt.continues and prompt.cursor is not None
+    assert prompt.cursor.text.startswith("02")
+
+
+@pytest.mark.parametrize("history", ["fork", "preserve"])
+def test_rewritten_and_preserved_history(history: Any) -> None:
+    talk = Talk(ChatTemplate(tokenizer_for(trl_template("qwen3")), history=history))
+    messages: list[Message] = [USER]
+    for _ in range(3):
+        prompt = talk.plan(messages)
+        text, fields = "<think>\nWhat?\n</think>\n\nHello.", {"reasoning_content": "What?"}
+        turn = talk.reply(prompt, text, content="Hello.", **fields)
+        messages = [*messages, turn.reply, USER]
+    assert prompt.preserved == (history == "preserve")
+    assert (prompt.fork_reason is None) == (history == "preserve")
+
+
+def test_branches_and_edits() -> None:
+    talk = Talk(plain())
+    first = talk.plan([USER])
+    for text in ("One.", "Two.", "Two."):
+        talk.reply(first, text)
+    for turn in list(talk.turns):
+        prompt = talk.plan([USER, turn.reply, USER])
+        messages = [USER, turn.reply, USER, talk.reply(prompt).reply, USER]
+        talk.plan(messages)
+        talk.plan([*messages[:3], {"role": "assistant", "content": "Edited."}, USER])
+        talk.plan([USER, turn.reply, USER])
+
+
+def test_only_the_last_turns_keep_it() -> None:
+    talk = Talk(plain())
+    prompt = talk.plan([USER])
+    for number in range(2 * conversation_tree._KEPT):
+        talk.reply(prompt, f"Reply {number}.")
+    kept = [turn for turn in talk.turns if turn.cursor is not None]
+    assert kept == talk.turns[-conversation_tree._KEPT :]
+    talk.reply(talk.plan([USER, kept[-1].reply, USER]))
+    assert kept[-1].cursor is None
+    assert sum(turn.cursor is not None for turn in talk.turns) == conversation_tree._KEPT - 1
