@@ -28,7 +28,6 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.tool_list import ToolList, text_size
 from toolroll.rollout.model.turn import AssistantTurn, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import replace_surrogates
@@ -39,6 +38,7 @@ from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
+from toolroll.rollout.template.snapshot import ToolList, text_size
 from toolroll.rollout.template.verify import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
@@ -213,9 +213,7 @@ class Conversation:
         assert self._last is not None
         turn = len(self.messages) - len(self._pending) - 1
         try:
-            ids, self._cursor = self._cursor.after(
-                self._last, self.messages[turn:], tools.tools if tools else None
-            )
+            ids, self._cursor = self._cursor.after(self._last, self.messages[turn:], tools)
         except HistoryRewrittenError as error:
             self._fork(error.reason, tools)
             return
@@ -228,7 +226,7 @@ class Conversation:
 
     def _observe_first(self, tools: ToolList) -> None:
         self._tools = tools
-        self._cursor = self.template.start(self.messages, tools.tools)
+        self._cursor = self.template.start(self.messages, tools)
         ids = self._cursor.prompt()
         self._pending = []
         prompt = self._hooked(self._prompt_hook, ids, "prompt_hook")
@@ -240,7 +238,7 @@ class Conversation:
         if self._turns:
             self._finished.append(self._sequence())
         self._tools = tools or self._tools
-        self._cursor = self.template.start(self.messages, self._tools.tools)
+        self._cursor = self.template.start(self.messages, self._tools)
         self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
         self._in_reasoning = self._cursor.opens_reasoning(self.model.parser.reasoning)
         self._pending = []

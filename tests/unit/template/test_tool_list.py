@@ -10,7 +10,7 @@ import pytest
 
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
-from toolroll.rollout.model.tool_list import ToolList
+from toolroll.rollout.template.snapshot import ToolList
 from toolroll.rollout.types import Tool
 
 
