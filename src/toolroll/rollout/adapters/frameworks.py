@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Framework:
     """A training framework. `version`: the tested version. `path`: the import path of the adapter's
     class or function for the framework. `forks`: how a forked episode is returned. `aborted`: how a
-    failed episode is returned.
+    failed episode is returned. `interrupted`: what keeps an episode during a weight update, or when
+    the trainer has enough samples.
     """
 
     name: str
@@ -17,6 +18,7 @@ class Framework:
     path: str
     forks: str
     aborted: str
+    interrupted: str
 
 
 _ONE = "the sequence with the most trained tokens"
@@ -28,6 +30,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.slime.generate",
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
+        "parked and continued, with --partial-rollout and in the fully asynchronous rollout",
     ),
     Framework(
         "miles",
@@ -35,6 +38,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.miles.generate",
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
+        "parked and continued, with --partial-rollout",
     ),
     Framework(
         "TRL",
@@ -42,6 +46,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.trl.make_rollout_func",
         _ONE,
         "reward None, zero mask",
+        "TRL interrupts no episode",
     ),
     Framework(
         "verl",
@@ -49,6 +54,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.verl.ToolrollAgentLoop",
         f"{_ONE} within verl's limits",
         "an error, so that verl normalizes the group without it",
+        "verl's client resumes the turn (async_training.partial_rollout)",
     ),
     Framework(
         "SkyRL",
@@ -56,6 +62,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.skyrl.ToolrollGenerator",
         _ONE,
         "stop reason abort, zero mask",
+        "SkyRL's engines pause and continue the turn",
     ),
     Framework(
         "AReaL",
@@ -63,6 +70,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.areal.ToolrollWorkflow",
         _ONE,
         "an error, for which AReaL rejects the whole group",
+        "AReaL's client resumes the turn",
     ),
     Framework(
         "verifiers, prime-rl",
@@ -70,6 +78,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.verifiers.EndpointClient",
         "branches of the trace",
         "a trace with a ProviderError",
+        "the endpoint resumes the turn (--max-resumes)",
     ),
     Framework(
         "OpenRLHF",
@@ -77,6 +86,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.openrlhf.AgentExecutor",
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
+        "max_resumes",
     ),
     Framework(
         "Atropos",
@@ -84,5 +94,6 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.atropos.BaseEnv",
         "several nodes of the session",
         "an exception; nothing is stored",
+        "max_resumes",
     ),
 )
