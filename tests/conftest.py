@@ -5,6 +5,7 @@ be.
 from __future__ import annotations
 
 import os
+import sys
 
 # Before numpy is imported. With more threads than free cores, OpenBLAS waits for its own threads,
 # and the small matrices of the tests' models take ten times as long.
@@ -18,12 +19,17 @@ import pytest
 from support.faults.tally import COUNTS, Tally
 from support.tiers import load_profile
 
+from toolroll.rollout.template.verifier_process import PROCESS
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 load_profile()
+
+# Tests replace methods of verifiers, which another process would not see.
+PROCESS.after = sys.maxsize
+PROCESS.reset()
 
 ALLOWED = "TOOLROLL_TEST_DATA"
 """A skip that names this variable is allowed everywhere: the extra data are in no package."""

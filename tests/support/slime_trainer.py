@@ -7,11 +7,13 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support import slime_mirror
+from support.qwen import tokenizer_for, trl_template
 
 from toolroll.rollout.adapters import slime
 from toolroll.rollout.runs.registry import load_environment
@@ -67,6 +69,29 @@ async def serving(
     async with EmbeddedEngine(load_embedded_tokenizer(), policy or says(), **engine) as embedded:
         ip, port = embedded.url.removeprefix("http://").split(":")
         yield embedded, arguments(sglang_router_ip=ip, sglang_router_port=int(port))
+        await slime.aclose()
+
+
+@asynccontextmanager
+async def forking(
+    folder: Path, **engine_args: Any
+) -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
+    """A trainer whose chat template removes thoughts, so that an episode with them forks. The
+    second sample of each group has none.
+    """
+    tokenizer: Any = tokenizer_for(trl_template("qwen3"))
+    tokenizer.save_pretrained(folder)
+
+    def policy(request: PolicyRequest) -> str:
+        said = reference_lines(0)
+        turn = request.text.count("<|im_start|>assistant") - 1
+        line = said[turn] if turn < len(said) else "Goodbye."
+        return line if request.routing_key.endswith("/1") else f"<think>\nHm.\n</think>\n\n{line}"
+
+    async with EmbeddedEngine(tokenizer, policy, **engine_args) as engine:
+        ip, port = engine.url.removeprefix("http://").split(":")
+        place = {"sglang_router_ip": ip, "sglang_router_port": int(port)}
+        yield engine, arguments(**place, hf_checkpoint=str(folder))
         await slime.aclose()
 
 

@@ -54,8 +54,8 @@ def test_the_command_and_the_table_name_what_exists() -> None:
             assert "pip install atroposlib" in str(error)
         assert f"{one.name} {one.version}" in printed
         assert one.path in printed
-        row = f"| {one.name} | {one.version} | {one.path} | {one.forks} | {one.aborted} |"
-        assert row in table.replace("`", "")
+        cells = one.name, one.version, one.path, one.forks, one.aborted, one.interrupted
+        assert f"| {' | '.join(cells)} |" in table.replace("`", "")
 
 
 def test_every_adapter_is_listed() -> None:

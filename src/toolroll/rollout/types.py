@@ -313,6 +313,11 @@ class Environment(ABC):
     blocking: bool = True
     """False if plain `reset` and `step` take only microseconds, and may run on the event loop."""
 
+    can_wait: bool = True
+    """False if an episode must not be parked between two steps, for example because a lease runs
+    out. After an abort by the trainer, it then starts again.
+    """
+
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Start `task`. Derive all randomness from `seed`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,3 +28,15 @@ def closing() -> Iterator[None]:
     """Close what `generate_rollout` leaves open for the next rollout."""
     yield
     close_rollout()
+
+
+@pytest.fixture
+def slime_loop() -> Iterator[Any]:
+    """slime's own rollout loop; it is forgotten again, since `generate` asks it whether it
+    stops.
+    """
+    real_slime("slime.utils.types")
+    module = importlib.import_module("slime.rollout.sglang_rollout")
+    yield module
+    module.GenerateState._instances.clear()
+    sys.modules.pop(module.__name__)

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import inspect
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -256,9 +254,6 @@ async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
         begun = sample_type(prompt=0, index=3, response="Hello", response_length=1, tokens=[1, 2])
         with pytest.raises(UsageError, match="sample 3 already has a response of 1 tokens"):
             await generate(args, begun, dict(SAMPLING))
-        args.partial_rollout = True
-        with pytest.raises(UsageError, match="toolroll_partial: restart"):
-            await generate(args, sample_type(prompt=0), dict(SAMPLING))
         args.toolroll_partial = "restart"
         for partial in (True, False):
             args.partial_rollout = partial
@@ -271,6 +266,7 @@ async def test_a_response_is_refused_or_begun_anew(sample_type: Any) -> None:
             again = await generate(args, cut, dict(SAMPLING))
             assert again.reward == 1.0 and any(again.loss_mask) and not again.remove_sample
             assert again.metadata["a"] == 1 and again.index == 3
+            assert again.metadata["toolroll"]["metrics"]["restarts"] == 1
             train_data(again)
 
 
@@ -435,18 +431,6 @@ async def test_slime_s_own_checks_accept_our_samples() -> None:
     assert real.from_dict(json.loads(json.dumps(made.to_dict()))).tokens == made.tokens
     # what slime adds to it later still fits
     made.append_response_tokens(tokens=[1, 2], trainable=False)
-
-
-@pytest.fixture
-def slime_loop() -> Iterator[Any]:
-    """slime's own rollout loop; it is forgotten again, since `generate` asks it whether it
-    stops.
-    """
-    real_slime("slime.utils.types")
-    module = importlib.import_module("slime.rollout.sglang_rollout")
-    yield module
-    module.GenerateState._instances.clear()
-    sys.modules.pop(module.__name__)
 
 
 @pytest.mark.peers

@@ -7,14 +7,11 @@ import dataclasses
 import json
 import sys
 from argparse import Namespace
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from support.qwen import tokenizer_for, trl_template
 from support.slime_mirror import (
     DataSource,
     EvalDataset,
@@ -25,15 +22,14 @@ from support.slime_mirror import (
 )
 from support.slime_trainer import (
     SAMPLING,
-    arguments,
     every_sampled_token_is_as_served,
+    forking,
     reference_lines,
     says,
     serving,
 )
 
 from toolroll.rollout.adapters.slime import (
-    aclose,
     generate,
     generate_rollout,
     keep_group,
@@ -41,7 +37,6 @@ from toolroll.rollout.adapters.slime import (
 )
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.testing import (
-    EmbeddedEngine,
     Fault,
     PolicyRequest,
     Reply,
@@ -230,27 +225,6 @@ async def test_an_evaluation_of_failures_is_no_number(
 # --- forked episodes, seeds and hooks -------------------------------------------------------------
 
 
-@asynccontextmanager
-async def forking(folder: Path, **engine_args: Any) -> AsyncIterator[Namespace]:
-    """A trainer whose chat template removes thoughts, so that an episode with them forks. The
-    second sample of each group has none.
-    """
-    tokenizer: Any = tokenizer_for(trl_template("qwen3"))
-    tokenizer.save_pretrained(folder)
-
-    def policy(request: PolicyRequest) -> str:
-        said = reference_lines(0)
-        turn = request.text.count("<|im_start|>assistant") - 1
-        line = said[turn] if turn < len(said) else "Goodbye."
-        return line if request.routing_key.endswith("/1") else f"<think>\nHm.\n</think>\n\n{line}"
-
-    async with EmbeddedEngine(tokenizer, policy, **engine_args) as engine:
-        ip, port = engine.url.removeprefix("http://").split(":")
-        place = {"sglang_router_ip": ip, "sglang_router_port": int(port)}
-        yield arguments(**place, hf_checkpoint=str(folder))
-        await aclose()
-
-
 @pytest.mark.parametrize(
     ("given", "warnings"),
     [
@@ -269,7 +243,7 @@ async def test_a_fork_that_slime_would_normalize_wrongly_is_logged_once(
     warnings: int,
 ) -> None:
     training._warn_of_forks.cache_clear()
-    async with forking(tmp_path) as args:
+    async with forking(tmp_path) as (_, args):
         vars(args).update(given, rollout_batch_size=1, over_sampling_batch_size=1)
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         for at in (0, 1):
@@ -283,7 +257,7 @@ async def test_a_fork_that_slime_would_normalize_wrongly_is_logged_once(
 async def test_an_evaluation_of_slime_s_own_counts_a_forked_episode_once(
     sample_type: Any, tmp_path: Path
 ) -> None:
-    async with forking(tmp_path) as args:
+    async with forking(tmp_path) as (_, args):
         for evaluation in (False, True):
             asked = sample_type(index=0, prompt=0, session_id=f"{evaluation}/0")
             made = await generate(args, asked, dict(SAMPLING), evaluation=evaluation)
@@ -295,7 +269,7 @@ async def test_forked_episodes_and_others_are_trained_in_one_batch(
     sample_type: Any, closing: None, tmp_path: Path
 ) -> None:
     """slime flattens a batch by the type of its first item, so a mixed batch ended the training."""
-    async with forking(tmp_path) as args:
+    async with forking(tmp_path) as (_, args):
         vars(args).update(rollout_batch_size=1, over_sampling_batch_size=1)
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         output = await asyncio.to_thread(generate_rollout, args, 0, source)
@@ -320,7 +294,7 @@ async def test_a_group_with_a_forked_episode_may_be_put_back(
     def faults(request: PolicyRequest) -> Fault | None:
         return Fault(status=400) if request.routing_key in failing and request.call else None
 
-    async with forking(tmp_path, faults=faults) as args:
+    async with forking(tmp_path, faults=faults) as (_, args):
         vars(args).update(partial_rollout=True, toolroll_partial="restart", toolroll_reruns=0)
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         group = [

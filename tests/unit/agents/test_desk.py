@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema_rs import meta
 
 from toolroll.agents.environments.desk import (
     DESK,
@@ -357,7 +357,7 @@ async def test_what_reset_returns() -> None:
     assert TODAY in observation.messages[0]["content"]
     assert [tool["function"]["name"] for tool in observation.tools] == list(TOOLS)
     for tool in observation.tools:
-        Draft202012Validator.check_schema(tool["function"]["parameters"])
+        meta.validate(tool["function"]["parameters"])
         assert tool["function"]["description"]
     await env.close()
 

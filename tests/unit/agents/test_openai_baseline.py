@@ -127,7 +127,7 @@ async def test_an_episode(tokenizer: Any) -> None:
     [
         (("look", '{"at": "he'), "invalid_json", "arguments must be a JSON object"),
         (("look", '"here"'), "bad_arguments", "must be a JSON object, not str"),
-        (("look", '{"at": 3}'), "bad_arguments", "3 is not of type 'string'"),
+        (("look", '{"at": 3}'), "bad_arguments", '3 is not of type "string"'),
         (("jump", "{}"), "unknown_tool", "no tool named 'jump'; the tools are: look"),
     ],
 )

@@ -67,7 +67,7 @@ async def test_the_parts_are_what_one_answer_would_have_been(
             len(entry.output_ids) for entry in given_back[: part + 1]
         )
     if whole.finish_reason == "abort":
-        assert len(given_back) == resumes + 1 <= len(cuts) or len(whole.output_ids) == limit
+        assert len(given_back) == resumes + 1 <= len(cuts)
     else:
         assert len(whole.output_ids) == min(limit, len(IDS))
     assert whole.prompt_tokens == 3
@@ -152,14 +152,32 @@ def test_join_keeps_the_experts_of_each_part(
     assert join(unknown, part([3], 9, 3)).routed_experts is None
 
 
-async def test_an_abort_behind_the_last_token_leaves_nothing_to_resume(tokenizer: Any) -> None:
+@pytest.mark.parametrize(
+    ("params", "reason", "matched"),
+    [
+        ({"max_new_tokens": 4}, "length", None),
+        ({"max_new_tokens": 20, "stop_token_ids": [IDS[3]]}, "stop", IDS[3]),
+        ({"max_new_tokens": 4, "stop_token_ids": [IDS[3]]}, "stop", IDS[3]),
+        ({"max_new_tokens": 4, "stop_token_ids": [IDS[3]], "ignore_eos": True}, "length", None),
+    ],
+)
+async def test_an_abort_with_the_last_token_leaves_nothing_to_resume(
+    tokenizer: Any, params: dict[str, Any], reason: str, matched: int | None
+) -> None:
+    """SGLang reports the abort, also if the token would have ended the turn. A resumed turn would
+    have gone on behind its end.
+    """
     engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4]))
     async with engine, client(engine.url) as calls:
         whole = await generate_resumed(
-            calls, request(sampling_params={"max_new_tokens": 4}), max_resumes=3, sleep=Pauses()
+            calls, request(sampling_params=params), max_resumes=3, sleep=Pauses()
         )
     assert len(engine.log) == 1
-    assert (whole.output_ids.tolist(), whole.finish_reason) == (IDS[:4], "abort")
+    assert (whole.output_ids.tolist(), whole.finish_reason, whole.matched) == (
+        IDS[:4],
+        reason,
+        matched,
+    )
 
 
 @pytest.mark.parametrize("resumes", [0, 1])

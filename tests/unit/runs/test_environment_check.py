@@ -251,7 +251,7 @@ BROKEN = [
     (WrongReference, "reference actions", r"1 of 2 do not earn 1.0: large: 0.0"),
     (Blocking, "event loop", "a call of Blocking blocks the event loop for 0.0"),
     (BlockingPlain, "event loop", "a call of BlockingPlain blocks the event loop for 0.0"),
-    (WrongSchema, "tool schemas", "add: parameters/properties/a/type: 'int' is not valid"),
+    (WrongSchema, "tool schemas", 'add: parameters/properties/a/type: "int" is not valid'),
     (RequiredButUnknown, "tool schemas", "add: 'c' is required and not among the properties"),
     (Silent, "an episode", "Silent.step returned no tool message for the call to add"),
     (BadReset, "an episode", "BadReset.reset must return an Observation, not dict"),

@@ -61,7 +61,8 @@ class Talk:
         def planned() -> Prompt:
             return self.tree.plan(messages, tools, template or self.template, THINK)
 
-        prompt, cursors = planned(), [turn.cursor for turn in self.turns]
+        cursors = [turn.cursor for turn in self.turns]
+        prompt = planned()
         for turn in self.turns:
             turn.cursor = None
         assert shown(planned()) == shown(prompt)
@@ -206,6 +207,16 @@ def test_only_the_last_turns_keep_it() -> None:
         talk.reply(prompt, f"Reply {number}.")
     kept = [turn for turn in talk.turns if turn.cursor is not None]
     assert kept == talk.turns[-conversation_tree._KEPT :]
-    talk.reply(talk.plan([USER, kept[-1].reply, USER]))
-    assert kept[-1].cursor is None
-    assert sum(turn.cursor is not None for turn in talk.turns) == conversation_tree._KEPT - 1
+
+
+def test_plans_that_are_not_committed_keep_nothing() -> None:
+    talk = Talk(plain())
+    turn, first = talk.reply(talk.plan([USER])), talk.turns[0].cursor
+    assert first is not None
+    function = {"name": "look", "arguments": {}}
+    call = {"id": "a", "type": "function", "function": function}
+    for number in range(5):
+        function["arguments"] = {"at": number}
+        new = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
+        talk.tree.plan([USER, turn.reply, *new], TOOLS, talk.template)
+    assert turn.cursor is None and len(first._head.texts._objects) == 1

@@ -16,7 +16,7 @@ from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.snapshot import (
     JsonTexts,
-    ToolSet,
+    SharedTools,
     json_texts,
     snapshot,
     write_json,
@@ -137,12 +137,12 @@ def json_safe(tools: list[Tool]) -> list[Tool]:
 
 
 def test_equal_tools_are_one_object_unless_a_type_differs() -> None:
-    sets = [ToolSet.of(tools()) for tools in LISTS]
-    plain = [index for index, tools in enumerate(sets) if ToolSet.of(LISTS[index]()) is tools]
+    sets = [SharedTools.of(tools()) for tools in LISTS]
+    plain = [index for index, tools in enumerate(sets) if SharedTools.of(LISTS[index]()) is tools]
     assert plain == [index for index in range(len(LISTS)) if index not in (3, 5)]
     assert len(set(map(id, sets))) == len(LISTS)
     for odd in (b"x", bytearray(b"x"), {1}, frozenset({1}), 1j, ...):
-        assert ToolSet.of([tool(limit=odd)]) is not ToolSet.of([tool(limit=odd)])
+        assert SharedTools.of([tool(limit=odd)]) is not SharedTools.of([tool(limit=odd)])
 
 
 def test_each_object_is_written_once(

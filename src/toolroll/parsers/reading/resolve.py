@@ -126,14 +126,23 @@ class Schema:
 
     def everything(self) -> Iterator[Schema]:
         """Yield the schemas that apply together with the keywords of this one."""
-        for word in ("$ref", "$dynamicRef"):
-            if isinstance(reference := self.node.get(word), str):
-                try:
-                    target = self.resolver.lookup(reference)
-                except NOT_A_SCHEMA:
-                    continue
-                yield Schema(None, target.resolver).within(target.contents)
+        for reference in self.references():
+            try:
+                target = self.target(reference)
+            except NOT_A_SCHEMA:
+                continue
+            yield target
         yield from self.branches("allOf")
+
+    def references(self) -> list[str]:
+        """Return the references of this schema."""
+        references = (self.node.get(word) for word in ("$ref", "$dynamicRef"))
+        return [reference for reference in references if isinstance(reference, str)]
+
+    def target(self, reference: str) -> Schema:
+        """Return the schema that `reference` names. Raises one of `NOT_A_SCHEMA`."""
+        target = self.resolver.lookup(reference)
+        return Schema(None, target.resolver).within(target.contents)
 
     def branches(self, word: str) -> Iterator[Schema]:
         """Yield the schemas in the list of the keyword `word`."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from toolroll.parsers.reading.bounded_validator import BoundedValidator, NotChecked
 from toolroll.parsers.reading.resolve import Schema
+from toolroll.parsers.reading.validator import NotChecked, Validator
 from toolroll.parsers.types import CallStatus, ToolCall
 
 
@@ -20,7 +20,7 @@ class ToolSchema(NamedTuple):
     """
 
     schema: Schema
-    validator: BoundedValidator | None
+    validator: Validator | None
 
 
 class Offered:
@@ -87,18 +87,14 @@ def _compiled(schema: bytes) -> ToolSchema:
     """
     document = orjson.loads(schema)
     try:
-        return ToolSchema(Schema.of(document, valid=True), BoundedValidator(document))
+        valid = Schema.of(document, valid=True)
+        return ToolSchema(valid, Validator(valid))
     except NotChecked:
         return ToolSchema(Schema.of(document, valid=False), None)
 
 
-def _first_problem(validator: BoundedValidator, arguments: Any) -> str | None:
+def _first_problem(validator: Validator, arguments: Any) -> str | None:
     try:
-        error = validator.first_problem(arguments)
+        return validator.problem(arguments)
     except NotChecked:
         return None
-    if error is None:
-        return None
-    path = ".".join(str(part) for part in error.absolute_path)
-    message = error.message if len(error.message) <= 300 else error.message[:297] + "..."
-    return f"{path}: {message}" if path else message

@@ -33,6 +33,7 @@ from toolroll.rollout.settings import (
 from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.types import (
     Agent,
+    Environment,
     EnvironmentFactory,
     EnvironmentOptions,
     InteractionResult,
@@ -125,13 +126,15 @@ class EpisodePlayer:
         metadata: Mapping[str, Any] | None = None,
         number: int = 0,
         session_id: str | None = None,
+        begin: Callable[[Environment], None] = lambda env: None,
     ) -> InteractionResult:
         """Play the task `index`, and return the episode.
 
         `metadata` may contain an `env` and a `split` for this task. `number` is the sample's number
         among the task's samples, and gives each sample a different seed. An aborted episode is
-        played again up to `settings.reruns` times, unless its stop reason is ENGINE_ABORT. Raise
-        `UsageError` if the settings, `metadata` or `index` are not valid.
+        played again up to `settings.reruns` times, unless its stop reason is ENGINE_ABORT. `begin`
+        gets the new environment of each attempt. Raise `UsageError` if the settings, `metadata` or
+        `index` are not valid.
         """
         options = await self._open()
         factory, task = await self._find(index, metadata or {})
@@ -139,8 +142,10 @@ class EpisodePlayer:
         reruns = self.settings.reruns
         while True:
             agent: Agent = self._make_agent(self.model, self.settings.agent_settings)
+            env = factory.make(options)
+            begin(env)
             solved = await agent.asolve(
-                factory.make(options),
+                env,
                 None,
                 sampling_params,
                 task.index,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Framework:
     """A training framework. `version`: the tested version. `path`: the import path of the adapter's
     class or function for the framework. `forks`: how a forked episode is returned. `aborted`: how a
-    failed episode is returned.
+    failed episode is returned. `interrupted`: what keeps an episode during a weight update, or when
+    the trainer has enough samples.
     """
 
     name: str
@@ -17,6 +18,7 @@ class Framework:
     path: str
     forks: str
     aborted: str
+    interrupted: str
 
 
 _ONE = "the sequence with the most trained tokens"
@@ -29,6 +31,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.slime.generate",
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
+        "parked and continued, with --partial-rollout and in the fully asynchronous rollout",
     ),
     Framework(
         "miles",
@@ -36,6 +39,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.miles.generate",
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
+        "parked and continued, with --partial-rollout",
     ),
     Framework(
         "TRL",
@@ -43,6 +47,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.trl.make_rollout_func",
         _ONE,
         "reward None, zero mask",
+        "TRL interrupts no episode",
     ),
     Framework(
         "verl",
@@ -50,6 +55,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.verl.ToolrollAgentLoop",
         _ALL.format("GRPO"),
         "an error, so that verl normalizes the group without it",
+        "verl's client resumes the turn (async_training.partial_rollout)",
     ),
     Framework(
         "SkyRL",
@@ -57,6 +63,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.skyrl.ToolrollGenerator",
         _ALL.format("step_wise_trajectories"),
         "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
+        "SkyRL's engines pause and continue the turn",
     ),
     Framework(
         "AReaL",
@@ -64,6 +71,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.areal.ToolrollWorkflow",
         _ALL.format("group_size"),
         "nothing with group_size; otherwise an error, for which AReaL rejects the group",
+        "AReaL's client resumes the turn",
     ),
     Framework(
         "verifiers, prime-rl",
@@ -71,6 +79,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.verifiers.EndpointClient",
         "branches of the trace",
         "a trace with a ProviderError",
+        "the endpoint resumes the turn (--max-resumes)",
     ),
     Framework(
         "OpenRLHF",
@@ -78,6 +87,7 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.openrlhf.AgentExecutor",
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
+        "max_resumes",
     ),
     Framework(
         "Atropos",
@@ -85,5 +95,6 @@ FRAMEWORKS = (
         "toolroll.rollout.adapters.atropos.BaseEnv",
         "several nodes of the session",
         "an exception; nothing is stored",
+        "max_resumes",
     ),
 )

@@ -137,7 +137,7 @@ def envs() -> None:
 @app.command()
 def frameworks() -> None:
     """List the adapters for training frameworks: the tested version, the name to configure, and
-    what happens to forked and to aborted episodes.
+    what happens to forked, aborted and interrupted episodes.
 
     Example: toolroll frameworks
     """

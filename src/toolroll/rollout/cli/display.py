@@ -254,6 +254,7 @@ def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
         print_line(console, f"  {framework.path}")
         print_line(console, f"  an episode that forked: {framework.forks}")
         print_line(console, f"  an aborted episode: {framework.aborted}")
+        print_line(console, f"  an interrupted turn: {framework.interrupted}")
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:

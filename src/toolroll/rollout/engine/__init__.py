@@ -6,17 +6,19 @@ from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.response import parse_completion
-from toolroll.rollout.engine.resume import generate_resumed
+from toolroll.rollout.engine.resume import PARKING, Parking, generate_resumed
 from toolroll.rollout.engine.sampling_params import effective_params
 from toolroll.rollout.engine.stream import Progress
 
 __all__ = [
+    "PARKING",
     "EncodedRequest",
     "Engine",
     "EngineClient",
     "EngineConfig",
     "Health",
     "ModelInfo",
+    "Parking",
     "Progress",
     "effective_params",
     "generate_resumed",

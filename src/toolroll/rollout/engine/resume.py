@@ -3,15 +3,17 @@ followed by the tokens sampled so far.
 
 Each token keeps the version of the weights that sampled it. If a grammar constrains a turn
 (`json_schema`, `regex` ...), the turn is resumed only if it has no tokens yet, because the grammar
-starts again with each request.
+starts again with each request. An abort that comes with the turn's last token does not change the
+turn: it is complete.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -30,6 +32,26 @@ _BACKOFF_LIMIT = 5.0
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
+class Parking(Protocol):
+    """Where the running episode waits after an abort, until its trainer continues it."""
+
+    def stopped(self) -> bool:
+        """Return True while the trainer lets no turn start."""
+        ...
+
+    async def wait(self, request: GenerateRequest, turn: Completion) -> bool:
+        """Wait until the aborted `turn` may be resumed. Return False if it must not be."""
+        ...
+
+    def sampled(self, request: GenerateRequest, turn: Completion) -> None:
+        """Take note of a turn that is complete."""
+        ...
+
+
+PARKING: ContextVar[Parking | None] = ContextVar("toolroll_parking", default=None)
+"""The place where the running episode waits. None: it ends with the abort."""
+
+
 async def generate_resumed(
     engine: EngineClient,
     request: GenerateRequest,
@@ -38,26 +60,24 @@ async def generate_resumed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     progress: Progress | None = None,
 ) -> Completion:
-    """Sample a turn. If the engine aborts it, resume it at most `max_resumes` times.
+    """Sample a turn. If the engine aborts it, resume it at most `max_resumes` times. After that, or
+    if the trainer has stopped, wait in `PARKING` and then resume it.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
     grammar prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all parts together.
     """
-    whole = await engine.generate(request, progress=progress)
-    limit = int(request.sampling_params.get("max_new_tokens", 0))
-    for resume in range(max_resumes):
-        left = limit - len(whole.output_ids)
-        if (
-            whole.finish_reason != "abort"
-            or left <= 0
-            or (len(whole.output_ids) and _constrained(request.sampling_params))
-        ):
+    parking, params, resumes = PARKING.get(), request.sampling_params, 0
+    whole = _completed(await engine.generate(request, progress=progress), params)
+    while _may_resume(whole, params):
+        if resumes < max_resumes and not (parking is not None and parking.stopped()):
+            await sleep(min(_BACKOFF * 2**resumes, _BACKOFF_LIMIT))
+            resumes += 1
+        elif parking is None or not await parking.wait(request, whole):
             break
-        await sleep(min(_BACKOFF * 2**resume, _BACKOFF_LIMIT))
         part = await engine.generate(
             GenerateRequest(
                 np.concatenate([request.input_ids, whole.output_ids]),
-                _rest(request.sampling_params, left, len(whole.output_ids)),
+                _rest(params, len(whole.output_ids)),
                 request.session_id,
                 return_logprob=request.return_logprob,
                 extra=request.extra,
@@ -67,20 +87,38 @@ async def generate_resumed(
             ),
             progress=_after(progress, whole.output_ids),
         )
-        whole = join(whole, part)
+        whole = _completed(join(whole, part), params)
+    if parking is not None:
+        parking.sampled(request, whole)
     return whole
 
 
-def _constrained(params: Mapping[str, Any]) -> bool:
-    return any(params.get(name) for name in _GRAMMARS)
-
-
-def _rest(params: Mapping[str, Any], left: int, sampled: int) -> dict[str, Any]:
-    """Return `params` for the rest of a turn that already has `sampled` tokens and may get at most
-    `left` more.
+def _completed(turn: Completion, params: Mapping[str, Any]) -> Completion:
+    """Return `turn`. If it was aborted, but its last token ends it, return it with the
+    finish_reason that it would have without the abort: SGLang checks for an abort first.
     """
+    if turn.finish_reason != "abort" or not len(turn.output_ids):
+        return turn
+    last = int(turn.output_ids[-1])
+    if last in (params.get("stop_token_ids") or ()) and not params.get("ignore_eos"):
+        return replace(turn, finish_reason="stop", matched=last)
+    if len(turn.output_ids) >= params.get("max_new_tokens", np.inf):
+        return replace(turn, finish_reason="length")
+    return turn
+
+
+def _may_resume(turn: Completion, params: Mapping[str, Any]) -> bool:
+    constrained = any(params.get(name) for name in _GRAMMARS)
+    begun = len(turn.output_ids) > 0
+    return (
+        turn.finish_reason == "abort" and "max_new_tokens" in params and not (begun and constrained)
+    )
+
+
+def _rest(params: Mapping[str, Any], sampled: int) -> dict[str, Any]:
+    """Return `params` for the rest of a turn that already has `sampled` tokens."""
     least = params.get("min_new_tokens")
-    return {**params, "max_new_tokens": left} | (
+    return {**params, "max_new_tokens": params["max_new_tokens"] - sampled} | (
         {"min_new_tokens": max(least - sampled, 0)} if least else {}
     )
 
@@ -92,6 +130,12 @@ def _after(progress: Progress | None, before: IdArray) -> Progress | None:
 def join(first: Completion, second: Completion) -> Completion:
     """Join two parts of one turn into one completion."""
     shift = len(first.output_ids)
+    if not shift:  # the first request was aborted before the engine sampled anything
+        return replace(
+            second,
+            latency=first.latency + second.latency,
+            attempts=first.attempts + second.attempts,
+        )
     moved = (
         WeightVersion(span.version, span.start + shift, span.stop + shift)
         for span in second.weight_versions

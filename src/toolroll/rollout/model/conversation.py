@@ -28,7 +28,6 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.model.tool_list import ToolList, text_size
 from toolroll.rollout.model.turn import AssistantTurn, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.runtime.unicode import replace_surrogates
@@ -40,6 +39,8 @@ from toolroll.rollout.template.cursor import Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
+from toolroll.rollout.template.snapshot import SharedTools, text_size
+from toolroll.rollout.template.verifier_process import PROCESS
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 T = TypeVar("T")
@@ -102,8 +103,8 @@ class Conversation:
         self._delta_hook = delta_hook
         self._pending: list[Message] = []
         self._size = text_size(self.messages)
-        self._tools = ToolList.of(tools)
-        self._new_tools: ToolList | None = None
+        self._tools = SharedTools.of(tools)
+        self._new_tools: SharedTools | None = None
         self._cursor: Cursor | None = None
         self._last: SampledText | None = None  # the last turn, sampled after the cursor's prompt
         self._in_reasoning = False  # the prompt that was served ends inside reasoning
@@ -132,7 +133,7 @@ class Conversation:
         self._pending += new
         self._size += text_size(new)
         if tools is not None:
-            self._new_tools = ToolList.of(tools)
+            self._new_tools = SharedTools.of(tools)
 
     # --- the model's side -------------------------------------------------------------------------
 
@@ -213,9 +214,7 @@ class Conversation:
         assert self._last is not None
         turn = len(self.messages) - len(self._pending) - 1
         try:
-            ids, self._cursor = self._cursor.after(
-                self._last, self.messages[turn:], tools.tools if tools else None
-            )
+            ids, self._cursor = self._cursor.after(self._last, self.messages[turn:], tools)
         except HistoryRewrittenError as error:
             self._fork(error.reason, tools)
             return
@@ -226,9 +225,9 @@ class Conversation:
             self.mismatches["preserved"] += 1
         self._path.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
 
-    def _observe_first(self, tools: ToolList) -> None:
+    def _observe_first(self, tools: SharedTools) -> None:
         self._tools = tools
-        self._cursor = self.template.start(self.messages, tools.tools)
+        self._cursor = self.template.start(self.messages, tools)
         ids = self._cursor.prompt()
         self._pending = []
         prompt = self._hooked(self._prompt_hook, ids, "prompt_hook")
@@ -236,11 +235,11 @@ class Conversation:
         unchanged = prompt is ids
         self.first_prompt = self._cursor.text if unchanged else self.template.encoder.decode(prompt)
 
-    def _fork(self, reason: str, tools: ToolList | None = None) -> None:
+    def _fork(self, reason: str, tools: SharedTools | None = None) -> None:
         if self._turns:
             self._finished.append(self._sequence())
         self._tools = tools or self._tools
-        self._cursor = self.template.start(self.messages, self._tools.tools)
+        self._cursor = self.template.start(self.messages, self._tools)
         self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
         self._in_reasoning = self._cursor.opens_reasoning(self.model.parser.reasoning)
         self._pending = []
@@ -290,7 +289,7 @@ class Conversation:
         return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
 
     async def _check(self, sequence: ServedSequence) -> None:
-        kind = await asyncio.to_thread(self.template.verifier.check, sequence)
+        kind = await PROCESS.check(self.template.verifier, sequence)
         if kind is not None:
             self._mismatch(kind)
 

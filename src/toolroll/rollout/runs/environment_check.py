@@ -15,9 +15,8 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any, Literal
 
+import jsonschema_rs
 import orjson
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, error_in, message_of
@@ -37,6 +36,7 @@ from toolroll.rollout.types import (
 )
 
 CheckStatus = Literal["ok", "failed", "not applicable"]
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _MOST_ON_LOOP = 0.05
 """The maximum time in seconds for which one call may block the event loop of all episodes."""
@@ -341,13 +341,13 @@ def _checked_tool(tool: Tool) -> str:
     if not _NAME.fullmatch(name):
         raise _FailedError(f"{shown(name)} cannot be the name of a tool")
     schema = function.get("parameters", {"type": "object"})
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        place = "/".join(map(str, error.path))
-        raise _FailedError(f"{name}: parameters/{place}: {error.message}") from error
-    if schema.get("type") != "object":
+    if not isinstance(schema, Mapping) or schema.get("type") != "object":
         raise _FailedError(f'{name}: the parameters must have "type": "object"')
+    try:
+        jsonschema_rs.meta.validate({**schema, "$schema": _DRAFT})
+    except jsonschema_rs.ValidationError as error:
+        place = "/".join(map(str, error.instance_path))
+        raise _FailedError(f"{name}: parameters/{place}: {error.message}") from error
     unknown = set(schema.get("required", ())) - set(schema.get("properties", {}))
     if unknown:
         raise _FailedError(f"{name}: {min(unknown)!r} is required and not among the properties")

@@ -24,6 +24,7 @@ from toolroll.rollout.template.cursor import Cursor, TemplateParts
 from toolroll.rollout.template.delta import DeltaRenderer, SampledText
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import HeadHook, Renderer
+from toolroll.rollout.template.snapshot import SharedTools
 from toolroll.rollout.template.stop_tokens import find_stops
 from toolroll.rollout.template.verify import Verifier
 from toolroll.rollout.types import IdArray, Message, Tool
@@ -150,7 +151,9 @@ class ChatTemplate:
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    def start(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> Cursor:
+    def start(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | SharedTools | None = None
+    ) -> Cursor:
         """Return a cursor for a conversation that waits for the model's turn.
 
         The conversation is not rendered yet: `Cursor.prompt` renders it and returns its ids.

@@ -19,6 +19,7 @@ from toolroll.rollout.template.bodies import BodyMasker, texts_of
 from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
 from toolroll.rollout.template.encode import Encoder, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
+from toolroll.rollout.template.snapshot import SharedTools
 from toolroll.rollout.types import IdArray, Message, Tool
 
 TOOLS_CHANGED = "the tool list changed, and the prompt that was already served contains the tools"
@@ -167,7 +168,7 @@ class Cursor:
         self,
         sampled: SampledText,
         messages: Sequence[Message],
-        tools: Sequence[Tool] | None = None,
+        tools: Sequence[Tool] | SharedTools | None = None,
     ) -> tuple[IdArray, Cursor]:
         """Return the ids to append with loss mask 0, and the cursor after them.
 
@@ -233,7 +234,7 @@ class Cursor:
         prepare = self._parts.renderer.prepare
         return prepare([plain_content(messages[0])])[0], prepare(messages[1:])
 
-    def _with_tools(self, tools: Sequence[Tool] | None) -> Head:
+    def _with_tools(self, tools: Sequence[Tool] | SharedTools | None) -> Head:
         """Return the head of the conversation with `tools`.
 
         Raises `HistoryRewrittenError` if these tools change this cursor's prompt.
@@ -245,9 +246,8 @@ class Cursor:
         if head == self._head:
             return self._head
         if renderer.render_prepared(self._messages, head, generate=True) != self.text:
-            raise HistoryRewrittenError(
-                f"{TOOLS_CHANGED} ({_tools_change(self._head.tools or [], tools)})"
-            )
+            change = _tools_change(self._head.shared_tools.tools, head.shared_tools.tools)
+            raise HistoryRewrittenError(f"{TOOLS_CHANGED} ({change})")
         return head
 
 

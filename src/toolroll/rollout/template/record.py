@@ -62,6 +62,14 @@ class AnswerRecord:
             record._answers[key] = _Answers(answers.stopped, answers.logprobs[:])
         return record
 
+    def part(self, ids: IdArray, spans: Sequence[tuple[int, int]]) -> AnswerRecord:
+        """Return a record of the answers that `check_turns` needs for these arguments."""
+        record = AnswerRecord()
+        for key in _keys(ids, spans):
+            if key in self._answers:
+                record._answers[key] = self._answers[key]
+        return record
+
     def check_turns(
         self,
         ids: IdArray,

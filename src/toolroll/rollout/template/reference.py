@@ -197,6 +197,8 @@ class ReferenceRender:
 def readable(value: Any) -> Any:
     """Return JSON data without lone surrogates, because tokenizers reject them."""
     if isinstance(value, str):
+        if value.isascii():
+            return value
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, Mapping):
         return {readable(name): readable(item) for name, item in value.items()}

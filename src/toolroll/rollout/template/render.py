@@ -29,7 +29,7 @@ import jinja2
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.template.sandbox import compile_template
-from toolroll.rollout.template.snapshot import JsonTexts, ToolSet, json_texts, snapshot
+from toolroll.rollout.template.snapshot import JsonTexts, SharedTools, json_texts, snapshot
 from toolroll.rollout.types import Message, Tool
 
 HeadHook = Callable[[str], str]
@@ -73,7 +73,7 @@ class Head:
     conversation's messages.
     """
 
-    tool_set: ToolSet | None
+    shared_tools: SharedTools
     text: str = ""
     rewritten: str = ""
     texts: JsonTexts = field(default_factory=JsonTexts, compare=False)
@@ -81,7 +81,7 @@ class Head:
     @property
     def tools(self) -> list[Tool] | None:
         """The tools, or None if there are none."""
-        return self.tool_set.tools if self.tool_set else None
+        return self.shared_tools.tools or None
 
 
 class Renderer:
@@ -157,22 +157,21 @@ class Renderer:
             for message in messages
         ]
 
-    def head(self, prepared: Sequence[Message], tools: Sequence[Tool] | None) -> Head:
+    def head(self, prepared: Sequence[Message], tools: Sequence[Tool] | SharedTools | None) -> Head:
         """Return the head of a conversation that starts with `prepared`."""
-        tool_set = ToolSet.of(tools) if tools else None
+        shared_tools = SharedTools.of(tools or [])
         if self.head_hook is None:
-            return Head(tool_set)
+            return Head(shared_tools)
         try:
             lead = list(itertools.takewhile(_is_lead, prepared))
-            text = self._render(lead, tool_set.tools if tool_set else None, generate=False)
+            text = self._render(lead, shared_tools.tools or None, generate=False)
         except TemplateError:  # the template requires a user message: no head
             text = ""
-        return Head(tool_set, text, self.head_hook(text))
+        return Head(shared_tools, text, self.head_hook(text))
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
         """Return the text of messages from `prepare`. `head` is their conversation's head."""
-        known = (head.texts, head.tool_set.texts) if head.tool_set else (head.texts,)
-        with json_texts(*known):
+        with json_texts(head.texts, head.shared_tools.texts):
             text = self._render(list(prepared), head.tools, generate=generate)
         own_head = text.startswith(head.text)
         return head.rewritten + text[len(head.text) :] if own_head else text

@@ -45,3 +45,8 @@ class ServedSequence:
     preserved: bool = False
     record: AnswerRecord | None = None
     dropped: int = 0
+
+    def sampled_spans(self) -> list[tuple[int, int]]:
+        """Return the range of each turn's sampled ids, counted without the dropped ids."""
+        cut = self.dropped
+        return [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in self.turns]

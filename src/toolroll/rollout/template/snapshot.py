@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from toolroll.parsers.reading.schema import Offered
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.types import Message, Tool
@@ -127,21 +128,23 @@ def write_json(tojson: Callable[..., str], value: Any, /, *args: Any, **kwargs: 
     return tojson(value, *args, **kwargs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ToolSet:
-    """A snapshot of a tool list. Equal lists of plain values share one, so all episodes of an
-    environment do.
+@dataclass(frozen=True, eq=False)
+class SharedTools:
+    """A snapshot of a tool list, without surrogates. Equal lists of plain values share one, so all
+    episodes of an environment do.
     """
 
     tools: list[Tool]
     texts: JsonTexts
 
     @classmethod
-    def of(cls, tools: Sequence[Tool]) -> ToolSet:
-        """Return the snapshot of `tools`, without surrogates.
+    def of(cls, tools: Sequence[Tool] | SharedTools) -> SharedTools:
+        """Return the snapshot of `tools`.
 
         Raises `TemplateError` if a tool contains an object that cannot be copied.
         """
+        if isinstance(tools, SharedTools):
+            return tools
         tools = list(tools)
         try:
             shared = _shared(marshal.dumps(tools, _TYPE_EXACT))
@@ -149,9 +152,23 @@ class ToolSet:
             shared = None
         return shared or cls(replace_surrogates(snapshot(tools)), JsonTexts())
 
+    @cached_property
+    def offered(self) -> Offered:
+        """The same tools, for a parser."""
+        return Offered(self.tools)
+
+    @cached_property
+    def size(self) -> int:
+        """The approximate number of characters."""
+        return text_size(self.tools)
+
+    def copy(self) -> list[Tool]:
+        """Return a copy of the tools that the caller may change."""
+        return snapshot(self.tools)
+
 
 @lru_cache(64)
-def _shared(content: bytes) -> ToolSet | None:
+def _shared(content: bytes) -> SharedTools | None:
     """Return the tools that `marshal` wrote as `content`. Return None if they are not plain."""
     tools = marshal.loads(content)
     if not _is_plain(tools):
@@ -160,7 +177,7 @@ def _shared(content: bytes) -> ToolSet | None:
     texts = JsonTexts()
     for container in _containers(tools):
         texts.add(container)
-    return ToolSet(tools, texts)
+    return SharedTools(tools, texts)
 
 
 def _is_plain(value: Any) -> bool:
@@ -179,3 +196,12 @@ def _containers(value: Any) -> Iterator[Any]:
         yield value
         for part in value.values() if isinstance(value, dict) else value:
             yield from _containers(part)
+
+
+def text_size(value: Any) -> int:
+    """Return the approximate number of characters of text in `value`."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(text_size, value.values()))
+    return sum(map(text_size, value)) if isinstance(value, list | tuple) else 0

@@ -24,12 +24,12 @@ text or the token itself: the message does not say which was sampled.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -53,7 +53,8 @@ class Verifier:
 
     `now` is the time that was used to render the template. `head_hook` rewrites the head of each
     prompt: the leading system messages and the tools. `keep_scaffold`: a later render may lack the
-    text that the generation prompt wrote before sampled turns (history="scaffold").
+    text that the generation prompt wrote before sampled turns (history="scaffold"). `options`: the
+    other arguments.
 
     Example::
 
@@ -73,11 +74,17 @@ class Verifier:
         head_hook: Callable[[str], str] | None = None,
         keep_scaffold: bool = False,
     ) -> None:
+        self.tokenizer = tokenizer
+        self.head_hook = head_hook
+        self.options = {
+            "chat_template": chat_template,
+            "kwargs": kwargs,
+            "now": now,
+            "keep_scaffold": keep_scaffold,
+        }
         self._keep_scaffold = keep_scaffold
-        self._tokenizer = tokenizer
         self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
         self._now = now
-        self._head_hook = head_hook
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
         texts = {index: text for text, index in added.items() if text.strip()}
@@ -124,7 +131,7 @@ class Verifier:
     def _check_turns(self, sequence: ServedSequence) -> None:
         """Check that each turn is one answer of the engine, and ended as the engine says."""
         cut, ids = sequence.dropped, sequence.input_ids
-        spans = [(max(t.start, t.sampled_from) - cut, t.stop - cut) for t in sequence.turns]
+        spans = sequence.sampled_spans()
         messages = [turn.message for turn in sequence.turns]
         if not in_order(spans, len(ids) - cut) or messages != sorted(set(messages)):
             raise _Mismatch("turns: order")
@@ -159,10 +166,8 @@ class Verifier:
             return
         first = sequence.turns[0].message
         render = self._hooked(talk.prompt(first), talk)
-        prompt, expected = (
-            sequence.input_ids[: sequence.turns[0].start],
-            self._prompt_ids(render.text),
-        )
+        prompt = sequence.input_ids[: sequence.turns[0].start]
+        expected = self._prompt_ids(render.text)
         if np.array_equal(prompt, expected) and render.neutral == render.text:
             return
         ids = prompt.tolist()
@@ -171,9 +176,7 @@ class Verifier:
         as_text = self._as_text(ids, render)
         if as_text is None:
             raise _Mismatch("prompt: control tokens")
-        spelled = [
-            match.group() for match in as_text if render.neutral.startswith(*spelling(match))
-        ]
+        spelled = [m.group() for m in as_text if render.neutral.startswith(*spelling(m))]
         if spelled:
             # This must be text of the assistant, not the template's own control token.
             others = self._hooked(talk.prompt(first, assistant=frozenset(spelled)), talk).neutral
@@ -231,9 +234,8 @@ class Verifier:
         start = pos + len(turn_text) if unchanged else self._closed_at(walk, turn, sampled, pos)
         if start is not None and whole.text.startswith(text, start):
             stop = start + len(text)
-            if self._is_encoded(
-                sampled, delta, Shown(whole.text[start:stop], whole.neutral[start:stop])
-            ):
+            render = Shown(whole.text[start:stop], whole.neutral[start:stop])
+            if self._is_encoded(sampled, delta, render):
                 return stop
         before, after = talk.prompt(turn.message), talk.prompt(following.message)
         same = walk.bare or before.text == whole.text[:pos]
@@ -331,8 +333,8 @@ class Verifier:
     # --- a sequence whose history was preserved, or has scaffolds ---------------------------------
 
     def _check_scaffolds(self, sequence: ServedSequence, talk: ShownConversation) -> None:
-        """Check each delta in the prompt after it. This prompt may lack the scaffolds of the turns so
-        far, and nothing else of the prompt before the turn.
+        """Check each delta in the prompt after it. This prompt may lack the scaffolds of the turns
+        so far, and nothing else of the prompt before the turn.
         """
         self._check_prompt(sequence, talk)
         places = talk.turn_places([turn.message for turn in sequence.turns])
@@ -414,9 +416,7 @@ class Verifier:
         """
         if render.text == render.neutral:
             return ids == wanted
-        text, decoded = (
-            unicodedata.normalize("NFC", each) for each in (render.text, self._decode(ids))
-        )
+        text, decoded = (normalize("NFC", each) for each in (render.text, self._decode(ids)))
         if self._eats_space:
             return decoded.strip() == text.strip()
         # some vocabularies omit a leading space
@@ -435,13 +435,13 @@ class Verifier:
     # --- transformers and the tokenizer -----------------------------------------------------------
 
     def _encode(self, text: str) -> list[int]:
-        fast = self._tokenizer.backend_tokenizer
+        fast = self.tokenizer.backend_tokenizer
         if fast.truncation is None and fast.padding is None:
             return list(fast.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        fast = self._tokenizer.backend_tokenizer
+        fast = self.tokenizer.backend_tokenizer
         return str(fast.decode(list(ids), skip_special_tokens=False))
 
     def _continuation(self, before: list[int], ids: list[int]) -> str:
@@ -455,7 +455,7 @@ class Verifier:
 
     def _hooked(self, render: Shown, talk: ShownConversation) -> Shown:
         """Return the rendered prompt `render`, with its head rewritten by `head_hook`."""
-        if self._head_hook is None:
+        if self.head_hook is None:
             return render
         try:
             head = talk.head()
@@ -466,14 +466,14 @@ class Verifier:
         )
 
     def _rewritten(self, text: str, head: str) -> str:
-        assert self._head_hook is not None
-        return self._head_hook(head) + text[len(head) :] if text.startswith(head) else text
+        assert self.head_hook is not None
+        return self.head_hook(head) + text[len(head) :] if text.startswith(head) else text
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """The data for the checks of the deltas. `whole` is the render of a later prompt, which contains
-    the text of the deltas. `bare`: it lacks scaffolds of the prompt before the turn.
+    """The data for the checks of the deltas. `whole` is the render of a later prompt, which has the
+    text of the deltas. `bare`: it lacks scaffolds of the prompt before the turn.
     """
 
     sequence: ServedSequence

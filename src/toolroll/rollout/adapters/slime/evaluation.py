@@ -43,13 +43,14 @@ async def evaluate(
 
 async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], dict[str, float]]:
     playing = player(args)
-    check_supported(args, playing.settings, evaluation=True)
+    check_supported(args, evaluation=True)
     params = eval_sampling_params(args, dataset)
     samples = read_samples(dataset)
     repeats = attribute(dataset, "n_samples_per_eval_prompt", 1)
 
     async def play(position: int, sample: Any) -> list[Any]:
-        episode = await playing.play_limited(sample, seeded(args, params, position % repeats))
+        async with playing.limit:
+            episode = await playing.play(sample, seeded(args, params, position % repeats))
         return [await with_sample_hooks(args, episode[0], evaluation=True), *episode[1:]]
 
     episodes = await gather(play(*numbered) for numbered in enumerate(samples))

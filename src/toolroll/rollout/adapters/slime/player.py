@@ -12,15 +12,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from toolroll.rollout.adapters.episodes import EpisodePlayer, PerLoop, task_index
-from toolroll.rollout.adapters.slime.samples import EpisodeSamples, to_samples
+from toolroll.rollout.adapters.parking import ParkableEpisode, ParkedEpisodes
+from toolroll.rollout.adapters.slime.samples import EpisodeSamples, restarts, to_samples
 from toolroll.rollout.adapters.slime.settings import (
     PREFIX,
     SlimeSettings,
@@ -28,13 +30,15 @@ from toolroll.rollout.adapters.slime.settings import (
     check_supported,
     clean_sampling_params,
     experts_shape,
+    masks_off_policy,
+    parks,
     read_settings,
     rollout_args,
 )
 from toolroll.rollout.engine import Engine, EngineConfig, Progress
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult
 
 
 def _never() -> bool:
@@ -103,6 +107,11 @@ class Player:
             stopped=_is_stopped,
             name=lambda field: PREFIX + field,
         )
+        self.parked = ParkedEpisodes(
+            most=settings.max_parked,
+            seconds=settings.parked_timeout,
+            versions=settings.max_weight_versions,
+        )
         self._reward_key: str | None = attribute(args, "reward_key")
         self._experts_shape = experts_shape(args)
 
@@ -112,24 +121,33 @@ class Player:
         sampling_params: Mapping[str, Any],
         *,
         stopped: Callable[[], bool] = _never,
+        park: bool = False,
+        mask: bool = False,
     ) -> list[Any]:
         """Play the sample's episode. Return one sample, or several if the episode forked. `stopped`
         is called before each turn. Once it returns True, no further turn of this episode is
         started.
+
+        If `park` is True, an aborted episode is parked, and the sample has its tokens so far. If
+        the sample's episode is parked, it is resumed. With `mask`, its tokens so far are then not
+        trained.
         """
         field = session_field(sample)
         session = vars(sample)[field] or uuid.uuid4().hex
-        token = _STOPPED.set(stopped)
-        try:
-            result = await self._episodes.play(
-                task_index(sample.prompt),
-                clean_sampling_params(sampling_params),
-                metadata=sample.metadata,
-                number=sample.index or 0,
-                session_id=session,
-            )
-        finally:
-            _STOPPED.reset(token)
+        play = partial(
+            self._episodes.play,
+            task_index(sample.prompt),
+            clean_sampling_params(sampling_params),
+            metadata=sample.metadata,
+            number=sample.index or 0,
+            session_id=session,
+        )
+        if park:
+            key = session, sample.index, sample.prompt
+            result = await self._play_parkable(key, session, play, stopped, mask=mask)
+        else:
+            result = await _play_until(stopped, play)
+        result.metrics["restarts"] = restarts(sample, result)
         samples = to_samples(
             sample,
             result,
@@ -141,14 +159,47 @@ class Player:
             setattr(filled, field, session)
         return samples
 
-    async def play_limited(self, sample: Any, sampling_params: Mapping[str, Any]) -> list[Any]:
-        """Play the sample's episode. If too many episodes are running, wait first."""
-        async with self.limit:
-            return await self.play(sample, sampling_params)
+    async def _play_parkable(
+        self,
+        key: Hashable,
+        session: str,
+        play: Callable[..., Coroutine[Any, Any, InteractionResult]],
+        stopped: Callable[[], bool],
+        *,
+        mask: bool,
+    ) -> InteractionResult:
+        """Resume the episode that is parked under `key`, or start one. Return it at its end, or
+        its tokens so far when it parks.
+        """
+        episode = self.parked.take(key)
+        if episode is not None:
+            episode.resume(stopped, mask=mask)
+        else:
+            episode = ParkableEpisode(session, stopped)
+            episode.start(_play_until(episode.stopped, partial(play, begin=episode.begin)))
+        if await self.parked.until_parked(key, episode):
+            return episode.so_far(self.model.template.encoder.decode)
+        return episode.result()
+
+    async def abort(self) -> None:
+        """Abort all running requests at the engine."""
+        assert isinstance(self.model.engine, StoppableEngine)
+        await self.model.engine.abort_all()
 
     async def aclose(self) -> None:
-        """Close the user simulators and the model."""
+        """Close the parked episodes, the user simulators and the model."""
+        await self.parked.aclose()
         await self._episodes.aclose()
+
+
+async def _play_until(
+    stopped: Callable[[], bool], play: Callable[[], Coroutine[Any, Any, InteractionResult]]
+) -> InteractionResult:
+    token = _STOPPED.set(stopped)
+    try:
+        return await play()
+    finally:
+        _STOPPED.reset(token)
 
 
 _SLIME_LOOP = "slime.rollout.sglang_rollout"
@@ -181,8 +232,8 @@ async def generate(
     that share one `rollout_id`. If `evaluation` is True, return only the first sample.
 
     A failure that the model did not cause gives one ABORTED sample without a reward, with a zero
-    mask and `remove_sample`. If `sample` is ABORTED, its episode is played from the beginning.
-    Raise `UsageError` if the settings are not valid.
+    mask and `remove_sample`. If `sample` is ABORTED, its parked episode is continued, or, if there
+    is none, played from the beginning. Raise `UsageError` if the settings are not valid.
     """
     return await play_sample(
         args, sample, sampling_params, evaluation=evaluation, stopped=_slime_stops(args)
@@ -201,16 +252,22 @@ async def play_sample(
     turn. Once it returns True, no further turn is started.
     """
     playing = player(args)
-    check_supported(args, playing.settings, evaluation=evaluation)
+    check_supported(args, evaluation=evaluation)
     if isinstance(sample, EpisodeSamples):  # an aborted episode from the trainer's data buffer
         sample = sample[0]
     aborted = type(sample).Status.ABORTED
     if (sample.response or sample.response_length) and sample.status is not aborted:
         raise UsageError(
-            f"sample {sample.index} already has a response of {sample.response_length} tokens: an "
-            "episode cannot be continued; pass the sample without a response"
+            f"sample {sample.index} already has a response of {sample.response_length} tokens: "
+            "only an ABORTED sample can be continued; pass the sample without a response"
         )
-    samples = await playing.play(sample, sampling_params, stopped=stopped)
+    samples = await playing.play(
+        sample,
+        sampling_params,
+        stopped=stopped,
+        park=parks(args, playing.settings) and not evaluation,
+        mask=masks_off_policy(args),
+    )
     # The trainer's own evaluation counts each sample of a list as an episode.
     if evaluation:
         return samples[0]

@@ -134,6 +134,16 @@ def _add_episode_counts(first: Any, result: InteractionResult) -> None:
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))
 
 
+def restarts(sample: Any, result: InteractionResult) -> float:
+    """Return how often the episode of `sample` was played from the beginning again after an abort,
+    including `result`, unless that was resumed.
+    """
+    earlier = (sample.metadata or {}).get(KEY)
+    if earlier is None or sample.status is not type(sample).Status.ABORTED:
+        return 0.0
+    return float(earlier["metrics"].get("restarts", 0.0)) + (not result.metrics.get("resumes"))
+
+
 def failure(sample: Any) -> Any:
     """Return the error of the sample's episode, or its stop reason if it has no error."""
     summary = sample.metadata[KEY]
@@ -177,6 +187,8 @@ _PER_EPISODE = (
     "completion_tokens",
     "user_calls",
     "env_seconds",
+    "resumes",
+    "restarts",
 )
 
 

@@ -33,10 +33,22 @@ class SlimeSettings(EpisodeSettings):
         ge=1,
         description="generate_rollout gives up after this many aborted groups in a row.",
     )
-    partial: Literal["refuse", "restart"] = Field(
-        default="refuse",
-        description="With --partial-rollout: refuse to run, or restart interrupted episodes from "
-        "their beginning.",
+    partial: Literal["park", "restart"] | None = Field(
+        default=None,
+        description="After an abort by the trainer: keep the episode in the process and continue "
+        "it when the trainer passes the sample again (park), or start it again (restart); default: "
+        "park with --partial-rollout or slime's fully asynchronous rollout, otherwise restart.",
+    )
+    max_parked: int = Field(
+        default=4096, ge=0, description="Maximum number of parked episodes; the oldest are dropped."
+    )
+    parked_timeout: float = Field(
+        default=3600.0, gt=0, description="Seconds after which a parked episode is dropped."
+    )
+    max_weight_versions: int | None = Field(
+        default=None,
+        ge=1,
+        description="A parked episode with tokens of this many weight versions starts again.",
     )
 
 
@@ -68,14 +80,8 @@ def attribute(args: Any, name: str, default: Any = None) -> Any:
     return default if value is None else value
 
 
-def check_supported(args: Any, settings: SlimeSettings, *, evaluation: bool) -> None:
+def check_supported(args: Any, *, evaluation: bool) -> None:
     """Raise `UsageError` for options of slime that toolroll does not support."""
-    if collects_partial(args) and settings.partial == "refuse" and not evaluation:
-        raise UsageError(
-            "--partial-rollout continues a response token by token, but an episode with an "
-            "environment cannot be continued: run without it, or "
-            f"set {PREFIX}partial: restart to play cut episodes again from their beginning"
-        )
     if attribute(args, "rollout_top_p", 1.0) != 1.0 and not evaluation:
         raise UsageError(
             "--rollout-top-p: slime trains on the kept token ids of each nucleus, which only its "
@@ -108,8 +114,23 @@ def experts_shape(args: Any) -> tuple[int, int] | None:
 
 
 def collects_partial(args: Any) -> bool:
-    """Return True if slime keeps truncated samples to continue them in a later rollout."""
+    """Return True if slime keeps aborted samples to continue them in a later rollout."""
     return bool(attribute(args, "partial_rollout", False))
+
+
+def parks(args: Any, settings: SlimeSettings) -> bool:
+    """Return True if an episode is parked after an abort by the trainer."""
+    if settings.partial is not None:
+        return settings.partial == "park"
+    loop = str(attribute(args, "rollout_function_path", ""))
+    return collects_partial(args) or loop.startswith("slime.rollout.fully_async_rollout.")
+
+
+def masks_off_policy(args: Any) -> bool:
+    """Return True if slime trains only the tokens that were sampled after the last abort."""
+    return collects_partial(args) and bool(
+        attribute(args, "mask_offpolicy_in_partial_rollout", False)
+    )
 
 
 def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any]:

@@ -4,7 +4,8 @@
 Invariants: a group is trained on only if all of its episodes have rewards. A group with an aborted
 episode is replaced with another group; too many such groups in a row end the rollout with an error.
 When a call returns, raises an error or is interrupted (Ctrl-C), no episode and no request keeps
-running. An evaluation's mean does not include aborted episodes.
+running; with `--partial-rollout`, episodes stay parked. An evaluation's mean does not include
+aborted episodes.
 """
 
 from __future__ import annotations
@@ -23,16 +24,27 @@ from toolroll.rollout.adapters.episodes import gather
 from toolroll.rollout.adapters.slime.evaluation import evaluate
 from toolroll.rollout.adapters.slime.player import Player, aclose, player, with_sample_hooks
 from toolroll.rollout.adapters.slime.rewards import normalizes_groups
-from toolroll.rollout.adapters.slime.samples import failure, has_aborted, leaves, rollout_metrics
+from toolroll.rollout.adapters.slime.samples import (
+    EpisodeSamples,
+    failure,
+    has_aborted,
+    leaves,
+    rollout_metrics,
+)
 from toolroll.rollout.adapters.slime.settings import (
     attribute,
     check_supported,
     collects_partial,
+    masks_off_policy,
+    parks,
     seeded,
 )
 from toolroll.rollout.errors import RolloutError, UsageError
 
 logger = logging.getLogger(__name__)
+
+_ABORT_INTERVAL = 1.0
+"""Seconds between two aborts of all requests. A request may start during an abort."""
 
 
 def generate_rollout(
@@ -48,7 +60,7 @@ def generate_rollout(
     if evaluation:
         data, metrics = _background().run(evaluate(args, rollout_id))
         return outputs.RolloutFnEvalOutput(data=data, metrics=metrics)
-    groups, metrics = _background().run(collect(args, data_source))
+    groups, metrics = _background().run(collect(args, rollout_id, data_source))
     return outputs.RolloutFnTrainOutput(samples=groups, metrics=metrics)
 
 
@@ -77,12 +89,14 @@ def train_sampling_params(args: Any) -> dict[str, Any]:
     }
 
 
-async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[str, float]]:
+async def collect(
+    args: Any, rollout_id: int, data_source: Any
+) -> tuple[list[list[Any]], dict[str, float]]:
     """Play groups from `data_source`. Return `rollout_batch_size` groups to train on, and metrics.
     A group is a list of samples. The samples of a forked episode follow each other in it.
     """
     playing = player(args)
-    check_supported(args, playing.settings, evaluation=False)
+    check_supported(args, evaluation=False)
     if attribute(args, "group_rm", False):
         raise UsageError(
             "--group-rm: generate_rollout takes rewards only from the environment; to use a group "
@@ -91,6 +105,7 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
     batch = _Batch(args, playing, data_source)
     try:
         await batch.fill()
+        await batch.park(rollout_id)
     finally:
         await batch.stop()
     groups = sorted(batch.kept, key=_place)
@@ -106,8 +121,9 @@ async def collect(args: Any, data_source: Any) -> tuple[list[list[Any]], dict[st
         f"rollout/dynamic_filter/drop_{reason}": float(count)
         for reason, count in batch.dropped.items()
     }
+    metrics = rollout_metrics(batch.played) | playing.parked.metrics("toolroll/")
     # slime flattens a batch by the type of its first item, so no item may be a list.
-    return [list(leaves(group)) for group in groups], rollout_metrics(batch.played) | dropped
+    return [list(leaves(group)) for group in groups], metrics | dropped
 
 
 def _place(group: Sequence[Any]) -> int:
@@ -145,6 +161,8 @@ class _Batch:
         self._params = train_sampling_params(args)
         self._pending: dict[asyncio.Task[list[Any]], list[Any]] = {}
         self._failures = 0
+        self._parks = parks(args, playing.settings)
+        self._stopped = False
 
     async def fill(self) -> None:
         """Play groups until enough of them can be trained on."""
@@ -159,6 +177,25 @@ class _Batch:
             for task in done:
                 self._pending.pop(task)
                 self._take(task.result())
+
+    async def park(self, rollout_id: int) -> None:
+        """If episodes are parked after an abort, abort their requests until all of them are parked
+        or over, and return their groups to the data source. `rollout_id` is noted in samples that
+        have tokens, as slime does.
+        """
+        self._stopped = self._parks and collects_partial(self._args)
+        while self._stopped and self._pending:
+            await self._playing.abort()
+            done, _ = await asyncio.wait(
+                self._pending, timeout=_ABORT_INTERVAL, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                group = task.result()
+                del self._pending[task]
+                for sample in leaves(group):
+                    if sample.response:
+                        sample.metadata.setdefault("start_rollout_id", rollout_id)
+                self._source.add_samples([group])
 
     async def stop(self) -> None:
         """Cancel the running episodes, which aborts their requests at the engine. If
@@ -179,11 +216,22 @@ class _Batch:
             self._pending[asyncio.create_task(self._play(group))] = group
 
     async def _play(self, group: Sequence[Any]) -> list[Any]:
-        async def play(position: int, sample: Any) -> Any:
+        async def play(position: int, item: Any) -> Any:
+            sample = item[0] if isinstance(item, list) else item
+            mask = masks_off_policy(self._args)
+            if sample.status.name in ("COMPLETED", "TRUNCATED"):  # of a group that was put back
+                for earlier in leaves([item]) if mask else ():
+                    earlier.loss_mask = [0] * earlier.response_length
+                return item
             params = seeded(self._args, self._params, position)
-            episode = await self._playing.play_limited(sample, params)
-            item = episode[0] if len(episode) == 1 else episode
-            return await with_sample_hooks(self._args, item, evaluation=False)
+            async with self._playing.limit:
+                if self._stopped:
+                    return item
+                episode = await self._playing.play(
+                    sample, params, stopped=lambda: self._stopped, park=self._parks, mask=mask
+                )
+            made = episode[0] if len(episode) == 1 else EpisodeSamples(episode)
+            return await with_sample_hooks(self._args, made, evaluation=False)
 
         return await gather(play(*numbered) for numbered in enumerate(group))
 

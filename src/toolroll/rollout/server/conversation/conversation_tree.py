@@ -13,11 +13,12 @@ Invariants:
   differs (`edits`). A request changes a served conversation if it repeats a reply of it, or all
   messages before a reply, but not all messages up to this reply.
 - Only `Session` writes tokens.
-- Planning changes nothing: a turn does not exist until it is committed. It never changes then. It
-  holds only the messages that it added.
-- A turn may keep the cursor of its prompt, so that the next request renders only its own prompt.
-  `ChatTemplate.start` would return an equal cursor: the one that is kept has the same template
-  object (with its switches and its time), the same tools and the served messages before the reply.
+- Planning changes nothing but kept cursors: a turn does not exist until it is committed. It never
+  changes then. It holds only the messages that it added.
+- A turn may keep the cursor of its prompt, so that the first request that continues it renders only
+  its own prompt. `ChatTemplate.start` would return an equal cursor: the one that is kept has the
+  same template object (with its switches and its time), the same tools and the served messages
+  before the reply.
 """
 
 from __future__ import annotations
@@ -269,8 +270,9 @@ class ConversationTree:
     ) -> Prompt:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
         changed = request.tools if request.tools.text != turn.tools.text else None
-        cursor = turn.cursor if request.template is turn.template else None
-        if cursor is None:
+        # Used once: it keeps texts for the cursors after it, and a plan may never be committed.
+        cursor, turn.cursor = turn.cursor, None
+        if cursor is None or request.template is not turn.template:
             cursor = request.template.start(history[:-1], turn.tools)
         delta, after = cursor.after(turn.sampled, [history[-1], *request.added], changed)
         ids = np.concatenate([self.session.path_ids(turn.node), delta])
@@ -350,12 +352,10 @@ class ConversationTree:
         return turn
 
     def _keep_cursor(self, turn: TurnNode) -> None:
-        """Keep the cursor of the new `turn`. Drop those of the turn that it follows and of the turn
-        that is no longer one of the last `_KEPT`.
+        """Keep the cursor of the new `turn`. Drop that of the turn that is no longer one of the
+        last `_KEPT`.
         """
         self._last.append(turn)
-        if turn.parent is not None:
-            turn.parent.cursor = None
         if len(self._last) > _KEPT:
             self._last.popleft().cursor = None
 
@@ -397,7 +397,7 @@ class TurnNode:
     tokens. These tokens are before `node`, in the prompt.
     """
     cursor: Cursor | None = None
-    """The cursor of its whole prompt, if it is kept."""
+    """The cursor of its whole prompt, if it is kept for the first request that continues it."""
     checked: bool = False
     """True if the sequence that ends with this turn was verified."""
 

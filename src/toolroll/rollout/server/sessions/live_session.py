@@ -30,6 +30,7 @@ from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequ
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.record import AnswerRecord
+from toolroll.rollout.template.verifier_process import PROCESS
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +133,7 @@ class LiveSession:
     # --- verifying --------------------------------------------------------------------------------
 
     def start_checks(self) -> None:
-        """Start to verify the sequences that are not verified yet, in threads."""
+        """Start to verify the sequences that are not verified yet, outside the event loop."""
         for turn in self.tree.unchecked():
             if turn not in self.checks:
                 task = asyncio.get_running_loop().create_task(self._check(turn))
@@ -171,7 +172,7 @@ class LiveSession:
 
     async def _check(self, turn: TurnNode) -> None:
         sequence = sequence_of(turn, self.session, self.record)
-        self._check_done(turn, await asyncio.to_thread(turn.template.verifier.check, sequence))
+        self._check_done(turn, await PROCESS.check(turn.template.verifier, sequence))
 
     def _check_done(self, turn: TurnNode, mismatch: str | None) -> None:
         """Record the result of verifying the sequence that ends with `turn`. A mismatch is counted

@@ -1,4 +1,4 @@
-"""`ToolList`: equal tools are one object, which nothing outside changes."""
+"""`SharedTools`: equal tools are one object, which nothing outside changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
-from toolroll.rollout.model.tool_list import ToolList
+from toolroll.rollout.template.snapshot import SharedTools
 from toolroll.rollout.types import Tool
 
 
@@ -20,7 +20,7 @@ def tool(**schema: Any) -> Tool:
 
 
 def test_equal_tools_are_one_object() -> None:
-    assert ToolList.of([tool(const=1)]) is ToolList.of((deepcopy(tool(const=1)),))
+    assert SharedTools.of([tool(const=1)]) is SharedTools.of((deepcopy(tool(const=1)),))
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_equal_tools_are_one_object() -> None:
 )
 def test_tools_that_may_render_differently_are_not(one: Any, other: Any) -> None:
     """`==` and JSON text do not tell all of them apart."""
-    lists = [ToolList.of([tool(**schema)]) for schema in (one, other)]
+    lists = [SharedTools.of([tool(**schema)]) for schema in (one, other)]
     assert [repr(each.tools) for each in lists] == [repr([tool(**one)]), repr([tool(**other)])]
 
 
 def test_a_change_of_what_came_in_or_went_out_changes_no_list() -> None:
     mine = [tool(type="integer")]
-    held = ToolList.of(mine)
+    held = SharedTools.of(mine)
     for tools in (mine, held.copy()):
         tools[0]["function"]["parameters"]["properties"]["size"]["type"] = "string"
         tools.append(tool())
-    assert held.tools == [tool(type="integer")] == ToolList.of([tool(type="integer")]).copy()
+    assert held.tools == [tool(type="integer")] == SharedTools.of([tool(type="integer")]).copy()
     text = '<tool_call>\n{"name": "look", "arguments": {"size": "large"}}\n</tool_call>'
     [call] = get_parser("hermes").parse(text, tools=held.offered).tool_calls
     assert call.status is CallStatus.BAD_ARGUMENTS
@@ -55,10 +55,10 @@ def test_a_change_of_what_came_in_or_went_out_changes_no_list() -> None:
 
 def test_tools_of_other_classes_are_kept_but_not_shared() -> None:
     mine = [OrderedDict(tool(const="\ud800"))]
-    held = ToolList.of(mine)
-    assert held is not ToolList.of(mine)
+    held = SharedTools.of(mine)
+    assert held is not SharedTools.of(mine)
     assert held.copy() == [tool(const="\ufffd")]
 
 
 def test_the_size_counts_the_text() -> None:
-    assert ToolList.of([tool()]).size == len("function" + "look" + "object" + "size")
+    assert SharedTools.of([tool()]).size == len("function" + "look" + "object" + "size")

@@ -1,0 +1,251 @@
+"""`VerifierProcess`: verifies sequences in another process, so that the event loop has the GIL.
+
+Invariants:
+
+- Every sequence gets the verdict of `Verifier.check`. The process only confirms sequences. A
+  sequence that it does not confirm is verified again in a thread of this process: because it is
+  wrong, because the process cannot read it, or because the process died.
+- A sequence for which the process needs more than the time limit counts as wrong.
+- The process is not used for a tokenizer that cannot be pickled, or whose state has a different
+  digest there.
+- The process never runs the user's code, and ends when this process ends for any reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread, main_thread
+from types import FunctionType
+from weakref import WeakKeyDictionary
+
+from toolroll.rollout.template.served import ServedSequence
+from toolroll.rollout.template.verifier_worker import CONFIRMED, UNKNOWN_TOKENIZER, state_digest
+from toolroll.rollout.template.verify import Verifier
+
+logger = logging.getLogger(__name__)
+
+DID_NOT_FINISH = "did not finish"
+
+_AFTER = 32
+_LIMIT = 120.0
+_IDLE = 300.0
+_PROGRAM = """\
+import sys
+sys.path = sys.argv[1:]
+from toolroll.rollout.template.verifier_worker import main
+main()
+"""
+"""Not `multiprocessing`, which imports the user's main module again."""
+
+
+class _Job:
+    """A sequence to verify. `answer` is True if it is correct, False if a thread must verify it,
+    and None if the process did not finish.
+    """
+
+    def __init__(self, verifier: Verifier, sequence: ServedSequence) -> None:
+        self.verifier = verifier
+        self.options = pickle.dumps({**verifier.options, "head_hook": verifier.head_hook})
+        self.sequence = pickle.dumps(_with_own_record(sequence), pickle.HIGHEST_PROTOCOL)
+        self.answer: Future[bool | None] = Future()
+
+    def finish(self, is_correct: Callable[[_Job], bool]) -> None:
+        """Call `is_correct` for the answer, unless the caller was cancelled."""
+        if not self.answer.set_running_or_notify_cancel():
+            return
+        answer: bool | None = False
+        try:
+            answer = is_correct(self)
+        except TimeoutError:
+            answer = None
+            raise
+        finally:
+            self.answer.set_result(answer)
+
+
+class VerifierProcess:
+    """The process is started in the background after `after` sequences, so that short runs need
+    none. If it dies, or has no work for `idle` seconds, the next one is started after as many.
+    `limit`: the time limit in seconds for one sequence. Thread-safe.
+    """
+
+    def __init__(self, *, after: int = _AFTER, limit: float = _LIMIT, idle: float = _IDLE) -> None:
+        self.after, self._limit, self._idle = after, limit, idle
+        self._digests: WeakKeyDictionary[Verifier, bytes | None] = WeakKeyDictionary()
+        """Of the tokenizers' state. None if the process cannot use the tokenizer."""
+        self._has_explained = False
+        self._channel: socket.socket | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the process. Call this in a fork, which has neither the thread nor its locks."""
+        self._lock = Lock()
+        self._left = self.after
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self.ready = Event()
+        if self._channel is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                os.close(self._channel.detach())
+
+    async def check(self, verifier: Verifier, sequence: ServedSequence) -> str | None:
+        """Return the verdict of `verifier.check(sequence)`, or `DID_NOT_FINISH`."""
+        job = self._submit(verifier, sequence)
+        if job is not None:
+            is_correct = await asyncio.wrap_future(job.answer)
+            if is_correct is not False:
+                return None if is_correct else DID_NOT_FINISH
+        return await asyncio.to_thread(verifier.check, sequence)
+
+    def _submit(self, verifier: Verifier, sequence: ServedSequence) -> _Job | None:
+        if not self._can_take(verifier):
+            return None
+        with self._lock:
+            if not self.ready.is_set():
+                self._left -= 1
+                if self._left == 0 and _may_start():
+                    serve = partial(self._serve, verifier)
+                    Thread(target=serve, name="toolroll-verifier", daemon=True).start()
+                return None
+            try:
+                job = _Job(verifier, sequence)
+            except Exception:  # noqa: BLE001 - for example, a message with an unusual object
+                return None
+            self._jobs.put(job)
+            return job
+
+    def _can_take(self, verifier: Verifier) -> bool:
+        hook = verifier.head_hook
+        if hook is not None and not (
+            isinstance(hook, FunctionType) and hook.__module__.startswith("toolroll.")
+        ):
+            self._explain("a hook rewrites the start of prompts")
+            return False
+        return self._digests.get(verifier, b"") is not None
+
+    # --- in the thread of the process -------------------------------------------------------------
+
+    def _serve(self, verifier: Verifier) -> None:
+        try:
+            with self._started():
+                if self._send(verifier):
+                    self.ready.set()
+                    while True:
+                        self._jobs.get(timeout=self._idle).finish(self._is_confirmed)
+        except Empty:
+            pass
+        except Exception as error:  # noqa: BLE001 - threads do its work
+            if main_thread().is_alive():  # otherwise the interpreter exits, and killed the process
+                logger.warning("the process that verifies sequences has ended: %r", error)
+        finally:
+            with self._lock:
+                self.ready.clear()
+                self._left = self.after
+            while not self._jobs.empty():
+                self._jobs.get().finish(lambda _: False)
+
+    @contextmanager
+    def _started(self) -> Iterator[None]:
+        self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(self._limit)
+        with self._channel:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", _PROGRAM, *sys.path],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                    start_new_session=True,  # so that Ctrl-C does not interrupt it
+                )
+            end = partial(_end, self.process)
+            atexit.register(end)
+            try:
+                yield
+            finally:
+                atexit.unregister(end)
+                end()
+
+    def _is_confirmed(self, job: _Job) -> bool:
+        digest = self._digest(job.verifier)
+        if digest is None:
+            return False
+        request = digest, job.options, job.sequence
+        answer = self._ask(*request)
+        if answer == UNKNOWN_TOKENIZER and self._send(job.verifier):
+            answer = self._ask(*request)
+        return answer == CONFIRMED
+
+    def _digest(self, verifier: Verifier) -> bytes | None:
+        if verifier not in self._digests:
+            self._digests[verifier] = state_digest(verifier.tokenizer)
+        return self._digests[verifier]
+
+    def _send(self, verifier: Verifier) -> bool:
+        """Send the tokenizer. Return False if it cannot be used in the process."""
+        try:
+            digest, body = self._digest(verifier), pickle.dumps(verifier.tokenizer)
+        except Exception as error:  # noqa: BLE001 - any error of the tokenizer
+            self._explain(f"the tokenizer cannot be pickled ({error!r})")
+        else:
+            if self._ask(digest, None, body) == CONFIRMED:
+                return True
+            self._explain("the tokenizer has a class of your own, or changes when it is pickled")
+        self._digests[verifier] = None
+        return False
+
+    def _ask(self, *request: bytes | None) -> bytes:
+        """Return the answer. Raise `EOFError` or `OSError` if the process died, and `TimeoutError`
+        after the time limit.
+        """
+        assert self._channel is not None
+        self._channel.sendall(pickle.dumps(request))
+        answer = self._channel.recv(1)
+        if not answer:
+            raise EOFError("it was killed")
+        return answer
+
+    def _explain(self, reason: str) -> None:
+        if not self._has_explained:
+            self._has_explained = True
+            logger.info("sequences are verified in threads, which is slower: %s", reason)
+
+
+def _with_own_record(sequence: ServedSequence) -> ServedSequence:
+    """Return the sequence with a record of its own answers only: a session may have thousands."""
+    if sequence.record is None:
+        return sequence
+    ids = sequence.input_ids[sequence.dropped :]
+    return replace(sequence, record=sequence.record.part(ids, sequence.sampled_spans()))
+
+
+def _may_start() -> bool:
+    """Return False on one core, where the process would gain nothing, and if `sys.executable` is
+    the user's program.
+    """
+    cores = os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
+    return os.name == "posix" and len(cores) > 1 and not getattr(sys, "frozen", False)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+PROCESS = VerifierProcess()
+"""The process for all event loops of this process."""
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=PROCESS.reset)

@@ -1,0 +1,347 @@
+"""Sequences are verified in another process: with the same verdicts, without the user's code, and
+whatever happens to that process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.patience import PATIENCE
+from support.source import ROOT
+from support.verified import USER, talked, verified_sequence
+from transformers import PreTrainedTokenizerFast
+
+from toolroll.agents.trainable import one_call_a_turn
+from toolroll.rollout.model import conversation
+from toolroll.rollout.template import ChatTemplate, verifier_process
+from toolroll.rollout.template.served import ServedSequence
+from toolroll.rollout.template.verifier_process import VerifierProcess
+from toolroll.rollout.template.verifier_worker import (
+    CONFIRMED,
+    NOT_CONFIRMED,
+    UNKNOWN_TOKENIZER,
+    VerifierWorker,
+    state_digest,
+)
+from toolroll.rollout.template.verify import Verifier
+
+
+@pytest.fixture
+async def served(tokenizer: Any) -> tuple[Verifier, ServedSequence]:
+    """A correct sequence and its verifier."""
+    return await verified_sequence(tokenizer)
+
+
+async def started(verifier: Verifier, sequence: ServedSequence) -> VerifierProcess:
+    """A process that is ready."""
+    process = VerifierProcess(after=1)
+    assert await process.check(verifier, sequence) is None
+    assert await asyncio.to_thread(process.ready.wait, PATIENCE)
+    return process
+
+
+async def ended(process: VerifierProcess) -> None:
+    assert process.process is not None
+    process.process.kill()
+    await asyncio.to_thread(process.process.wait)
+
+
+class Counted:
+    """Count the checks of `verifier` in this process."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.checks = 0
+        self._check = verifier.check
+        verifier.check = self  # type: ignore[method-assign]
+
+    def __call__(self, sequence: ServedSequence) -> str | None:
+        self.checks += 1
+        return self._check(sequence)
+
+
+class UserTokenizer(PreTrainedTokenizerFast):
+    """A class that only the user's code has."""
+
+
+def changed(sequence: ServedSequence) -> Iterator[ServedSequence]:
+    for position in range(len(sequence.input_ids)):
+        ids = sequence.input_ids.copy()
+        ids[position] ^= 1
+        yield replace(sequence, input_ids=ids)
+    for number, turn in enumerate(sequence.turns):
+        others = (
+            replace(turn, start=turn.start + 1),
+            replace(turn, stop=turn.stop - 1),
+            replace(turn, stopped=not turn.stopped),
+            replace(turn, message=turn.message - 1),
+        )
+        for other in others:
+            turns = (*sequence.turns[:number], other, *sequence.turns[number + 1 :])
+            yield replace(sequence, turns=turns)
+    yield replace(sequence, messages=[{**USER, "content": "Else"}, *sequence.messages[1:]])
+    yield replace(sequence, tools=[])
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+async def test_the_process_gives_the_verdicts_of_the_verifier(served: Any) -> None:
+    verifier, sequence = served
+    process = await started(verifier, sequence)
+    sequences = [sequence, *changed(sequence)]
+    jobs = [process._submit(verifier, each) for each in sequences]
+    answers = [await asyncio.wrap_future(job.answer) for job in jobs if job is not None]
+    expected = [verifier.check(each) for each in sequences]
+    assert answers == [kind is None for kind in expected]
+    assert expected[0] is None and None not in expected[1:]
+    counted = Counted(verifier)
+    assert await asyncio.gather(*(process.check(verifier, each) for each in sequences)) == expected
+    assert counted.checks == len(sequences) - 1  # a difference is confirmed here
+    await ended(process)
+
+
+async def test_another_tokenizer_and_other_options_reach_the_process(
+    served: Any, tokenizer: Any
+) -> None:
+    process = await started(*served)
+    other = pickle.loads(pickle.dumps(tokenizer))
+    other.add_tokens(["<|more|>"], special_tokens=True)
+    for template in (
+        ChatTemplate(other),
+        ChatTemplate(tokenizer, kwargs={"enable_thinking": False}),
+        ChatTemplate(tokenizer).with_head(one_call_a_turn),
+    ):
+        async with talked(template.tokenizer, template=template, verify="off") as made:
+            counted = Counted(template.verifier)
+            assert await process.check(template.verifier, made._sequence()) is None
+            assert counted.checks == 0
+    await ended(process)
+
+
+async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) -> None:
+    digest, body = state_digest(tokenizer), pickle.dumps(tokenizer)
+    other = pickle.loads(body)
+    assert state_digest(other) == digest
+    worker = VerifierWorker()
+    assert worker.answer(digest, b"", b"") == UNKNOWN_TOKENIZER
+    assert worker.answer(digest, None, body) == CONFIRMED
+    for change in (
+        lambda: other.add_tokens(["<|more|>"]),
+        lambda: setattr(other, "chat_template", "{{ bos_token }}"),
+        lambda: other.add_special_tokens({"bos_token": "<think>"}),
+        lambda: other.backend_tokenizer.enable_truncation(5),
+    ):
+        before = state_digest(other)
+        change()
+        assert state_digest(other) != before
+        assert worker.answer(digest, None, pickle.dumps(other)) == NOT_CONFIRMED
+    other.__class__ = UserTokenizer
+    assert worker.answer(state_digest(other), None, pickle.dumps(other)) == NOT_CONFIRMED
+
+
+# --- what stays in threads ------------------------------------------------------------------------
+
+
+async def test_a_tokenizer_of_the_user_stays_in_this_process(
+    served: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, sequence = served
+    tokenizers = [pickle.loads(pickle.dumps(tokenizer)) for _ in range(2)]
+    tokenizers[0].__class__ = UserTokenizer
+    tokenizers[1].note = lambda: None
+    caplog.set_level(logging.INFO, verifier_process.__name__)
+    process = VerifierProcess(after=1)
+    for each in tokenizers:
+        verifier = ChatTemplate(each).verifier
+        counted = Counted(verifier)
+        process._serve(verifier)  # what the thread does
+        process.ready.set()  # a process for another tokenizer
+        assert await process.check(verifier, sequence) is None
+        assert counted.checks == 1 and process._jobs.empty()
+        process.ready.clear()
+    [record] = caplog.records
+    assert "verified in threads" in record.message
+
+
+async def test_a_hook_of_the_user_stays_in_this_process(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, verifier_process.__name__)
+    template = ChatTemplate(tokenizer).with_head(lambda head: head + "!")
+    process = VerifierProcess(after=1)
+    process.ready.set()
+    async with talked(tokenizer, template=template, verify="off") as made:
+        for _ in range(2):
+            assert await process.check(template.verifier, made._sequence()) is None
+    assert process._jobs.empty()
+    [record] = caplog.records
+    assert "verified in threads" in record.message
+
+
+async def test_one_core_needs_no_process(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    process = VerifierProcess(after=1)
+    monkeypatch.setattr(verifier_process, "Thread", None)
+    counted = Counted(served[0])
+    for _ in range(3):
+        assert await process.check(*served) is None
+    assert counted.checks == 3
+
+
+# --- a process that dies or hangs -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+async def test_a_killed_process_leaves_no_sequence_unchecked(
+    served: Any, at_work: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    verifier, sequence = served
+    process = await started(verifier, sequence)
+    assert process.process is not None
+    process.process.send_signal(signal.SIGSTOP)
+    counted = Counted(verifier)
+    jobs = [asyncio.create_task(process.check(verifier, sequence)) for _ in range(3 * at_work)]
+    await asyncio.sleep(0)  # the tasks start
+    await ended(process)
+    assert [await job for job in jobs] == [None] * len(jobs)
+    assert await process.check(verifier, next(changed(sequence))) is not None
+    assert counted.checks == len(jobs) + 1
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert await process.check(verifier, sequence) is None
+    assert await asyncio.to_thread(process.ready.wait, PATIENCE)  # the next one
+    assert await process.check(verifier, sequence) is None
+    assert counted.checks == len(jobs) + 2
+    await ended(process)
+
+
+async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
+    tokenizer: Any, served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await started(*served)
+    monkeypatch.setattr(conversation, "PROCESS", process)
+    assert process.process is not None and process._channel is not None
+    process.process.send_signal(signal.SIGSTOP)
+    process._channel.settimeout(0.01)
+    async with talked(tokenizer, verify="sample") as made:
+        await made.settle()
+        [trajectory] = made.session.trajectories()
+    assert {turn.excluded for turn in trajectory.turns} == {"verification: did not finish"}
+    assert await asyncio.to_thread(process.process.wait, PATIENCE) == -signal.SIGKILL
+
+
+async def test_an_idle_process_ends(served: Any) -> None:
+    process = VerifierProcess(after=1, idle=0.01)
+    assert await process.check(*served) is None
+    assert await asyncio.to_thread(process.ready.wait, PATIENCE)
+    assert process.process is not None
+    await asyncio.to_thread(process.process.wait, PATIENCE)
+    assert await process.check(*served) is None
+
+
+# --- other programs -------------------------------------------------------------------------------
+
+PROGRAM = """
+import asyncio, os, signal, sys
+from support.verified import verified_sequence
+from toolroll.rollout.template.verifier_process import PROCESS
+with open(os.environ["RAN"], "a") as file:
+    file.write("once")
+verifier, sequence = asyncio.run(verified_sequence())
+check = verifier.check
+async def verified(here):
+    verifier.check = check if here else None
+    return await PROCESS.check(verifier, sequence)
+PROCESS.after = 1
+PROCESS.reset()
+assert asyncio.run(verified(True)) is None
+PROCESS.ready.wait()
+assert asyncio.run(verified(False)) is None
+if os.environ.get("FORK") and not os.fork():
+    assert asyncio.run(verified(True)) is None
+    PROCESS = None
+print(PROCESS and PROCESS.process.pid, flush=True)
+if os.environ.get("PAUSE"):
+    signal.pause()
+"""
+
+
+@contextmanager
+def program(folder: Path, *how: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `PROGRAM` in a session of its own, as a file if `how` does not say otherwise."""
+    file = folder / "plain.py"
+    file.write_text(PROGRAM)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(folder)]),
+        "RAN": str(folder / "ran"),
+        **variables,
+    }
+    with (
+        file.open() as stdin,
+        subprocess.Popen(
+            [sys.executable, *(how or ["plain.py"])],
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", [["plain.py"], ["-"], ["-c", PROGRAM], ["-m", "plain"]])
+def test_the_program_of_the_user_runs_once(tmp_path: Path, how: list[str]) -> None:
+    with program(tmp_path, *how) as process:
+        output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert (tmp_path / "ran").read_text() == "once"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(output), 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("fork", ["", "1"])
+def test_the_process_ends_with_the_program(tmp_path: Path, number: int, fork: str) -> None:
+    """A fork of the program lives on."""
+    with program(tmp_path, PAUSE="1", FORK=fork) as process:
+        assert process.stdout is not None
+        lines = {process.stdout.readline() for _ in range(1 + bool(fork))} - {"None\n"}
+        [pid] = map(int, lines)
+        watched = os.pidfd_open(pid)
+        process.send_signal(number)
+        process.wait(PATIENCE)
+        assert select.select([watched], [], [], PATIENCE)[0]
+        os.close(watched)
+        if fork:
+            os.killpg(process.pid, 0)
+
+
+def test_a_process_that_hangs_does_not_outlive_the_program(tmp_path: Path) -> None:
+    with program(tmp_path, PAUSE="1") as process:
+        assert process.stdout is not None
+        watched = os.pidfd_open(pid := int(process.stdout.readline()))
+        os.kill(pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE)
+        assert select.select([watched], [], [], 0)[0]
+        os.close(watched)
