@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -228,11 +228,10 @@ class ToolrollGenerator:
                 for reward, reason in zip(graded, reasons, strict=True)
             ]
         instances = [each.instance_id for each in ids] if ids else range(len(results))
-        rewards = _filled_rewards(graded, instances)
-        kept = _kept(graded, instances) if self._several else range(len(results))
+        rewards, baseline = _graded(graded, instances)
         rows = [
             (episode, sequence, sequence is episodes[episode][1][-1])
-            for episode in kept
+            for episode in (baseline if self._several else range(len(results)))
             for sequence in episodes[episode][1]
         ]
         sequences = [sequence for _, sequence, _ in rows]
@@ -287,31 +286,26 @@ def _text(prompt: Any) -> Any:
     return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
 
 
-def _filled_rewards(rewards: Sequence[float | None], instances: Sequence[Any]) -> list[float]:
-    """Replace each None in `rewards` with the mean reward of the same instance (SkyRL's name for a
-    prompt), or with 0.0 if the instance has no reward.
+def _graded(
+    rewards: Sequence[float | None], instances: Sequence[Any]
+) -> tuple[list[float], list[int]]:
+    """Return a reward for each episode, and the numbers of the episodes that may be in a baseline.
+
+    An episode without a reward gets the mean of its instance (SkyRL's name for a prompt), or 0.0 if
+    the instance has no reward. It is in the baseline only if the instance has fewer than two
+    rewards, because SkyRL has no baseline for one episode.
     """
-    graded: dict[Any, list[float]] = {}
-    for reward, instance in zip(rewards, instances, strict=True):
+    graded: dict[Any, list[float]] = defaultdict(list)
+    pairs = list(zip(rewards, instances, strict=True))
+    for reward, instance in pairs:
         if reward is not None:
-            graded.setdefault(instance, []).append(reward)
-    return [
-        fmean(graded.get(instance, [0.0])) if reward is None else float(reward)
-        for reward, instance in zip(rewards, instances, strict=True)
-    ]
-
-
-def _kept(rewards: Sequence[float | None], instances: Sequence[Any]) -> list[int]:
-    """Return the numbers of the episodes to give to SkyRL: those with rewards, if their prompt has
-    two of them. With fewer, SkyRL has no baseline, so that all episodes of the prompt are kept.
-    """
-    graded = Counter(
-        instance for reward, instance in zip(rewards, instances, strict=True) if reward is not None
-    )
-    return [
+            graded[instance].append(float(reward))
+    means = {instance: fmean(graded[instance] or [0.0]) for instance in instances}
+    filled = [means[instance] if reward is None else float(reward) for reward, instance in pairs]
+    return filled, [
         number
-        for number, (reward, instance) in enumerate(zip(rewards, instances, strict=True))
-        if reward is not None or graded[instance] < 2
+        for number, (reward, instance) in enumerate(pairs)
+        if reward is not None or len(graded[instance]) < 2
     ]
 
 
