@@ -44,10 +44,10 @@ def padded(rows: Sequence[Sequence[float]], dtype: Any = None) -> Any:
     return torch.nn.utils.rnn.pad_sequence(made, batch_first=True)
 
 
-def gradient(ids: Any, loss: Callable[[Any], Any]) -> Any:
-    """The gradient of `loss` of the tokens' logprobs."""
+def gradient(ids: Any, loss: Callable[..., Any], *given: Any) -> Any:
+    """The gradient of `loss`, which takes the tokens' logprobs and what is `given`."""
     logits = torch.linspace(-1.0, 1.0, VOCAB).requires_grad_()
-    loss(torch.log_softmax(logits, 0)[ids.long()]).backward()
+    loss(torch.log_softmax(logits, 0)[ids.long()], *given).backward()
     return logits.grad
 
 
@@ -119,19 +119,16 @@ def test_verl_counts_a_forked_episode_once(mode: str) -> None:
         "verl/trainer/ppo/core_algos.py", "agg_loss",
         torch=torch, verl_F=SimpleNamespace(masked_sum=lambda values, mask: (values * mask).sum()),
     )  # fmt: skip
+
+    def loss(logps: Any, advantages: Any, mask: Any) -> Any:
+        return agg_loss(-advantages * logps, mask, mode, global_batch_size=4, loss_scale_factor=16)
+
     found = []
     for forked in (False, True):
         results = [episode(1.0), episode(0.0), episode(1.0, forked=forked), episode(0.0)]
         advantages, made = verl_advantages(results)
         mask = made.batch["response_mask"]
-        found.append(
-            gradient(
-                made.ids,
-                lambda logps, a=advantages, m=mask: agg_loss(
-                    -a * logps, m, mode, global_batch_size=4, loss_scale_factor=16
-                ),
-            )
-        )
+        found.append(gradient(made.ids, loss, advantages, mask))
         assert mask.sum() == 40
     assert torch.allclose(found[0], found[1], atol=1e-7) is counts_once(verl_config(mode))
     assert found[0].abs().sum() > 0
@@ -228,6 +225,10 @@ def test_skyrl_counts_a_forked_episode_once(reduction: str) -> None:
     )
     if reduction == "prompt_mean" and "prompt_boundaries" not in scaled.__annotations__:
         pytest.skip("SkyRL 0.3.0 has no such reduction")
+
+    def weighted(logps: Any, weights: Any) -> Any:
+        return -(weights * logps).sum()
+
     found = []
     for forked in (False, True):
         output = skyrl_output([episode(1.0), episode(0.0), episode(1.0, forked=forked)])
@@ -236,7 +237,7 @@ def test_skyrl_counts_a_forked_episode_once(reduction: str) -> None:
         more = {"prompt_boundaries": [(0, len(mask))]} if reduction == "prompt_mean" else {}
         weights = scaled(advantages, mask, reduction, 1, 16, **more)
         ids = padded(output["response_ids"])
-        made = gradient(ids, lambda logps, w=weights, m=mask: -(w * m * logps).sum())
+        made = gradient(ids, weighted, weights * mask)
         found.append(made / made.abs().sum())  # a mean over rows has one factor for the whole batch
     assert torch.allclose(found[0], found[1], atol=1e-6)
 
