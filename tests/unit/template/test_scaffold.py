@@ -135,6 +135,17 @@ def test_every_other_rewrite_forks(name: str) -> None:
         play(template_of(name, source=source), episode(2, thinks=False), spaced=False)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_verification_finds_every_other_rewrite(name: str) -> None:
+    """The template writes another head once there are more than four messages."""
+    before, _, after = trl_template(name).partition('{{- "# Tools')
+    source = before + '{{- ("!" if messages | length > 4 else "") + "# Tools' + after
+    played = play(template_of(name), episode(2, thinks=False), spaced=False)
+    other = template_of(name, source=source)
+    assert other.prompt(played.messages[:2], TOOLS) == played.ids[: played.turns[0].start]
+    assert other.verifier.check(played.sequence()) == "rewritten"
+
+
 @pytest.mark.parametrize(("name", "kwargs"), [
     ("qwen3", {}), ("qwen3_5_think", {"enable_thinking": True}), ("qwen2_5", {}), ("glm4moe", {}),
 ])  # fmt: skip

@@ -18,7 +18,8 @@ Invariants:
 - A turn may keep the cursor of its prompt, so that the first request that continues it renders only
   its own prompt. `ChatTemplate.start` would return an equal cursor: the one that is kept has the
   same template object (with its switches and its time), the same tools and the served messages
-  before the reply.
+  before the reply. With history="scaffold", only the kept one knows earlier scaffolds, so that a
+  session without it forks.
 """
 
 from __future__ import annotations
