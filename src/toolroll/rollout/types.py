@@ -18,14 +18,10 @@ import numpy.typing as npt
 from toolroll.parsers.types import ToolCall
 
 Message = dict[str, Any]
-"""One chat message in OpenAI's format: role, content, and tool_calls / tool_call_id / name if they
-apply.
-"""
+"""One chat message in OpenAI's format: role, content, and tool_calls, tool_call_id or name."""
 
 Tool = dict[str, Any]
-"""One tool in OpenAI's format: {"type": "function", "function": {"name", "description",
-"parameters"}}.
-"""
+"""One tool in OpenAI's format. "function" has its name, description and parameters."""
 
 IdArray = npt.NDArray[np.int32]
 MaskArray = npt.NDArray[np.int32]  # not a smaller type, in which sums and `-mask` wrap
@@ -314,9 +310,7 @@ class Environment(ABC):
     """False if plain `reset` and `step` take only microseconds, and may run on the event loop."""
 
     can_wait: bool = True
-    """False if an episode must not be parked between two steps, for example because a lease runs
-    out. After an abort by the trainer, it then starts again.
-    """
+    """False if an aborted episode must not be parked: it then starts again."""
 
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
