@@ -8,7 +8,6 @@ module shares no code with the session.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -21,14 +20,11 @@ _Key = tuple[bytes, bytes]
 """The digests of a prompt and of the ids that were sampled after it."""
 
 
-@dataclass(slots=True)
-class _Answers:
-    """The answers with the same prompt and the same ids: whether they ended with a stop token (None
-    if that is not known), and the digest of each one's logprobs (None if not requested).
-    """
-
-    stopped: bool | None
-    logprobs: list[bytes | None] = field(default_factory=list)
+_Answers = tuple[bool | None, tuple[bytes | None, ...]]
+"""The answers with the same prompt and the same ids: whether they ended with a stop token (None if
+that is not known), and the digest of each one's logprobs (None if not requested). Plain tuples,
+because the garbage collector does not visit those of atoms.
+"""
 
 
 class AnswerRecord:
@@ -51,15 +47,14 @@ class AnswerRecord:
         if len(completion.output_ids):
             key = (_digest(prompt_ids, np.int32), _digest(completion.output_ids, np.int32))
             stopped = _stopped(completion)
-            answers = self._answers.setdefault(key, _Answers(stopped))
-            answers.stopped = stopped if answers.stopped == stopped else None
-            answers.logprobs.append(_logprob_digest(completion.logprobs))
+            before, logprobs = self._answers.get(key, (stopped, ()))
+            digests = (*logprobs, _logprob_digest(completion.logprobs))
+            self._answers[key] = (stopped if before == stopped else None, digests)
 
     def copy(self) -> AnswerRecord:
         """Return a copy to which later answers are not added."""
         record = AnswerRecord()
-        for key, answers in self._answers.items():
-            record._answers[key] = _Answers(answers.stopped, answers.logprobs[:])
+        record._answers = dict(self._answers)
         return record
 
     def part(self, ids: IdArray, spans: Sequence[tuple[int, int]]) -> AnswerRecord:
@@ -88,7 +83,7 @@ class AnswerRecord:
             if answers is None:
                 return "turns"
             may_stop = ids[span[1] - 1] in stops
-            if ended != answers.stopped and (answers.stopped is not None or ended > may_stop):
+            if ended != answers[0] and (answers[0] is not None or ended > may_stop):
                 return "turns: stop"
         return None
 
@@ -97,7 +92,7 @@ class AnswerRecord:
         own and else as context, with the loss mask and the logprobs that belong to it. Otherwise
         return the kind of the first difference.
         """
-        left = {key: list(answers.logprobs) for key, answers in self._answers.items()}
+        left = {key: list(logprobs) for key, (_, logprobs) in self._answers.items()}
         for trajectory in trajectories:
             spans = [(turn.start, turn.stop) for turn in trajectory.turns]
             if not in_order(spans, len(trajectory)):
@@ -113,7 +108,7 @@ class AnswerRecord:
                 if key not in self._answers:
                     return "turns"
                 digest = None if np.isnan(logprobs).all() else _logprob_digest(logprobs)
-                if digest not in self._answers[key].logprobs:
+                if digest not in self._answers[key][1]:
                     return "turns: logprobs"
                 if turn.excluded != "context":
                     if digest not in left[key]:

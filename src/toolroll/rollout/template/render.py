@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -167,7 +168,10 @@ class Renderer:
             text = self._render(lead, shared_tools.tools or None, generate=False)
         except TemplateError:  # the template requires a user message: no head
             text = ""
-        return Head(shared_tools, text, self.head_hook(text))
+        rewritten = self.head_hook(text)
+        if type(rewritten) is str:  # episodes with equal heads share their texts
+            text, rewritten = sys.intern(text), sys.intern(rewritten)
+        return Head(shared_tools, text, rewritten)
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
         """Return the text of messages from `prepare`. `head` is their conversation's head."""
