@@ -42,6 +42,7 @@ from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.verifier_process import PROCESS
 from toolroll.rollout.types import Action, EnvironmentOptions, Message, Status
 
 OURS, UNVERIFIED, TIGHT = "toolroll", 'toolroll, verify="off"', "tight loop"
@@ -204,9 +205,12 @@ async def strands(url: str, tok: Any, given: Material, episodes: int) -> None:
 
 @dataclass
 class Cost:
-    """CPU in microseconds per turn, and turns per second of wall time."""
+    """CPU in microseconds per turn, of all processes and of the event loop's process, and turns per
+    second of wall time.
+    """
 
     cpu: float
+    own: float
     rate: float
 
 
@@ -214,10 +218,10 @@ async def measured(loop: Loop, url: str, tok: Any, given: Material, episodes: in
     """Return the cost of one run of `loop`."""
     gc.collect()
     turns = episodes * TURNS
-    wall, used = time.perf_counter(), cpu()
+    wall, own, used = time.perf_counter(), time.process_time(), cpu()
     await loop(url, tok, given, episodes)
-    wall, used = time.perf_counter() - wall, cpu() - used
-    return Cost(used / turns * 1e6, turns / wall)
+    wall, own, used = time.perf_counter() - wall, time.process_time() - own, cpu() - used
+    return Cost(used / turns * 1e6, own / turns * 1e6, turns / wall)
 
 
 def run(*, quick: bool = False) -> Table:
@@ -239,6 +243,8 @@ def run(*, quick: bool = False) -> Table:
     with stub(replies(talks, tok)) as url:
         for loop in loops.values():
             asyncio.run(measured(loop, url, tok, given, 4))  # imports and caches
+        asyncio.run(measured(ours, url, tok, given, PROCESS.after))
+        PROCESS.ready.wait(60)  # its start would be part of one round
         episodes, rounds = (32, 2) if quick else (AT_ONCE, 5)
         for number_of_round in range(rounds):
             shift = number_of_round % len(names)
@@ -251,18 +257,26 @@ def table(costs: dict[str, list[Cost]], episodes: int, source: str, why: str | N
     """Tabulate medians and ranges."""
     made = Table(
         f"Whole episodes on an engine without latency: {episodes} at once, {TURNS} turns each",
-        ["loop", "us of CPU per turn", "in all rounds", "turns/s", "toolroll costs, times this"],
+        [
+            "loop",
+            "us of CPU per turn",
+            "in all rounds",
+            "in the event loop's process",
+            "turns/s",
+            "toolroll costs, times this",
+        ],
     )
     for name, runs in costs.items():
         amounts = [cost.cpu for cost in runs]
         ratio = toolroll_over(name, costs)
         rate = number(statistics.median(cost.rate for cost in runs))
-        made.rows.append(
-            [name, number(statistics.median(amounts)), spread(amounts), rate, number(ratio)]
-        )
+        own = number(statistics.median(cost.own for cost in runs))
+        row = [name, number(statistics.median(amounts)), spread(amounts), own, rate, number(ratio)]
+        made.rows.append(row)
     made.figures["loop.cpu"] = statistics.median(cost.cpu for cost in costs[OURS]) / 1000
     unverified = statistics.median(cost.cpu for cost in costs[UNVERIFIED]) / 1000
     made.figures["loop.verify_share"] = 100 * (1 - unverified / made.figures["loop.cpu"])
+    made.figures["loop.own"] = statistics.median(cost.own for cost in costs[OURS]) / 1000
     made.figures["loop.rate"] = statistics.median(cost.rate for cost in costs[OURS])
     for key, name in OTHERS.items():
         if name in costs:

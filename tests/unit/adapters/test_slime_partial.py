@@ -243,6 +243,7 @@ def test_the_end_of_the_adapter_or_of_its_loop_closes_parked_episodes(
     sample_type: Any, environments: Environments, end: str
 ) -> None:
     """Another loop, as another process would, plays the sample from the beginning."""
+    left: list[Any] = []
 
     async def first() -> Any:
         async with serving(faults=cut_once()) as (_, args):
@@ -252,7 +253,7 @@ def test_the_end_of_the_adapter_or_of_its_loop_closes_parked_episodes(
             if end == "aclose":
                 await aclose()
                 assert len(environments.closed) == 1
-            _players.pop()
+            left.extend(_players.pop())
         return cut
 
     async def second(cut: Any) -> Any:
@@ -263,6 +264,8 @@ def test_the_end_of_the_adapter_or_of_its_loop_closes_parked_episodes(
     cut = asyncio.run(first())
     assert environments.closed == environments.opened and len(environments.closed) == 1
     [made] = asyncio.run(second(cut))
+    for player_left in left:
+        player_left.model.release()
     assert made.reward == 1.0
     metrics = made.metadata["toolroll"]["metrics"]
     assert (metrics["resumes"], metrics["restarts"]) == (0, 1)
