@@ -15,6 +15,7 @@ from support.qwen import all_templates, markers, trl_template
 from transformers.utils import chat_template_utils
 
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.testing import load_embedded_tokenizer
 
@@ -287,6 +288,23 @@ def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
     theirs = given.apply_chat_template
     given.apply_chat_template = lambda *args, **kwargs: "given: " + theirs(*args, **kwargs)
     assert Renderer(given).render(TALK, [TOOL], generate=True).startswith("given: ")  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_with_a_method_of_its_own_cannot_change_the_tools_of_others() -> None:
+    mine = load_embedded_tokenizer()
+    theirs = mine.apply_chat_template
+
+    def changing(messages: Any, tools: Any, **kwargs: Any) -> Any:
+        messages[0]["content"] = "changed"
+        tools[0]["function"].setdefault("strict", False)
+        return theirs(messages, tools=tools, **kwargs)
+
+    mine.apply_chat_template = changing
+    cursor = ChatTemplate(mine).start(TALK, [TOOL])
+    assert '"strict"' in cursor.text and "changed" in cursor.text
+    other = ChatTemplate(load_embedded_tokenizer()).start(TALK, [TOOL])
+    assert '"strict"' not in other.text and "changed" not in other.text
+    assert '"strict"' not in str(cursor._head.tools) and "changed" not in str(cursor._messages)
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -153,3 +153,24 @@ def test_an_open_reasoning_is_no_scaffold(name: str, kwargs: dict[str, Any]) -> 
     """What the model samples after it would be missing in the render."""
     template = ChatTemplate(tokenizer_for(trl_template(name)), kwargs=kwargs, history="scaffold")
     assert template.parts.deltas.scaffold == ""
+
+
+@pytest.mark.parametrize(
+    ("written", "scaffold"),
+    [
+        (SCAFFOLD, SCAFFOLD),
+        ("<think></think>", "<think></think>"),
+        ("<think>\n", ""),  # the model continues the reasoning
+        ("<think>\nNo.\n</think>\n", ""),
+        ("Yes. ", ""),
+    ],
+)
+def test_the_verification_takes_only_an_empty_element_for_a_scaffold(
+    written: str, scaffold: str
+) -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n" + written + "{% endif %}"
+    )
+    template = template_of("qwen3", source=source)
+    assert template.verifier._reference.scaffold == scaffold

@@ -170,7 +170,7 @@ def test_no_object_gets_the_text_of_one_that_is_gone() -> None:
     texts = JsonTexts()
     for number in range(1_000):
         arguments = snapshot({"at": number})
-        texts.add_arguments([call(arguments)])
+        texts = texts.with_arguments([call(arguments)])
         with json_texts(texts):
             assert write_json(json.dumps, arguments) == f'{{"at": {number}}}'
             del arguments
@@ -215,8 +215,8 @@ def test_an_object_that_is_its_own_copy_is_written_each_time() -> None:
             return self
 
     shared = Shared(x=1)
-    arguments, texts = snapshot({"at": shared}), JsonTexts()
-    texts.add_arguments([call(arguments)])
+    arguments = snapshot({"at": shared})
+    texts = JsonTexts().with_arguments([call(arguments)])
     with json_texts(texts):
         assert write_json(json.dumps, arguments) == '{"at": {"x": 1}}'
         shared["x"] = 2

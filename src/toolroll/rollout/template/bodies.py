@@ -13,7 +13,7 @@ from __future__ import annotations
 import html
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -82,7 +82,8 @@ class BodyMasker:
         parts of a content spell a control token only together.
         """
         for part in parts:
-            self._refuse_split(part.get("content"), self._pattern)
+            if isinstance(part, Mapping):
+                self._refuse_split(part.get("content"), self._pattern)
         try:
             text = orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS).decode().casefold()
         except TypeError:  # not JSON, but a template may still render it
@@ -91,15 +92,13 @@ class BodyMasker:
             return frozenset()
         return frozenset(token for token, folded in self._folded.items() if folded in text)
 
-    def may_spell(
-        self, text: str, spelled: frozenset[str], rendered: Sequence[Message] | Sequence[Tool]
-    ) -> bool:
-        """Return True if the render `text` has a control token that is in `spelled`, or if a text
-        in `rendered` may contain the beginning or the end of one of its control tokens.
+    def may_spell(self, text: str, spelled: frozenset[str], strings: Iterable[str]) -> bool:
+        """Return True if the render `text` has a control token that is in `spelled`, or if one of
+        `strings` may contain the beginning or the end of one of its control tokens.
         """
         tokens = frozenset(self._control.findall(text))
         return not tokens.isdisjoint(spelled) or any(
-            _parts_at_edges(item, tokens, text) for item in set(texts_of(rendered))
+            _parts_at_edges(string, tokens, text) for string in strings
         )
 
     def mask(
@@ -215,15 +214,6 @@ class BodyMasker:
                 return pos + len(form)
         end = text.find(following, pos) if following else -1
         return end if end > pos and self._pattern.search(text, pos, end) is None else None
-
-
-def texts_of(item: Any) -> Iterator[str]:
-    """Yield all strings in nested dicts, lists and tuples, including the keys."""
-    if isinstance(item, str):
-        yield item
-    elif isinstance(item, dict | list | tuple):
-        for part in (*item, *item.values()) if isinstance(item, dict) else item:
-            yield from texts_of(part)
 
 
 def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:

@@ -14,6 +14,7 @@ Invariants (I5 and I6: docs/guarantees.md):
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
@@ -160,8 +161,8 @@ class ChatTemplate:
         """
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
-        head.texts.add_arguments(prepared)
-        return Cursor(self.parts, prepared, head, self._spelled(prepared, head.tools))
+        head = replace(head, texts=head.texts.with_arguments(prepared))
+        return Cursor(self.parts, prepared, head, self._spelled(prepared, head.shared_tools))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation with the generation prompt.
@@ -187,11 +188,12 @@ class ChatTemplate:
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
         text = self.renderer.render_prepared(prepared, head, generate=generate)
-        spelled = self._spelled(prepared, head.tools)
-        return text, self.parts.body_spans(text, prepared, head.tools, spelled, generate=generate)
+        shared = head.shared_tools
+        spelled = self._spelled(prepared, shared)
+        return text, self.parts.body_spans(text, prepared, shared, spelled, generate=generate)
 
-    def _spelled(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> frozenset[str]:
-        return self.parts.bodies.spelled(messages) | self.parts.bodies.spelled(tools or [])
+    def _spelled(self, messages: Sequence[Message], tools: SharedTools) -> frozenset[str]:
+        return self.parts.bodies.spelled(messages) | self.parts.bodies.spelled(tools.tools)
 
     # --- deltas -----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ and tools. It holds only the prepared messages, the head (`Head`), and the text 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,11 +15,11 @@ import numpy as np
 from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
-from toolroll.rollout.template.bodies import BodyMasker, texts_of
+from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
 from toolroll.rollout.template.encode import Encoder, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
-from toolroll.rollout.template.snapshot import SharedTools
+from toolroll.rollout.template.snapshot import SharedTools, texts_of
 from toolroll.rollout.types import IdArray, Message, Tool
 
 TOOLS_CHANGED = "the tool list changed, and the prompt that was already served contains the tools"
@@ -44,7 +44,7 @@ class TemplateParts:
         self,
         text: str,
         messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        tools: SharedTools,
         spelled: frozenset[str],
         *,
         start: int = 0,
@@ -61,11 +61,13 @@ class TemplateParts:
 
         Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
         """
-        rendered = [*messages, *(tools or ())] if first is None else messages[first:]
-        if not self.bodies.may_spell(text[start:], spelled, rendered):
+        strings = set(texts_of(messages[first or 0 :]))
+        if first is None:
+            strings |= tools.strings
+        if not self.bodies.may_spell(text[start:], spelled, strings):
             return []
         # All messages are masked, including earlier ones, because a template may repeat their text.
-        masked, masked_tools, originals = self.bodies.mask(messages, tools, text)
+        masked, masked_tools, originals = self.bodies.mask(messages, tools.tools, text)
         if not originals:
             return []
         head = self.renderer.head(masked, masked_tools)
@@ -147,7 +149,9 @@ class Cursor:
         control token. Only the rest of the prompt is encoded.
         """
         text, encoder = self.text, self._parts.encoder
-        bodies = self._parts.body_spans(text, self._messages, self._head.tools, self._spelled)
+        bodies = self._parts.body_spans(
+            text, self._messages, self._head.shared_tools, self._spelled
+        )
         if keep is None:
             return as_ids(encoder.encode(text, bodies))
         reused = position = 0
@@ -186,16 +190,22 @@ class Cursor:
         """
         parts, head = self._parts, self._with_tools(tools)
         turn, new = self._prepared(messages)
-        head.texts.add_arguments([turn, *new])
+        changed = head is not self._head
+        head = replace(head, texts=head.texts.with_arguments([turn, *new]))
         delta = self._derive(sampled, turn, new, head, fork=parts.fork)
         if delta.rewritten is not None and parts.fork:
             raise HistoryRewrittenError(delta.rewritten)
         whole = [*self._messages, turn, *new]
         spelled = self._spelled | parts.bodies.spelled([turn, *new])
-        if head is not self._head:
+        if changed:
             spelled |= parts.bodies.spelled(head.tools or [])
         bodies = parts.body_spans(
-            delta.whole, whole, head.tools, spelled, start=delta.cut, first=len(self._messages) + 1
+            delta.whole,
+            whole,
+            head.shared_tools,
+            spelled,
+            start=delta.cut,
+            first=len(self._messages) + 1,
         )
         previous = sampled.last_id
         if previous is None:  # nothing was sampled: the delta follows the prompt

@@ -31,10 +31,10 @@ from functools import cached_property
 
 from toolroll.parsers.reasoning import ANY_TAGS
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template.bodies import texts_of
 from toolroll.rollout.template.dropped import dropped_part, squashed
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Head, Renderer
+from toolroll.rollout.template.snapshot import texts_of
 from toolroll.rollout.types import Message
 
 SENTINEL = f"Nq{secrets.token_hex(4)}zN"

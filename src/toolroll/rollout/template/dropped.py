@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2.utils import htmlsafe_json_dumps
 
-from toolroll.rollout.template.bodies import texts_of
+from toolroll.rollout.template.snapshot import texts_of
 from toolroll.rollout.types import Message
 
 

@@ -8,7 +8,7 @@ module shares no code with the session.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, Trajectory
 
+_BYTES = 16
 _Key = tuple[bytes, bytes]
 """The digests of a prompt and of the ids that were sampled after it."""
 
@@ -79,11 +80,11 @@ class AnswerRecord:
         for span, key, ended in zip(spans, _keys(ids, spans), stopped, strict=True):
             if span[0] == span[1] and not ended:  # the engine aborted the request in its queue
                 continue
-            answers = self._answers.get(key)
-            if answers is None:
+            if key not in self._answers:
                 return "turns"
+            recorded, _ = self._answers[key]
             may_stop = ids[span[1] - 1] in stops
-            if ended != answers[0] and (answers[0] is not None or ended > may_stop):
+            if ended != recorded and (recorded is not None or ended > may_stop):
                 return "turns: stop"
         return None
 
@@ -129,15 +130,15 @@ def in_order(spans: Sequence[tuple[int, int]], length: int) -> bool:
 
 def _keys(ids: IdArray, spans: Sequence[tuple[int, int]]) -> Iterator[_Key]:
     """Yield the key of each span, with the ids before it as its prompt."""
-    prompt, end = blake2b(digest_size=16), 0
+    prompt, end = sha256(), 0
     for start, stop in spans:
         prompt.update(ids[end:start].astype(np.int32).tobytes())
-        yield prompt.digest(), _digest(ids[start:stop], np.int32)
+        yield prompt.digest()[:_BYTES], _digest(ids[start:stop], np.int32)
         end = start
 
 
 def _digest(values: Any, dtype: type[np.generic]) -> bytes:
-    return blake2b(np.asarray(values, dtype=dtype).tobytes(), digest_size=16).digest()
+    return sha256(np.asarray(values, dtype=dtype).tobytes()).digest()[:_BYTES]
 
 
 def _logprob_digest(logprobs: LogprobArray | None) -> bytes | None:

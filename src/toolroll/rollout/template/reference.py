@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -105,10 +106,13 @@ class ReferenceRender:
 
     @cached_property
     def scaffold(self) -> str:
-        """The text of the generation prompt that history does not show before a turn."""
+        """The empty element, such as `<think>\\n\\n</think>\\n\\n`, that the generation prompt
+        writes before a turn and that history does not show there. Empty if there is none.
+        """
         opening = self.around_answer[0]
         prompt = self.render([_USER], None) if opening else ""
-        return prompt[len(opening) :] if prompt.startswith(opening) else ""
+        scaffold = prompt[len(opening) :] if prompt.startswith(opening) else ""
+        return scaffold if _EMPTY_ELEMENT.fullmatch(scaffold) else ""
 
     @cached_property
     def _takes_objects(self) -> bool:
@@ -205,6 +209,7 @@ def readable(value: Any) -> Any:
     return [readable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+_EMPTY_ELEMENT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
 _USER: Message = {"role": "user", "content": "x"}
 _PARAMETERS = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}}
 _TOOL: Tool = {

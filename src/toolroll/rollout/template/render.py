@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from types import FunctionType
 from typing import Any, Literal
 
@@ -169,9 +168,8 @@ class Renderer:
         except TemplateError:  # the template requires a user message: no head
             text = ""
         rewritten = self.head_hook(text)
-        if type(rewritten) is str:  # episodes with equal heads share their texts
-            text, rewritten = sys.intern(text), sys.intern(rewritten)
-        return Head(shared_tools, text, rewritten)
+        # Episodes with equal heads share their texts.
+        return Head(shared_tools, _equal_text(text), _equal_text(rewritten))
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
         """Return the text of messages from `prepare`. `head` is their conversation's head."""
@@ -181,6 +179,8 @@ class Renderer:
         return head.rewritten + text[len(head.text) :] if own_head else text
 
     def _render(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool) -> str:
+        if not isinstance(self._apply, partial):  # the tokenizer's own code may change them
+            messages, tools = snapshot(messages), snapshot(tools)
         try:
             text = self._apply(
                 messages,
@@ -290,6 +290,12 @@ class Renderer:
             if text is not None:
                 return printed not in text
         return False
+
+
+@lru_cache(64)
+def _equal_text(text: str) -> str:
+    """Return `text`, or the same object as for an equal text before."""
+    return text
 
 
 def _is_lead(message: Message) -> bool:

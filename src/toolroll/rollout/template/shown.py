@@ -103,11 +103,15 @@ class ShownConversation:
             starts.append(len(before))
             bare = not after.startswith(before)
             if bare:
+                scaffold = self._reference.scaffold
+                if not all(before.endswith(scaffold, 0, start) for start in starts):
+                    yield None
+                    return
                 for start in reversed(starts):
-                    kept = before[:start].removesuffix(self._reference.scaffold)
-                    before = kept + before[start:]
+                    before = before[: start - len(scaffold)] + before[start:]
                 starts.clear()
             yield (len(before), bare) if after.startswith(before) else None
+            self._prompts.pop((message, frozenset()))  # a long episode has hundreds
 
     def head(self) -> Shown:
         """Return the render of the leading system messages, without a generation prompt."""

@@ -78,15 +78,18 @@ class JsonTexts:
         """Keep the texts of `container`. It is plain (`_is_plain`) and belongs to a snapshot."""
         self._objects[id(container)] = container
 
-    def add_arguments(self, messages: Sequence[Message]) -> None:
-        """Add the arguments of all tool calls of `messages`, which come from `snapshot`. Arguments
-        that are not plain are left out.
+    def with_arguments(self, messages: Sequence[Message]) -> JsonTexts:
+        """Return a copy that also keeps the texts of the arguments of all tool calls of `messages`,
+        which come from `snapshot`. Arguments that are not plain are left out.
         """
+        texts = JsonTexts()
+        texts._objects, texts._texts = self._objects.copy(), self._texts.copy()
         for message in messages:
             for call in message.get("tool_calls") or ():
                 arguments = call["function"].get("arguments")
                 if isinstance(arguments, dict) and _is_plain(arguments):
-                    self.add(arguments)
+                    texts.add(arguments)
+        return texts
 
     def __contains__(self, container: Any) -> bool:
         return id(container) in self._objects
@@ -155,7 +158,12 @@ class SharedTools:
     @cached_property
     def offered(self) -> Offered:
         """The same tools, for a parser."""
-        return Offered(self.tools)
+        return Offered(self.copy())
+
+    @cached_property
+    def strings(self) -> frozenset[str]:
+        """All texts in the tools, including the keys."""
+        return frozenset(texts_of(self.tools))
 
     @cached_property
     def size(self) -> int:
@@ -205,3 +213,12 @@ def text_size(value: Any) -> int:
     if isinstance(value, dict):
         return sum(map(text_size, value.values()))
     return sum(map(text_size, value)) if isinstance(value, list | tuple) else 0
+
+
+def texts_of(item: Any) -> Iterator[str]:
+    """Yield all strings in nested dicts, lists and tuples, including the keys."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, dict | list | tuple):
+        for part in (*item, *item.values()) if isinstance(item, dict) else item:
+            yield from texts_of(part)

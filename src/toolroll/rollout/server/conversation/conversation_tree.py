@@ -13,10 +13,10 @@ Invariants:
   differs (`edits`). A request changes a served conversation if it repeats a reply of it, or all
   messages before a reply, but not all messages up to this reply.
 - Only `Session` writes tokens.
-- Planning changes nothing but kept cursors: a turn does not exist until it is committed. It never
-  changes then. It holds only the messages that it added.
-- A turn may keep the cursor of its prompt, so that the first request that continues it renders only
-  its own prompt. `ChatTemplate.start` would return an equal cursor: the one that is kept has the
+- Planning changes nothing: a turn does not exist until it is committed. It never changes then. It
+  holds only the messages that it added.
+- A turn may keep the cursor of its prompt, so that a request that continues it renders only its own
+  prompt. `ChatTemplate.start` would return an equal cursor: the one that is kept has the
   same template object (with its switches and its time), the same tools and the served messages
   before the reply. With history="scaffold", only the kept one knows earlier scaffolds, so that a
   session without it forks.
@@ -271,8 +271,7 @@ class ConversationTree:
     ) -> Prompt:
         """Return the prompt that follows `turn` and keeps its tokens. `edited`: see `_edited`."""
         changed = request.tools if request.tools.text != turn.tools.text else None
-        # Used once: it keeps texts for the cursors after it, and a plan may never be committed.
-        cursor, turn.cursor = turn.cursor, None
+        cursor = turn.cursor
         if cursor is None or request.template is not turn.template:
             cursor = request.template.start(history[:-1], turn.tools)
         delta, after = cursor.after(turn.sampled, [history[-1], *request.added], changed)
@@ -398,7 +397,7 @@ class TurnNode:
     tokens. These tokens are before `node`, in the prompt.
     """
     cursor: Cursor | None = None
-    """The cursor of its whole prompt, if it is kept for the first request that continues it."""
+    """The cursor of its whole prompt, if it is kept for the requests that continue it."""
     checked: bool = False
     """True if the sequence that ends with this turn was verified."""
 
