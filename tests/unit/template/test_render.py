@@ -300,9 +300,9 @@ def test_a_tokenizer_with_a_method_of_its_own_cannot_change_the_tools_of_others(
         return theirs(messages, tools=tools, **kwargs)
 
     mine.apply_chat_template = changing
-    cursor = ChatTemplate(mine).start(TALK, [TOOL])
+    cursor = ChatTemplate(mine).start(TALK, [TOOL])  # type: ignore[arg-type]
     assert '"strict"' in cursor.text and "changed" in cursor.text
-    other = ChatTemplate(load_embedded_tokenizer()).start(TALK, [TOOL])
+    other = ChatTemplate(load_embedded_tokenizer()).start(TALK, [TOOL])  # type: ignore[arg-type]
     assert '"strict"' not in other.text and "changed" not in other.text
     assert '"strict"' not in str(cursor._head.tools) and "changed" not in str(cursor._messages)
 
