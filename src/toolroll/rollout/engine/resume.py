@@ -3,8 +3,9 @@ followed by the tokens sampled so far.
 
 Each token keeps the version of the weights that sampled it. If a grammar constrains a turn
 (`json_schema`, `regex` ...), the turn is resumed only if it has no tokens yet, because the grammar
-starts again with each request. An abort that comes with the turn's last token does not change the
-turn: it is complete.
+starts again with each request. An abort does not change a turn that has a stop token or all its
+tokens: it is complete. With speculative decoding, an aborted answer may go on behind the stop
+token; these tokens are dropped.
 """
 
 from __future__ import annotations
@@ -94,17 +95,38 @@ async def generate_resumed(
 
 
 def _completed(turn: Completion, params: Mapping[str, Any]) -> Completion:
-    """Return `turn`. If it was aborted, but its last token ends it, return it with the
-    finish_reason that it would have without the abort: SGLang checks for an abort first.
+    """Return `turn`. If it was aborted, but one of its tokens ends it, return it up to this token,
+    with the finish_reason that it would have without the abort: SGLang checks for an abort first.
     """
     if turn.finish_reason != "abort" or not len(turn.output_ids):
         return turn
-    last = int(turn.output_ids[-1])
-    if last in (params.get("stop_token_ids") or ()) and not params.get("ignore_eos"):
-        return replace(turn, finish_reason="stop", matched=last)
+    if not params.get("ignore_eos"):
+        stops = np.flatnonzero(np.isin(turn.output_ids, list(params.get("stop_token_ids") or ())))
+        if len(stops):
+            matched = int(turn.output_ids[stops[0]])
+            return replace(_cut(turn, int(stops[0]) + 1), finish_reason="stop", matched=matched)
     if len(turn.output_ids) >= params.get("max_new_tokens", np.inf):
         return replace(turn, finish_reason="length")
     return turn
+
+
+def _cut(turn: Completion, count: int) -> Completion:
+    """Return `turn` with its first `count` tokens. Its text, which is for logs, keeps the rest."""
+    experts = turn.routed_experts
+    return replace(
+        turn,
+        output_ids=turn.output_ids[:count],
+        logprobs=None if turn.logprobs is None else turn.logprobs[:count],
+        weight_versions=tuple(
+            WeightVersion(span.version, span.start, min(span.stop, count))
+            for span in turn.weight_versions
+            if span.start < count
+        ),
+        routed_experts=None
+        if experts is None
+        else experts[: len(experts) - (len(turn.output_ids) - count)],
+        top_logprobs=None if turn.top_logprobs is None else turn.top_logprobs[:count],
+    )
 
 
 def _may_resume(turn: Completion, params: Mapping[str, Any]) -> bool:
