@@ -245,14 +245,16 @@ async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int)
     assert len(engine.log) == 1
 
 
-@pytest.mark.parametrize("grammar", ["json_schema", "regex", "ebnf", "structural_tag"])
-async def test_a_grammar_is_not_begun_anew_in_the_middle_of_a_turn(
-    tokenizer: Any, grammar: str
+@pytest.mark.parametrize(
+    "name", ["json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex"]
+)
+async def test_a_grammar_or_stop_string_is_not_begun_anew_in_the_middle_of_a_turn(
+    tokenizer: Any, name: str
 ) -> None:
     """The engine reads a grammar from its beginning for each request: the joined turn would be
-    no word of it.
+    no word of it. It finds no stop string that begins before the abort.
     """
-    params = {"max_new_tokens": 20, grammar: "{}"}
+    params = {"max_new_tokens": 20, name: "{}"}
     engine = EmbeddedEngine(
         tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([0, 4, 9])
     )

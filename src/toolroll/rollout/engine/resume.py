@@ -1,9 +1,10 @@
 """Resume turns that the engine aborted, for example for a weight update: send the prompt again,
 followed by the tokens sampled so far.
 
-Each token keeps the version of the weights that sampled it. If a grammar constrains a turn
-(`json_schema`, `regex` ...), the turn is resumed only if it has no tokens yet, because the grammar
-starts again with each request. An abort does not change a turn that has a stop token or all its
+Each token keeps the version of the weights that sampled it. A turn with a grammar (`json_schema`,
+`regex` ...) or a stop string (`stop`, `stop_regex`) is resumed only if it has no tokens yet: the
+grammar starts again with each request, and the engine looks for a stop string only in the tokens
+that this request sampled. An abort does not change a turn that has a stop token or all its
 tokens: it is complete. With speculative decoding, an aborted answer may go on behind the stop
 token; these tokens are dropped.
 """
@@ -30,7 +31,8 @@ from toolroll.rollout.types import (
 
 _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_FROM_THE_START = ("json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex")
+"""The parameters that the engine applies to the sampled tokens from the first one on."""
 
 
 class Parking(Protocol):
@@ -65,7 +67,8 @@ async def generate_resumed(
     if the trainer has stopped, wait in `PARKING` and then resume it.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
-    grammar prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all parts together.
+    grammar or stop string prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all
+    parts together.
     """
     parking, params, resumes = PARKING.get(), request.sampling_params, 0
     whole = _completed(await engine.generate(request, progress=progress), params)
@@ -130,11 +133,9 @@ def _cut(turn: Completion, count: int) -> Completion:
 
 
 def _may_resume(turn: Completion, params: Mapping[str, Any]) -> bool:
-    constrained = any(params.get(name) for name in _GRAMMARS)
-    begun = len(turn.output_ids) > 0
-    return (
-        turn.finish_reason == "abort" and "max_new_tokens" in params and not (begun and constrained)
-    )
+    if turn.finish_reason != "abort" or "max_new_tokens" not in params:
+        return False
+    return not len(turn.output_ids) or not any(params.get(name) for name in _FROM_THE_START)
 
 
 def _rest(params: Mapping[str, Any], sampled: int) -> dict[str, Any]:
