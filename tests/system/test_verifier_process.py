@@ -177,11 +177,18 @@ async def test_a_tokenizer_of_the_user_stays_in_this_process(
     assert "verified in threads" in record.message
 
 
+@pytest.mark.parametrize("named", [True, False])
 async def test_a_hook_of_the_user_stays_in_this_process(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
+    tokenizer: Any, caplog: pytest.LogCaptureFixture, named: bool
 ) -> None:
     caplog.set_level(logging.INFO, verifier_process.__name__)
-    template = ChatTemplate(tokenizer).with_head(lambda head: head + "!")
+
+    def shout(head: str) -> str:
+        return head + "!"
+
+    if not named:
+        shout.__module__ = None  # type: ignore[assignment]
+    template = ChatTemplate(tokenizer).with_head(shout)
     process = VerifierProcess(after=1)
     process.ready.set()
     async with talked(tokenizer, template=template, verify="off") as made:
@@ -241,6 +248,44 @@ async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
         [trajectory] = made.session.trajectories()
     assert {turn.excluded for turn in trajectory.turns} == {"verification: did not finish"}
     assert await asyncio.to_thread(process.process.wait, PATIENCE) == -signal.SIGKILL
+
+
+async def test_a_tokenizer_that_is_not_read_in_time_leaves_no_sequence_unchecked(
+    served: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await started(*served)
+    other = pickle.loads(pickle.dumps(tokenizer))
+    other.add_tokens(["<|more|>"], special_tokens=True)
+    template, send = ChatTemplate(other), process._send
+
+    def hang(verifier: Verifier) -> bool:
+        assert process.process is not None and process._channel is not None
+        process.process.send_signal(signal.SIGSTOP)
+        process._channel.settimeout(0.01)
+        return send(verifier)
+
+    monkeypatch.setattr(process, "_send", hang)
+    async with talked(other, template=template, verify="off") as made:
+        counted = Counted(template.verifier)
+        assert await process.check(template.verifier, made._sequence()) is None
+        assert counted.checks == 1
+    assert process.process is not None
+    await asyncio.to_thread(process.process.wait, PATIENCE)
+
+
+async def test_a_thread_that_cannot_start_is_started_later(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    process = VerifierProcess(after=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(verifier_process, "Thread", refused)
+        assert await process.check(*served) is None
+    assert await process.check(*served) is None
+    assert await asyncio.to_thread(process.ready.wait, PATIENCE)
+    await ended(process)
 
 
 async def test_an_idle_process_ends(served: Any) -> None:

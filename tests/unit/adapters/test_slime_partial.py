@@ -224,16 +224,22 @@ async def test_a_limit_starts_an_episode_again(
     assert sorted(map(id, environments.closed)) == sorted(map(id, environments.opened))
 
 
-async def test_an_environment_that_cannot_wait_starts_again(
-    sample_type: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("can_wait", "stop"), [(False, None), (True, ["never sampled"])])
+async def test_what_cannot_be_resumed_starts_again(
+    sample_type: Any,
+    environments: Environments,
+    monkeypatch: pytest.MonkeyPatch,
+    can_wait: bool,
+    stop: list[str] | None,
 ) -> None:
-    monkeypatch.setattr(Desk, "can_wait", False)
+    monkeypatch.setattr(Desk, "can_wait", can_wait)
+    sampling = {**SAMPLING, "stop": stop}
     async with serving(faults=fault_at({1: Fault(abort_after=3)})) as (_, args):
         args.partial_rollout = True
-        cut = await generate(args, sample_type(prompt=0, index=0), dict(SAMPLING))
+        cut = await generate(args, sample_type(prompt=0, index=0), dict(sampling))
         assert is_aborted(cut) and len(environments.closed) == 1
         cut.session_id = "other"  # the policy counts the turns of a session
-        [made] = await generate(args, cut, dict(SAMPLING))
+        [made] = await generate(args, cut, dict(sampling))
     assert made.reward == 1.0 and made.metadata["toolroll"]["metrics"]["restarts"] == 1
     assert len(environments.opened) == len(environments.closed) == 2
 

@@ -14,6 +14,7 @@ from support.tiers import costly
 
 from toolroll.rollout.engine import generate_resumed
 from toolroll.rollout.engine.resume import join
+from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     Fault,
@@ -22,7 +23,7 @@ from toolroll.rollout.testing import (
     Reply,
     fault_at,
 )
-from toolroll.rollout.types import Completion, WeightVersion
+from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
 
 IDS = list(range(100, 130))
 
@@ -180,6 +181,62 @@ async def test_an_abort_with_the_last_token_leaves_nothing_to_resume(
     )
 
 
+class Answers:
+    """An engine that has these answers. `asked`: the requests."""
+
+    def __init__(self, *answers: Completion) -> None:
+        self._answers = iter(answers)
+        self.asked: list[GenerateRequest] = []
+
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        self.asked.append(request)
+        return next(self._answers)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+async def test_an_aborted_turn_ends_at_its_stop_token(ignored: bool) -> None:
+    """With speculative decoding, an aborted answer may go on behind a stop token."""
+
+    def part(ids: list[int], start: int, rows: int) -> Completion:
+        count = len(ids)
+        return Completion(
+            np.array(ids, dtype=np.int32),
+            np.arange(start, start + count, dtype=np.float32),
+            "abort",
+            weight_versions=(WeightVersion("a", 0, 2), WeightVersion("b", 2, count)),
+            routed_experts=np.arange(rows, dtype=np.int32)[:, None],
+            top_logprobs=[[(0.0, each)] for each in ids],
+        )
+
+    end = Completion(np.zeros(0, dtype=np.int32), None, "length")
+    engine: Any = Answers(part([1, 2, 3], 0, 5), part([4, 9, 5, 9], 3, 4), end)
+    params = {"max_new_tokens": 20, "stop_token_ids": [9], "ignore_eos": ignored}
+    whole = await generate_resumed(
+        engine, request(sampling_params=params), max_resumes=2, sleep=Pauses()
+    )
+    if ignored:
+        assert whole.output_ids.tolist() == [1, 2, 3, 4, 9, 5, 9] and len(engine.asked) == 3
+        return
+    assert len(engine.asked) == 2
+    assert (whole.output_ids.tolist(), whole.finish_reason, whole.matched) == (
+        [1, 2, 3, 4, 9],
+        "stop",
+        9,
+    )
+    assert whole.logprobs is not None and whole.logprobs.tolist() == [0, 1, 2, 3, 4]
+    assert whole.weight_versions == (
+        WeightVersion("a", 0, 2),
+        WeightVersion("b", 2, 3),
+        WeightVersion("a", 3, 5),
+    )
+    assert whole.routed_experts is not None
+    assert whole.routed_experts.ravel().tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert whole.top_logprobs is not None
+    assert [pairs[0][1] for pairs in whole.top_logprobs] == [1, 2, 3, 4, 9]
+
+
 @pytest.mark.parametrize("resumes", [0, 1])
 async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int) -> None:
     engine = EmbeddedEngine(tokenizer)
@@ -188,14 +245,16 @@ async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int)
     assert len(engine.log) == 1
 
 
-@pytest.mark.parametrize("grammar", ["json_schema", "regex", "ebnf", "structural_tag"])
-async def test_a_grammar_is_not_begun_anew_in_the_middle_of_a_turn(
-    tokenizer: Any, grammar: str
+@pytest.mark.parametrize(
+    "name", ["json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex"]
+)
+async def test_a_grammar_or_stop_string_is_not_begun_anew_in_the_middle_of_a_turn(
+    tokenizer: Any, name: str
 ) -> None:
     """The engine reads a grammar from its beginning for each request: the joined turn would be
-    no word of it.
+    no word of it. It finds no stop string that begins before the abort.
     """
-    params = {"max_new_tokens": 20, grammar: "{}"}
+    params = {"max_new_tokens": 20, name: "{}"}
     engine = EmbeddedEngine(
         tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([0, 4, 9])
     )

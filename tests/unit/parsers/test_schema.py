@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema_rs import ValidationError
+from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.validator import (
@@ -225,12 +227,31 @@ def test_what_is_no_schema_or_too_large_checks_nothing(schema: Any) -> None:
         validator(schema)
 
 
-@pytest.mark.parametrize("value", ["\ud800", {1: 2}, {"a": {1: 2}}, {"a": "\ud800"}])
+@pytest.mark.parametrize("value", ["\ud800", {1: 2}])
 def test_what_is_not_json_is_not_checked(value: Any) -> None:
     with pytest.raises(NotChecked):
-        validator({"properties": {"a": {"maxProperties": 0, "maxLength": 0}}, **STRING}).problem(
-            value
-        )
+        validator({"maxProperties": 0, "maxLength": 0, **STRING}).problem(value)
+
+
+@pytest.mark.parametrize("value", [{"a": {1: 2}}, {"a": "\ud800"}])
+def test_what_does_not_fit_is_wrong_if_its_errors_cannot_be_listed(value: Any) -> None:
+    assert validator(STRING).problem(value) == "they do not match the tool's JSON schema"
+
+
+class Unexplained:
+    """A compiled schema without an error for any of its alternatives."""
+
+    def is_valid(self, _: Any) -> bool:
+        return False
+
+    def iter_errors(self, _: Any) -> Iterator[Any]:
+        yield ValidationError("no fit", "", ["anyOf"], [], [], Kind.AnyOf(context=[]), 1)
+
+
+def test_an_alternative_without_errors_is_named_itself() -> None:
+    check: Any = validator(STRING)
+    check._validator = Unexplained()
+    assert check.problem(1) == "no fit"
 
 
 def test_an_honest_schema_has_room() -> None:

@@ -34,6 +34,7 @@ takes about 50 ns, and at most 0.5 us.
 MOST_ERRORS = 20_000
 """The maximum work for which the errors are listed. An error takes up to 20 us."""
 
+_NO_FIT = "they do not match the tool's JSON schema"
 _PATTERNS = ("pattern", "patternProperties")
 _BY_PATTERN = ("additionalProperties", "unevaluatedProperties")
 _OLD = "dependencies"  # the library checks it, but draft 2020-12 does not have it
@@ -83,13 +84,16 @@ class Validator:
         try:
             if self._validator.is_valid(value):
                 return None
-            if self._expansion.recursive:  # `is_valid` remembers results, `iter_errors` does not
-                work *= self._expansion.size**depth
-            if work > MOST_ERRORS:
-                return "they do not match the tool's JSON schema"
-            return _text(_best(self._validator.iter_errors(value)))
         except ValueError as error:  # nested too deep, or not JSON
             raise NotChecked(str(error)) from error
+        if self._expansion.recursive:  # `is_valid` remembers results, `iter_errors` does not
+            work *= self._expansion.size**depth
+        if work > MOST_ERRORS:
+            return _NO_FIT
+        try:
+            return _text(_best(self._validator.iter_errors(value)))
+        except Exception:  # noqa: BLE001 - an error without a text is an error
+            return _NO_FIT
 
 
 class _Ignored:
@@ -214,7 +218,7 @@ def _best(errors: Iterable[ValidationError]) -> ValidationError:
     best = max(errors, key=_relevance)
     while isinstance(best.kind, Kind.AnyOf | Kind.OneOfNotValid):
         inner = nsmallest(2, chain.from_iterable(best.kind.context), key=_relevance)
-        if len(inner) == 2 and _relevance(inner[0]) == _relevance(inner[1]):
+        if not inner or (len(inner) == 2 and _relevance(inner[0]) == _relevance(inner[1])):
             break
         best = inner[0]
     return best

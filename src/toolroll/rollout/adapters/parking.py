@@ -1,7 +1,8 @@
 """`ParkedEpisodes`: episodes that wait after an abort, until the trainer continues their samples.
 
 A parked episode keeps its environment, its conversation and the tokens of the aborted turn. The
-trainer gets the tokens so far. When it passes the sample again, the turn is resumed.
+trainer gets the tokens so far. When it passes the sample again, the turn is resumed. An episode
+whose turn cannot be resumed (`engine/resume.py`) does not park: it ends, and starts again.
 
 Invariants: an episode that is dropped, or that is parked when its event loop ends, closes its
 environment. The tokens of an episode are the same as without the abort, only their weight versions

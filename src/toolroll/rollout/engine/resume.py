@@ -1,10 +1,12 @@
 """Resume turns that the engine aborted, for example for a weight update: send the prompt again,
 followed by the tokens sampled so far.
 
-Each token keeps the version of the weights that sampled it. If a grammar constrains a turn
-(`json_schema`, `regex` ...), the turn is resumed only if it has no tokens yet, because the grammar
-starts again with each request. An abort that comes with the turn's last token does not change the
-turn: it is complete.
+Each token keeps the version of the weights that sampled it. A turn with a grammar (`json_schema`,
+`regex` ...) or a stop string (`stop`, `stop_regex`) is resumed only if it has no tokens yet: the
+grammar starts again with each request, and the engine looks for a stop string only in the tokens
+that this request sampled. An abort does not change a turn that has a stop token or all its
+tokens: it is complete. With speculative decoding, an aborted answer may go on behind the stop
+token; these tokens are dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from toolroll.rollout.types import (
 
 _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+_FROM_THE_START = ("json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex")
+"""The parameters that the engine applies to the sampled tokens from the first one on."""
 
 
 class Parking(Protocol):
@@ -64,7 +67,8 @@ async def generate_resumed(
     if the trainer has stopped, wait in `PARKING` and then resume it.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
-    grammar prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all parts together.
+    grammar or stop string prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all
+    parts together.
     """
     parking, params, resumes = PARKING.get(), request.sampling_params, 0
     whole = _completed(await engine.generate(request, progress=progress), params)
@@ -94,25 +98,44 @@ async def generate_resumed(
 
 
 def _completed(turn: Completion, params: Mapping[str, Any]) -> Completion:
-    """Return `turn`. If it was aborted, but its last token ends it, return it with the
-    finish_reason that it would have without the abort: SGLang checks for an abort first.
+    """Return `turn`. If it was aborted, but one of its tokens ends it, return it up to this token,
+    with the finish_reason that it would have without the abort: SGLang checks for an abort first.
     """
     if turn.finish_reason != "abort" or not len(turn.output_ids):
         return turn
-    last = int(turn.output_ids[-1])
-    if last in (params.get("stop_token_ids") or ()) and not params.get("ignore_eos"):
-        return replace(turn, finish_reason="stop", matched=last)
+    if not params.get("ignore_eos"):
+        stops = np.flatnonzero(np.isin(turn.output_ids, list(params.get("stop_token_ids") or ())))
+        if len(stops):
+            matched = int(turn.output_ids[stops[0]])
+            return replace(_cut(turn, int(stops[0]) + 1), finish_reason="stop", matched=matched)
     if len(turn.output_ids) >= params.get("max_new_tokens", np.inf):
         return replace(turn, finish_reason="length")
     return turn
 
 
-def _may_resume(turn: Completion, params: Mapping[str, Any]) -> bool:
-    constrained = any(params.get(name) for name in _GRAMMARS)
-    begun = len(turn.output_ids) > 0
-    return (
-        turn.finish_reason == "abort" and "max_new_tokens" in params and not (begun and constrained)
+def _cut(turn: Completion, count: int) -> Completion:
+    """Return `turn` with its first `count` tokens. Its text, which is for logs, keeps the rest."""
+    experts = turn.routed_experts
+    return replace(
+        turn,
+        output_ids=turn.output_ids[:count],
+        logprobs=None if turn.logprobs is None else turn.logprobs[:count],
+        weight_versions=tuple(
+            WeightVersion(span.version, span.start, min(span.stop, count))
+            for span in turn.weight_versions
+            if span.start < count
+        ),
+        routed_experts=None
+        if experts is None
+        else experts[: len(experts) - (len(turn.output_ids) - count)],
+        top_logprobs=None if turn.top_logprobs is None else turn.top_logprobs[:count],
     )
+
+
+def _may_resume(turn: Completion, params: Mapping[str, Any]) -> bool:
+    if turn.finish_reason != "abort" or "max_new_tokens" not in params:
+        return False
+    return not len(turn.output_ids) or not any(params.get(name) for name in _FROM_THE_START)
 
 
 def _rest(params: Mapping[str, Any], sampled: int) -> dict[str, Any]:

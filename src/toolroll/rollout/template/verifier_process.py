@@ -22,8 +22,8 @@ import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -59,21 +59,13 @@ class _Job:
 
     def __init__(self, verifier: Verifier, sequence: ServedSequence) -> None:
         self.verifier = verifier
-        self.options = pickle.dumps({**verifier.options, "head_hook": verifier.head_hook})
+        self.options = pickle.dumps(verifier.options)
         self.sequence = pickle.dumps(_with_own_record(sequence), pickle.HIGHEST_PROTOCOL)
         self.answer: Future[bool | None] = Future()
 
-    def finish(self, is_correct: Callable[[_Job], bool]) -> None:
-        """Call `is_correct` for the answer, unless the caller was cancelled."""
-        if not self.answer.set_running_or_notify_cancel():
-            return
-        answer: bool | None = False
-        try:
-            answer = is_correct(self)
-        except TimeoutError:
-            answer = None
-            raise
-        finally:
+    def set(self, answer: bool | None) -> None:  # noqa: FBT001 - as in `Future.set_result`
+        """Set the answer, unless the caller was cancelled."""
+        with contextlib.suppress(InvalidStateError):
             self.answer.set_result(answer)
 
 
@@ -119,7 +111,10 @@ class VerifierProcess:
                 self._left -= 1
                 if self._left == 0 and _may_start():
                     serve = partial(self._serve, verifier)
-                    Thread(target=serve, name="toolroll-verifier", daemon=True).start()
+                    try:
+                        Thread(target=serve, name="toolroll-verifier", daemon=True).start()
+                    except (RuntimeError, MemoryError):  # too many threads, for now
+                        self._left = self.after
                 return None
             try:
                 job = _Job(verifier, sequence)
@@ -131,7 +126,7 @@ class VerifierProcess:
     def _can_take(self, verifier: Verifier) -> bool:
         hook = verifier.head_hook
         if hook is not None and not (
-            isinstance(hook, FunctionType) and hook.__module__.startswith("toolroll.")
+            isinstance(hook, FunctionType) and (hook.__module__ or "").startswith("toolroll.")
         ):
             self._explain("a hook rewrites the start of prompts")
             return False
@@ -145,7 +140,7 @@ class VerifierProcess:
                 if self._send(verifier):
                     self.ready.set()
                     while True:
-                        self._jobs.get(timeout=self._idle).finish(self._is_confirmed)
+                        self._answer(self._jobs.get(timeout=self._idle))
         except Empty:
             pass
         except Exception as error:  # noqa: BLE001 - threads do its work
@@ -156,7 +151,7 @@ class VerifierProcess:
                 self.ready.clear()
                 self._left = self.after
             while not self._jobs.empty():
-                self._jobs.get().finish(lambda _: False)
+                self._jobs.get().set(False)
 
     @contextmanager
     def _started(self) -> Iterator[None]:
@@ -179,6 +174,19 @@ class VerifierProcess:
                 atexit.unregister(end)
                 end()
 
+    def _answer(self, job: _Job) -> None:
+        if job.answer.cancelled():
+            return
+        try:
+            answer = self._is_confirmed(job)
+        except TimeoutError:
+            job.set(None)
+            raise
+        except BaseException:
+            job.set(False)
+            raise
+        job.set(answer)
+
     def _is_confirmed(self, job: _Job) -> bool:
         digest = self._digest(job.verifier)
         if digest is None:
@@ -195,14 +203,19 @@ class VerifierProcess:
         return self._digests[verifier]
 
     def _send(self, verifier: Verifier) -> bool:
-        """Send the tokenizer. Return False if it cannot be used in the process."""
+        """Send the tokenizer. Return False if it cannot be used in the process. Raise `EOFError` or
+        `OSError` if the process died, and `EOFError` after the time limit.
+        """
         try:
             digest, body = self._digest(verifier), pickle.dumps(verifier.tokenizer)
         except Exception as error:  # noqa: BLE001 - any error of the tokenizer
             self._explain(f"the tokenizer cannot be pickled ({error!r})")
         else:
-            if self._ask(digest, None, body) == CONFIRMED:
-                return True
+            try:
+                if self._ask(digest, None, body) == CONFIRMED:
+                    return True
+            except TimeoutError as error:  # the sequence that waits for it may be correct
+                raise EOFError("it did not read the tokenizer in time") from error
             self._explain("the tokenizer has a class of your own, or changes when it is pickled")
         self._digests[verifier] = None
         return False

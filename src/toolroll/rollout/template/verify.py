@@ -53,8 +53,8 @@ class Verifier:
 
     `now` is the time that was used to render the template. `head_hook` rewrites the head of each
     prompt: the leading system messages and the tools. `keep_scaffold`: a later render may lack the
-    text that the generation prompt wrote before sampled turns (history="scaffold"). `options`: the
-    other arguments.
+    text that the generation prompt wrote before sampled turns (history="scaffold"). `options`: all
+    arguments but the tokenizer.
 
     Example::
 
@@ -80,6 +80,7 @@ class Verifier:
             "chat_template": chat_template,
             "kwargs": kwargs,
             "now": now,
+            "head_hook": head_hook,
             "keep_scaffold": keep_scaffold,
         }
         self._keep_scaffold = keep_scaffold
