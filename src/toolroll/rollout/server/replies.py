@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.parsers.reading.schema import Offered
 from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
@@ -52,7 +53,7 @@ from toolroll.rollout.server.sessions.pending import PendingRequest
 from toolroll.rollout.server.sessions.session_store import SessionStore
 from toolroll.rollout.server.sessions.sessions import Sessions
 from toolroll.rollout.session.tree import Node
-from toolroll.rollout.types import Completion, GenerateRequest, Tool
+from toolroll.rollout.types import Completion, GenerateRequest
 
 NEW_TEXT = "another text of the same session"
 
@@ -326,8 +327,8 @@ class ChatReply(Reply):
         ]
 
     @property
-    def _offered(self) -> list[Tool] | None:
-        return self.use.tools if self.use.offered else None
+    def _offered(self) -> Offered | None:
+        return self.use.tools.offered if self.use.offered else None
 
     def choice(self, index: int, completion: Completion) -> Choice:
         """Parse the reply number `index`."""

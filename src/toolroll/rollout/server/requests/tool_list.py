@@ -46,11 +46,16 @@ class ToolList(list[Tool]):
         return tools
 
     @cached_property
+    def offered(self) -> Offered:
+        """The same tools, for a parser."""
+        return Offered(self)
+
+    @cached_property
     def schemas(self) -> Schemas:
         """The schemas of the parameters."""
-        offered, schemas = Offered(self), dict[str, Schema | None]()
-        for name, function in offered.functions.items():
-            parameters = offered.parameters(name)
+        schemas = dict[str, Schema | None]()
+        for name, function in self.offered.functions.items():
+            parameters = self.offered.parameters(name)
             has_default = b'"default":' in orjson.dumps(function.get("parameters"))
             schemas[name] = parameters.schema if parameters is not None and has_default else None
         return schemas
