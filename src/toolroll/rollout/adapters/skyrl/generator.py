@@ -278,8 +278,8 @@ class ToolrollGenerator:
         shape = engine.experts_shape
         if shape is None:
             raise RolloutError(
-                "SkyRL's engine has returned no routed experts, so their shape is not known: it has "
-                "answered no request yet, or does not return them"
+                "SkyRL's engine has returned no routed experts, so their shape is not known: it "
+                "has answered no request yet, or does not return them"
             )
         return [routed_experts(sequence, shape).tolist() for sequence in sequences]
 

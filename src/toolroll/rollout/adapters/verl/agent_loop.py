@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -180,7 +180,7 @@ class ToolrollAgentLoop:
             response_length=int(self.rollout_config.response_length),
             several=several,
             filler=player.filler,
-            experts_shape=self._experts_shape(player.model.engine),
+            experts_shape=self._experts_shape(cast(ServerEngine, player.model.engine)),
         ):
             if not with_logprobs:
                 fields["response_logprobs"] = None
@@ -188,7 +188,7 @@ class ToolrollAgentLoop:
             outputs.append(verl.AgentLoopOutput(**fields))
         return outputs if several else outputs[0]
 
-    def _experts_shape(self, engine: Any) -> tuple[int, int] | None:
+    def _experts_shape(self, engine: ServerEngine) -> tuple[int, int] | None:
         if not self.rollout_config.get("enable_rollout_routing_replay"):
             return None
         if engine.experts_shape is None:  # the engine has not answered yet
