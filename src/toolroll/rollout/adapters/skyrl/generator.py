@@ -323,8 +323,9 @@ def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
     """
     cut = len(sequence.prompt_ids)
     turns = sequence.trajectory.turns if sequence.trajectory is not None else ()
-    trained = [turn for turn in turns if turn.excluded is None and turn.stop > cut]
     values = [0.0] * len(sequence.response_ids)
+    end = cut + len(values)
+    trained = [turn for turn in turns if turn.excluded is None and cut < turn.stop <= end]
     total = math.fsum(turn.reward for turn in trained)
     if math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9):
         for turn in trained:
