@@ -18,6 +18,7 @@ from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Servers
 
 from toolroll.rollout.adapters.verl.settings import VerlSettings
+from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     embedded_tokenizer_path,
@@ -32,22 +33,29 @@ MODULE = "toolroll.rollout.adapters.verl.agent_loop"
 LOOP = f"""
 - name: toolroll
   _target_: {MODULE}.ToolrollAgentLoop
-  settings: {{env: desk}}
+  settings: {{env: desk, on_aborted: zero, reruns: 0}}
 """
 
 
-def configuration(folder: Path) -> Any:
-    """verl's own configuration, with what a run with the agent loop sets."""
+def configuration(folder: Path, *, experts: bool = True) -> Any:
+    """verl's own configuration, with what a run with the agent loop sets. `experts`: the model has
+    the experts that the embedded engine returns.
+    """
     import verl
     from hydra import compose, initialize_config_dir
-    from transformers import Qwen2Config
+    from transformers import Qwen2Config, Qwen2MoeConfig
 
     for file in embedded_tokenizer_path().iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    Qwen2Config(architectures=["Qwen2ForCausalLM"]).save_pretrained(folder)
+    if experts:
+        model: Any = Qwen2MoeConfig(num_hidden_layers=2, num_experts_per_tok=2)
+        model.architectures = ["Qwen2MoeForCausalLM"]
+    else:
+        model = Qwen2Config(architectures=["Qwen2ForCausalLM"])
+    model.save_pretrained(folder)
     (folder / "loop.yaml").write_text(LOOP)
     rollout = "actor_rollout_ref.rollout"
     with initialize_config_dir(
@@ -68,14 +76,11 @@ def configuration(folder: Path) -> Any:
         )
 
 
-async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
+def batch_of(tasks: list[int]) -> Any:
+    """verl's batch with these tasks of the desk."""
     import numpy as np
-    import torch
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopWorker
     from verl.protocol import DataProto
-    from verl.workers.rollout.replica import TokenOutput
 
-    tasks = known_tasks()[:3]
     rows: dict[str, list[Any]] = {
         "index": tasks,
         "raw_prompt": [[{"role": "user", "content": str(task)}] for task in tasks],
@@ -85,13 +90,22 @@ async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
     for name, values in rows.items():
         arrays[name] = np.empty(len(values), dtype=object)
         arrays[name][:] = values
+    return DataProto(non_tensor_batch=arrays)
+
+
+async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
+    import torch
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopWorker
+    from verl.workers.rollout.replica import TokenOutput
+
+    tasks = known_tasks()[:3]
     async with (
         EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0)) as engine,
         aiohttp.ClientSession() as http,
     ):
         servers: Any = Servers(engine.url, http, TokenOutput, experts=True)
         worker = AgentLoopWorker(configuration(tmp_path), servers)
-        made = await worker.generate_sequences(DataProto(non_tensor_batch=arrays))
+        made = await worker.generate_sequences(batch_of(tasks))
     assert issubclass(importlib.import_module(MODULE).ToolrollAgentLoop, AgentLoopBase)
     batch = made.batch
     assert batch["responses"].shape == (3, RESPONSE) and batch["prompts"].shape == (3, PROMPT)
@@ -115,6 +129,30 @@ async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
         assert rows_of.dtype == torch.int16 and not rows_of[-1].any()
         assert rows_of[:-1, 0, 0].tolist() == [index % 8 for index in ids[:-1]]
         assert rows_of[:-1, 1, 1].tolist() == [index % 5 for index in ids[:-1]]
+
+
+@pytest.mark.parametrize("experts", [True, False])
+async def test_an_episode_that_fails_before_the_first_answer_fits_into_the_batch(
+    tmp_path: Path, experts: bool
+) -> None:
+    """verl makes one tensor of the routed experts of all episodes."""
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+    from verl.workers.rollout.replica import TokenOutput
+
+    class FailingServers(Servers):
+        async def generate(self, request_id: Any, **request: Any) -> Any:
+            raise CompletionError("the server gives no answer")
+
+    async with aiohttp.ClientSession() as http:
+        servers: Any = FailingServers("", http, TokenOutput)
+        worker = AgentLoopWorker(configuration(tmp_path, experts=experts), servers)
+        playing = worker.generate_sequences(batch_of(known_tasks()[:1]))
+        if not experts:
+            with pytest.raises(UsageError, match="num_experts_per_tok"):
+                await playing
+            return
+        made = await playing
+    assert made.batch["routed_experts"].shape == (1, PROMPT + RESPONSE, 2, 2)
 
 
 def test_the_example_is_what_verl_takes() -> None:

@@ -104,6 +104,7 @@ def loop_arguments(servers: Servers, tokenizer: Any, **rollout: Any) -> dict[str
                 actor_rollout_ref=SimpleNamespace(
                     rollout=_Keys({**settings, **rollout}),
                     actor=SimpleNamespace(loss_agg_mode="token-mean"),
+                    model=SimpleNamespace(),
                 ),
             )
         ),

@@ -6,15 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from support import areal_mirror
 from support.framework_engines import ArealInference, GenerationHyperparameters, install_areal
 from support.slime_trainer import reference_lines
 
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
+from toolroll.rollout.adapters.areal import workflow as areal_workflow
 from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.sequences import trained_sequences
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn, WeightVersion
 
 torch = pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
 
@@ -65,6 +69,25 @@ async def test_an_episode_is_a_row_of_tensors(recorded: dict[str, list[float]]) 
     assert recorded["left_out_tokens"] == [0] and recorded["num_turns"] == [len(ends)]
     assert len({asked.rid for asked in engine.seen}) == 1, "the prefix cache would be lost"
     assert all(asked.gconfig.n_samples == 1 for asked in engine.seen)
+
+
+def test_a_last_turn_that_is_not_trained_has_no_versions() -> None:
+    """As after an invalid call with `CallPolicy(mask_invalid=True)`."""
+    turns = (
+        Turn(2, 4, "stop", weight_versions=(WeightVersion("7", 2, 4),)),
+        Turn(5, 8, "stop", excluded="invalid", weight_versions=(WeightVersion("8", 5, 8),)),
+    )
+    mask = np.array([0, 0, 1, 1, 0, 0, 0, 0], np.int32)
+    ids, logprobs = np.arange(8, dtype=np.int32), np.full(8, -1.0, np.float32)
+    episode = InteractionResult.of(
+        [Trajectory(ids, mask, logprobs, turns, 2)],
+        prompt="", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE,
+    )  # fmt: skip
+    [sequence] = trained_sequences(episode, several=False)
+    rows = areal_workflow._tensors([(sequence, 1.0)])
+    assert rows.pop("rewards").tolist() == [1.0]
+    assert {tuple(values.shape) for values in rows.values()} == {(1, 4)}
+    assert rows["versions"].tolist() == [[-1, -1, 7, 7]]
 
 
 async def test_an_aborted_episode_does_not_shift_the_groups() -> None:

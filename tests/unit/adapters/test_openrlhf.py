@@ -25,8 +25,10 @@ from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, SamplingParams
 
 from toolroll.rollout.adapters.openrlhf import AgentExecutor, VllmEngine
+from toolroll.rollout.adapters.openrlhf import executor as openrlhf_executor
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Reply, load_embedded_tokenizer
+from toolroll.rollout.types import Trajectory, Turn
 
 
 @functools.cache
@@ -207,6 +209,16 @@ async def test_all_samples_have_the_same_logs_and_all_numbers_are_floats() -> No
     assert {tuple(row) for row in rows} == {names}
     assert {type(value) for row in rows for value in row.values()} == {float}
     assert [row["n"] for row in rows] == [0.5, 2.0, 0.5, 0.5]
+
+
+def test_a_sample_without_trainable_tokens_is_delivered_whole() -> None:
+    """As for the other trainers."""
+    ids, mask, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, np.int32), np.zeros(3, "f4")
+    untrained = Trajectory(ids, mask, logprobs, (Turn(1, 3, "stop", excluded="invalid"),), 1)
+    output = openrlhf_executor._result(
+        untrained, openrlhf_executor._outcome(1.0, {}), 0, overflow=False, logprobs=True
+    )
+    assert output["extra_logs"]["delivered_share"] == 1.0
 
 
 def test_the_sample_exists_only_while_the_agent_runs() -> None:

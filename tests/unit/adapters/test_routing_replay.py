@@ -24,7 +24,7 @@ from toolroll.rollout.adapters.sequences import routed_experts, training_sequenc
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.slime import to_samples
 from toolroll.rollout.adapters.verl import ServerEngine, ToolrollAgentLoop, agent_loop
-from toolroll.rollout.errors import CompletionError, TokenError, UsageError
+from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Fault, LoggedRequest, load_embedded_tokenizer
 from toolroll.rollout.types import (
     GenerateRequest,
@@ -234,6 +234,27 @@ async def test_skyrl_gets_the_rows_as_lists() -> None:
         await generator.aclose()
     ids = output["prompt_token_ids"][0] + output["response_ids"][0]
     assert output["rollout_expert_indices"] == [expected(engine.log, ids).tolist()]
+
+
+async def test_skyrl_gets_no_invented_shape_before_the_first_answer() -> None:
+    """SkyRL joins the outputs of several calls. Its configuration does not have the shape."""
+    replay = SimpleNamespace(enable_return_routed_experts=True)
+    generator = ToolrollGenerator(
+        GeneratorConfig(max_input_length=16, inference_engine=replay),
+        load_embedded_tokenizer(),
+        SkyrlClient("", experts=True),
+        EpisodeSettings(env="desk", parser="hermes", context_length=16, reruns=0),
+    )
+    with pytest.raises(RolloutError, match="answered no request yet"):
+        await generator.generate(
+            {
+                "prompts": [[{"role": "user", "content": "A task."}]],
+                "env_extras": [{"index": 0}],
+                "sampling_params": {"max_tokens": 256, "logprobs": 1},
+                "trajectory_ids": [TrajectoryID("0", 0)],
+            }
+        )
+    await generator.aclose()
 
 
 async def test_rows_of_another_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import reference_lines
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import training_sequences
+from toolroll.rollout.adapters.sequences import trained_sequences, training_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.skyrl.generator import token_rewards
 from toolroll.rollout.errors import UsageError
@@ -261,3 +261,15 @@ def test_an_invalid_turn_does_not_move_the_rewards_of_the_others() -> None:
     )  # fmt: skip
     (sequence,) = training_sequences(result)
     assert token_rewards(sequence, 0.5) == [0.0, 0.2, 0.3]
+
+
+def test_an_empty_turn_after_the_last_trained_token_gets_no_reward() -> None:
+    """The response ends before it."""
+    turns = (Turn(2, 4, "stop", reward=0.25), Turn(6, 6, "length", reward=0.75))
+    mask, logprobs = np.array([0, 0, 1, 1, 0, 0, 0], np.int32), np.full(7, -1.0, np.float32)
+    trajectory = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, 2)
+    episode = InteractionResult.of(
+        [trajectory], prompt="", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE
+    )
+    [sequence] = trained_sequences(episode, several=False)
+    assert token_rewards(sequence, 1.0) == [0.0, 1.0]

@@ -438,6 +438,45 @@ async def test_generate_rollout_parks_what_is_left_and_continues_it(
     train_data(flattened(second.samples))
 
 
+async def test_generate_rollout_continues_what_the_engine_aborts(
+    sample_type: Any, closing: None, environments: Environments
+) -> None:
+    """An aborted group is played on in the same rollout, and is no failure."""
+    async with serving(faults=cut_once()) as (_, args):
+        vars(args).update(over_sampling_batch_size=1, partial_rollout=True, toolroll_max_dropped=1)
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        output = await asyncio.to_thread(generate_rollout, args, 5, source)
+    assert [group[0].group_index for group in output.samples] == [0, 1]
+    made = flattened(output.samples)
+    assert [sample.metadata["toolroll"]["metrics"]["resumes"] for sample in made] == [1] * 4
+    assert not any("drop" in name for name in output.metrics)
+    assert output.metrics["toolroll/parked"] == 0 and source.buffer == []
+    assert len(environments.opened) == len(environments.closed) == 4
+    train_data(made)
+
+
+async def test_an_error_in_a_group_closes_its_parked_episodes(
+    sample_type: Any, closing: None, environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data source gets the group without the sessions of these episodes."""
+
+    async def failing(args: Any, sample: Any, *, evaluation: bool) -> Any:
+        assert is_aborted(sample)
+        raise ValueError("the hook failed")
+
+    hooks = ModuleType("slime.rollout.sample_hooks")
+    vars(hooks)["apply_rollout_sample_hooks"] = failing
+    monkeypatch.setitem(sys.modules, hooks.__name__, hooks)
+    async with serving(faults=cut_once()) as (_, args):
+        vars(args).update(over_sampling_batch_size=2, partial_rollout=True)
+        args.rollout_sample_hook_path = "a.hook"
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        with pytest.raises(ValueError, match="the hook failed"):
+            await asyncio.to_thread(generate_rollout, args, 0, source)
+    assert environments.opened
+    assert sorted(map(id, environments.closed)) == sorted(map(id, environments.opened))
+
+
 # --- slime's own loops ----------------------------------------------------------------------------
 
 

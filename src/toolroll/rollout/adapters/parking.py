@@ -216,6 +216,18 @@ class ParkedEpisodes:
         }
         return {f"{prefix}parked": float(len(self._parked)), **dropped}
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._parked
+
+    async def close(self, key: Hashable) -> None:
+        """Close the episode that is parked under `key`, if there is one."""
+        if key not in self._parked:
+            return
+        task = self._parked[key].task
+        assert task is not None
+        self._expire(key, "")
+        await asyncio.wait([task])
+
     def take(self, key: Hashable) -> ParkableEpisode | None:
         """Return the episode that is parked under `key`, or None. It is no longer parked."""
         episode = self._parked.pop(key, None)

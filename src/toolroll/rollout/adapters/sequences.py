@@ -110,7 +110,12 @@ def delivered_share(sequences: Iterable[TrainingSequence]) -> float:
     """
     sequences = list(sequences)
     delivered = sum(sequence.trained_tokens for sequence in sequences)
-    total = delivered + sum(sequence.left_out_tokens for sequence in sequences)
+    return share_of(delivered, sum(sequence.left_out_tokens for sequence in sequences))
+
+
+def share_of(delivered: int, left_out: int) -> float:
+    """Return the share of `delivered` in both counts of tokens, or 1.0 if both are 0."""
+    total = delivered + left_out
     return delivered / total if total else 1.0
 
 

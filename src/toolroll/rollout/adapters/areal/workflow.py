@@ -226,14 +226,14 @@ def _row(torch: Any, sequence: TrainingSequence) -> dict[str, Any]:
     assert sequence.trajectory is not None
     ids = sequence.prompt_ids + sequence.response_ids
     before = len(sequence.prompt_ids)
-    versions = [-1] * len(ids)
+    versions = [-1] * len(sequence.trajectory)
     for span in sequence.trajectory.weight_versions:
         versions[span.start : span.stop] = [int(span.version)] * (span.stop - span.start)
     return {
         "input_ids": torch.tensor(ids, dtype=torch.int32),
         "logprobs": torch.tensor([0.0] * before + sequence.logprobs, dtype=torch.float32),
         "loss_mask": torch.tensor([0] * before + sequence.loss_mask, dtype=torch.int32),
-        "versions": torch.tensor(versions, dtype=torch.int32),
+        "versions": torch.tensor(versions[: len(ids)], dtype=torch.int32),
         "attention_mask": torch.ones(len(ids), dtype=torch.bool),
     }
 

@@ -21,7 +21,7 @@ from openai import BadRequestError
 
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.adapters.openrlhf.vllm_engine import LlmEngine, VllmEngine
-from toolroll.rollout.adapters.sequences import warn_of_left_out
+from toolroll.rollout.adapters.sequences import share_of, warn_of_left_out
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.jsonable import finite, shown
@@ -285,7 +285,7 @@ def _result(
     counts = {
         "turns": float(len(trained)),
         "left_out_tokens": float(left_out),
-        "delivered_share": chosen.trained_tokens / ((chosen.trained_tokens + left_out) or 1),
+        "delivered_share": share_of(chosen.trained_tokens, left_out),
     }
     return {
         **outcome,

@@ -24,7 +24,7 @@ from toolroll.rollout.adapters.sequences import (
     routed_experts,
     trained_sequences,
 )
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.types import GenerateRequest, InteractionResult, Status, WeightVersion
 
 
@@ -165,7 +165,8 @@ class ToolrollGenerator:
         """Play one episode per prompt. Return SkyRL's `GeneratorOutput`, in the order of the
         prompts.
 
-        Raise `UsageError` if the settings or the tasks are not valid.
+        Raise `UsageError` if the settings or the tasks are not valid. Raise `RolloutError` if SkyRL
+        asks for routed experts, and the engine has not returned any yet.
         """
         count = len(input_batch["prompts"])
         params = input_batch.get("sampling_params")
@@ -268,14 +269,18 @@ class ToolrollGenerator:
 
     def _experts(self, sequences: Sequence[TrainingSequence]) -> list[Any] | None:
         """Return the routed experts as nested lists [tokens - 1, layers, top_k], or None if SkyRL
-        does not ask for them.
+        does not ask for them. Raise `RolloutError` if the engine has not returned any yet.
         """
         engines = getattr(self._cfg, "inference_engine", None)
         if not getattr(engines, "enable_return_routed_experts", False):
             return None
         engine: Any = self._players.get(self._client).model.engine
-        # Before the engine's first answer, no sequence has trained tokens, so any shape will do.
-        shape = engine.experts_shape or (1, 1)
+        shape = engine.experts_shape
+        if shape is None:
+            raise RolloutError(
+                "SkyRL's engine has returned no routed experts, so their shape is not known: it "
+                "has answered no request yet, or does not return them"
+            )
         return [routed_experts(sequence, shape).tolist() for sequence in sequences]
 
 
@@ -318,8 +323,9 @@ def token_rewards(sequence: TrainingSequence, reward: float) -> list[float]:
     """
     cut = len(sequence.prompt_ids)
     turns = sequence.trajectory.turns if sequence.trajectory is not None else ()
-    trained = [turn for turn in turns if turn.excluded is None and turn.stop > cut]
     values = [0.0] * len(sequence.response_ids)
+    end = cut + len(values)
+    trained = [turn for turn in turns if turn.excluded is None and cut < turn.stop <= end]
     total = math.fsum(turn.reward for turn in trained)
     if math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9):
         for turn in trained:

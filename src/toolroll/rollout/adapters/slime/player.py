@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
@@ -60,6 +60,10 @@ def session_field(sample: Any) -> str:
     field differently.
     """
     return "routing_key" if "routing_key" in vars(sample) else "session_id"
+
+
+def _parking_key(sample: Any, session: str) -> Hashable:
+    return session, sample.index, sample.prompt
 
 
 class StoppableEngine(Engine):
@@ -143,7 +147,7 @@ class Player:
             session_id=session,
         )
         if park:
-            key = session, sample.index, sample.prompt
+            key = _parking_key(sample, session)
             result = await self._play_parkable(key, session, play, stopped, mask=mask)
         else:
             result = await _play_until(stopped, play)
@@ -180,6 +184,15 @@ class Player:
         if await self.parked.until_parked(key, episode):
             return episode.so_far(self.model.template.encoder.decode)
         return episode.result()
+
+    def is_parked(self, sample: Any) -> bool:
+        """Return True if the episode of `sample`, which `play` returned, is parked."""
+        return _parking_key(sample, vars(sample)[session_field(sample)]) in self.parked
+
+    async def close_parked(self, samples: Iterable[Any]) -> None:
+        """Close the parked episodes of `samples`, which `play` returned."""
+        for sample in samples:
+            await self.parked.close(_parking_key(sample, vars(sample)[session_field(sample)]))
 
     async def abort(self) -> None:
         """Abort all running requests at the engine."""

@@ -102,10 +102,10 @@ async def collect(
             "--group-rm: generate_rollout takes rewards only from the environment; to use a group "
             "reward model, set --custom-generate-function-path instead of --rollout-function-path"
         )
-    batch = _Batch(args, playing, data_source)
+    batch = _Batch(args, playing, data_source, rollout_id)
     try:
         await batch.fill()
-        await batch.park(rollout_id)
+        await batch.park()
     finally:
         await batch.stop()
     groups = sorted(batch.kept, key=_place)
@@ -146,26 +146,31 @@ class _Batch:
     """Collects the groups of one rollout. In a group, a forked episode is a list of samples.
 
     `kept` are the groups to train on, and `played` all finished groups. `dropped` counts the groups
-    that are not trained on, by reason: "aborted", or the dynamic filter's reason.
+    that are not trained on, by reason: "aborted", or the dynamic filter's reason. `rollout_id` is
+    noted in samples that are put back and have tokens, as slime does.
     """
 
-    def __init__(self, args: Any, playing: Player, data_source: Any) -> None:
+    def __init__(self, args: Any, playing: Player, data_source: Any, rollout_id: int) -> None:
         self.kept: list[list[Any]] = []
         self.played: list[list[Any]] = []
         self.dropped: Counter[str] = Counter()
         self._args = args
         self._playing = playing
         self._source = data_source
+        self._rollout_id = rollout_id
         self._wanted: int = args.rollout_batch_size
         self._filter = _function(args, "dynamic_sampling_filter_path")
         self._params = train_sampling_params(args)
         self._pending: dict[asyncio.Task[list[Any]], list[Any]] = {}
         self._failures = 0
         self._parks = parks(args, playing.settings)
+        self._puts_back = self._parks and collects_partial(args)
         self._stopped = False
 
     async def fill(self) -> None:
-        """Play groups until enough of them can be trained on."""
+        """Play groups until enough of them can be trained on. A group with parked episodes, whose
+        requests the engine aborted, is put back and so played on.
+        """
         while len(self.kept) < self._wanted:
             while len(self._pending) + len(self.kept) < self._wanted:
                 self._begin(
@@ -176,14 +181,13 @@ class _Batch:
             done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 self._pending.pop(task)
-                self._take(task.result())
+                await self._take(task.result())
 
-    async def park(self, rollout_id: int) -> None:
+    async def park(self) -> None:
         """If episodes are parked after an abort, abort their requests until all of them are parked
-        or over, and return their groups to the data source. `rollout_id` is noted in samples that
-        have tokens, as slime does.
+        or over, and return their groups to the data source.
         """
-        self._stopped = self._parks and collects_partial(self._args)
+        self._stopped = self._puts_back
         while self._stopped and self._pending:
             await self._playing.abort()
             done, _ = await asyncio.wait(
@@ -192,10 +196,7 @@ class _Batch:
             for task in done:
                 group = task.result()
                 del self._pending[task]
-                for sample in leaves(group):
-                    if sample.response:
-                        sample.metadata.setdefault("start_rollout_id", rollout_id)
-                self._source.add_samples([group])
+                self._put_back(group)
 
     async def stop(self) -> None:
         """Cancel the running episodes, which aborts their requests at the engine. If
@@ -209,6 +210,12 @@ class _Batch:
             self._source.add_samples(list(self._pending.values()))
         self._pending.clear()
 
+    def _put_back(self, group: list[Any]) -> None:
+        for sample in leaves(group):
+            if sample.response:
+                sample.metadata.setdefault("start_rollout_id", self._rollout_id)
+        self._source.add_samples([group])
+
     def _begin(self, groups: Sequence[list[Any]]) -> None:
         if not groups:
             raise UsageError("the data source has no more samples: add tasks to its file")
@@ -216,6 +223,8 @@ class _Batch:
             self._pending[asyncio.create_task(self._play(group))] = group
 
     async def _play(self, group: Sequence[Any]) -> list[Any]:
+        played: list[Any] = []
+
         async def play(position: int, item: Any) -> Any:
             sample = item[0] if isinstance(item, list) else item
             mask = masks_off_policy(self._args)
@@ -230,12 +239,21 @@ class _Batch:
                 episode = await self._playing.play(
                     sample, params, stopped=lambda: self._stopped, park=self._parks, mask=mask
                 )
+            played.extend(episode)
             made = episode[0] if len(episode) == 1 else EpisodeSamples(episode)
             return await with_sample_hooks(self._args, made, evaluation=False)
 
-        return await gather(play(*numbered) for numbered in enumerate(group))
+        try:
+            return await gather(play(*numbered) for numbered in enumerate(group))
+        except BaseException:  # the original group is put back, without the sessions
+            await self._playing.close_parked(played)
+            raise
 
-    def _take(self, group: list[Any]) -> None:
+    async def _take(self, group: list[Any]) -> None:
+        if self._puts_back and any(map(self._playing.is_parked, leaves(group))):
+            self._put_back(group)
+            return
+        await self._playing.close_parked(leaves(group))
         self.played.append(group)
         reason = self._reason_to_drop(group)
         if reason is None:

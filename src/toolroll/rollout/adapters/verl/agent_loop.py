@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -141,6 +141,7 @@ class ToolrollAgentLoop:
         **others: Any,
     ) -> None:
         self.rollout_config = trainer_config.config.actor_rollout_ref.rollout
+        self._model_config = trainer_config.config.actor_rollout_ref.model
         self._counts_once = counts_once(trainer_config.config)
         self.server_manager = server_manager
         self.tokenizer = tokenizer
@@ -179,7 +180,7 @@ class ToolrollAgentLoop:
             response_length=int(self.rollout_config.response_length),
             several=several,
             filler=player.filler,
-            experts_shape=self._experts_shape(player.model.engine),
+            experts_shape=self._experts_shape(cast(ServerEngine, player.model.engine)),
         ):
             if not with_logprobs:
                 fields["response_logprobs"] = None
@@ -187,11 +188,12 @@ class ToolrollAgentLoop:
             outputs.append(verl.AgentLoopOutput(**fields))
         return outputs if several else outputs[0]
 
-    def _experts_shape(self, engine: Any) -> tuple[int, int] | None:
+    def _experts_shape(self, engine: ServerEngine) -> tuple[int, int] | None:
         if not self.rollout_config.get("enable_rollout_routing_replay"):
             return None
-        # Before the engine's first answer, no sequence has trained tokens, so any shape will do.
-        return engine.experts_shape or (1, 1)
+        if engine.experts_shape is None:  # the engine has not answered yet
+            engine.experts_shape = _model_experts(self._model_config)
+        return engine.experts_shape
 
     def _player(self, settings: VerlSettings) -> EpisodePlayer:
         config = self.rollout_config
@@ -212,6 +214,23 @@ class ToolrollAgentLoop:
             settings.rollout_args(), tokenizer=self.tokenizer, engine=lambda _: engine
         )
         return EpisodePlayer(model, settings)
+
+
+def _model_experts(config: Any) -> tuple[int, int]:
+    """Return (layers, top_k) of the routed experts of the model, as verl's servers read them.
+    `config` is verl's `actor_rollout_ref.model`. Raise `UsageError` if the model has none.
+    """
+    model = importlib.import_module("verl.utils.config").omega_conf_to_dataclass(config).hf_config
+    layers, top_k = (
+        getattr(model, name, None) for name in ("num_hidden_layers", "num_experts_per_tok")
+    )
+    if not layers or not top_k:
+        raise UsageError(
+            "rollout.enable_rollout_routing_replay needs num_hidden_layers and "
+            "num_experts_per_tok in the model's configuration: set it to false for a model "
+            "without experts"
+        )
+    return int(layers), int(top_k)
 
 
 def _extra_info(row: Mapping[str, Any]) -> dict[str, Any]:
