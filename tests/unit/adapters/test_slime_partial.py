@@ -33,8 +33,9 @@ from support.tiers import costly
 from toolroll.agents.environments.desk.environment import Desk
 from toolroll.rollout.adapters import miles
 from toolroll.rollout.adapters.parking import masked
-from toolroll.rollout.adapters.slime import aclose, generate, generate_rollout
+from toolroll.rollout.adapters.slime import aclose, generate, generate_rollout, training
 from toolroll.rollout.adapters.slime.player import _players, player
+from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     Fault,
@@ -453,6 +454,18 @@ async def test_generate_rollout_continues_what_the_engine_aborts(
     assert output.metrics["toolroll/parked"] == 0 and source.buffer == []
     assert len(environments.opened) == len(environments.closed) == 4
     train_data(made)
+
+
+async def test_an_engine_that_aborts_every_request_ends_the_rollout(
+    sample_type: Any, closing: None, environments: Environments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_MOST_CONTINUED", 3)
+    async with serving(faults=lambda request: Fault(abort_after=1)) as (_, args):
+        vars(args).update(over_sampling_batch_size=1, partial_rollout=True, toolroll_max_dropped=1)
+        source = DataSource(sample_type, [{"prompt": 0}], n=1)
+        with pytest.raises(RolloutError, match="could not be graded"):
+            await asyncio.to_thread(generate_rollout, args, 5, source)
+    assert sorted(map(id, environments.closed)) == sorted(map(id, environments.opened))
 
 
 async def test_an_error_in_a_group_closes_its_parked_episodes(

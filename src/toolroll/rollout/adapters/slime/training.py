@@ -45,6 +45,10 @@ logger = logging.getLogger(__name__)
 
 _ABORT_INTERVAL = 1.0
 """Seconds between two aborts of all requests. A request may start during an abort."""
+_MOST_CONTINUED = 100
+"""How often one rollout plays on an aborted group. An engine that aborts every request must not
+keep the rollout for ever.
+"""
 
 
 def generate_rollout(
@@ -154,6 +158,7 @@ class _Batch:
         self.kept: list[list[Any]] = []
         self.played: list[list[Any]] = []
         self.dropped: Counter[str] = Counter()
+        self._continued: Counter[int] = Counter()
         self._args = args
         self._playing = playing
         self._source = data_source
@@ -169,7 +174,7 @@ class _Batch:
 
     async def fill(self) -> None:
         """Play groups until enough of them can be trained on. A group with parked episodes, whose
-        requests the engine aborted, is put back and so played on.
+        requests the engine aborted, is put back and so played on, at most `_MOST_CONTINUED` times.
         """
         while len(self.kept) < self._wanted:
             while len(self._pending) + len(self.kept) < self._wanted:
@@ -251,8 +256,10 @@ class _Batch:
 
     async def _take(self, group: list[Any]) -> None:
         if self._puts_back and any(map(self._playing.is_parked, leaves(group))):
-            self._put_back(group)
-            return
+            self._continued[_place(group)] += 1
+            if self._continued[_place(group)] <= _MOST_CONTINUED:
+                self._put_back(group)
+                return
         await self._playing.close_parked(leaves(group))
         self.played.append(group)
         reason = self._reason_to_drop(group)
