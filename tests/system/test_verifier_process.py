@@ -345,6 +345,8 @@ def program(folder: Path, *how: str, **variables: str) -> Iterator[subprocess.Po
             cwd=folder,
             env=environment,
             start_new_session=True,
+            # a job in the background may ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process,
     ):
         try:
