@@ -15,8 +15,8 @@ from clients.play import PROGRAMS, Played, play
 from clients.table import CLIENTS, Client
 
 HEAD = """\
-| client | dialect | turns of each sequence | forks | sampled, trained | overflow: error, requests |
-|---|---|---|---|---|---|"""
+| client | dialect | turns of each sequence | tokens | overflow: error, requests |
+|---|---|---|---|---|"""
 DIALECTS = {"chat": "chat", "responses": "Responses", "messages": "Messages"}
 STREAMS: dict[tuple[bool, ...], str] = {(False,): ", not streamed", (True,): ", streamed"}
 
@@ -72,8 +72,7 @@ def cells(played: Played) -> str:
     error = played.overflow.removeprefix("error: ")
     quoted = f"`{error}`" if error.isidentifier() else error
     turns = ", ".join(map(str, played.turns))
-    sampled = f"{played.sampled}, {played.trained}"
-    return f"{turns} | {len(played.forks)} | {sampled} | {quoted}, {played.requests}"
+    return f"{turns} | {played.sampled} | {quoted}, {played.requests}"
 
 
 def main() -> None:
