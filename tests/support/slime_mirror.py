@@ -43,9 +43,9 @@ ARGUMENTS = frozenset(
     """
     advantage_estimator apply_chat_template_kwargs custom_reward_post_process_path
     dynamic_sampling_filter_path eval_datasets eval_reward_key group_rm grpo_std_normalization
-    hf_checkpoint over_sampling_batch_size partial_rollout reward_key rewards_normalization
-    rollout_all_samples_process_path rollout_batch_size rollout_max_context_len
-    rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine
+    hf_checkpoint mask_offpolicy_in_partial_rollout over_sampling_batch_size partial_rollout
+    reward_key rewards_normalization rollout_all_samples_process_path rollout_batch_size
+    rollout_function_path rollout_max_context_len rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine
     rollout_sample_filter_path rollout_sample_hook_path rollout_seed rollout_stop
     rollout_stop_token_ids rollout_temperature rollout_top_k rollout_top_p
     sglang_enable_deterministic_inference sglang_router_ip sglang_router_port
@@ -53,6 +53,8 @@ ARGUMENTS = frozenset(
     """.split()
 )
 """The attributes of slime's `args` that the adapter reads."""
+MODEL_ARGUMENTS = frozenset({"moe_router_topk", "num_layers"})
+"""The same, of Megatron's own arguments, which slime's routing replay reads too."""
 
 
 @dataclass
