@@ -45,7 +45,8 @@ ARGUMENTS = frozenset(
     dynamic_sampling_filter_path eval_datasets eval_reward_key group_rm grpo_std_normalization
     hf_checkpoint mask_offpolicy_in_partial_rollout over_sampling_batch_size partial_rollout
     reward_key rewards_normalization rollout_all_samples_process_path rollout_batch_size
-    rollout_function_path rollout_max_context_len rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine
+    rollout_function_path rollout_max_context_len rollout_max_response_len rollout_num_gpus
+    rollout_num_gpus_per_engine
     rollout_sample_filter_path rollout_sample_hook_path rollout_seed rollout_stop
     rollout_stop_token_ids rollout_temperature rollout_top_k rollout_top_p
     sglang_enable_deterministic_inference sglang_router_ip sglang_router_port
