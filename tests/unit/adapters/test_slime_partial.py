@@ -465,8 +465,8 @@ async def test_an_engine_that_aborts_every_request_ends_the_rollout(
         source = DataSource(sample_type, [{"prompt": 0}], n=1)
         with pytest.raises(RolloutError, match="could not be graded"):
             await asyncio.to_thread(generate_rollout, args, 5, source)
-        # The other groups are parked, and a later rollout gets them.
-        assert len(environments.opened) - len(environments.closed) == len(source.buffer)
+        # Another group may be parked, and a later rollout gets it.
+        assert len(environments.opened) - len(environments.closed) <= len(source.buffer)
 
 
 async def test_an_error_in_a_group_closes_its_parked_episodes(
