@@ -43,7 +43,7 @@ from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
-from toolroll.rollout.template.verify import ServedSequence, TurnSpan
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, Message, Tool
 
 PROMPTS, TURNS = 30, 100

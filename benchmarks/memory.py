@@ -180,6 +180,7 @@ def run(*, quick: bool = False) -> Table:
                 in_new_process("benchmarks.memory", "measure", url, loop, count, traced)
                 for count, traced in ((few, True), (many, False))
             ]
+    grown = next(iter(measured.values()))[1]
     for loop, (traced, grown) in measured.items():
         bytes_per_token = traced.used / traced.tokens
         collection = statistics.median(grown.collections)

@@ -5,7 +5,12 @@ be.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+
+# A job in the background ignores Ctrl-C, which some tests need.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before numpy is imported. With more threads than free cores, OpenBLAS waits for its own threads,
 # and the small matrices of the tests' models take ten times as long.

@@ -259,13 +259,16 @@ async def test_more_tools_are_no_more_objects_an_episode(tokenizer: Any) -> None
     async with serving(tokenizer, lambda request: "Fine.") as (_, served):
         for count in (1, 30):
             kept: list[Conversation] = []
-            for episode in range(11):
+
+            def start(kept: list[Conversation] = kept, count: int = count) -> None:
                 tools = [deepcopy(TOOL) for _ in range(count)]
                 kept.append(Conversation(served, FIRST, tools, session_id="s"))
-                if not episode:
-                    gc.collect()
-                    before = len(gc.get_objects())
-            del tools
+
+            start()
+            gc.collect()
+            before = len(gc.get_objects())
+            for _ in range(10):
+                start()
             gc.collect()
             held.append(len(gc.get_objects()) - before)
     assert held[1] - held[0] < 30  # not 10 episodes times 29 tools

@@ -198,12 +198,12 @@ async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.Monk
         loop = ToolrollAgentLoop(**loop_arguments(servers, tokenizer, **replay), settings=settings)
         whole = await loop.run({"max_new_tokens": 256}, extra_info={"index": 0, "split": "test"})
         log = list(engine.log)
-        for player in agent_loop._players.pop():
-            made = await player.play(0, {"max_new_tokens": 256}, session_id="t")
-            [cut] = agent_loop.to_fields(
-                made, prompt_length=10, response_length=20, experts_shape=SHAPE
-            )
-            await player.aclose()
+        [player] = agent_loop._players.pop()
+        made = await player.play(0, {"max_new_tokens": 256}, session_id="t")
+        [cut] = agent_loop.to_fields(
+            made, prompt_length=10, response_length=20, experts_shape=SHAPE
+        )
+        await player.aclose()
     ids = whole.prompt_ids + whole.response_ids
     assert whole.reward_score == 1.0
     assert len(log) > 2 and whole.routed_experts.dtype == np.int16

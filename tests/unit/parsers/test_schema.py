@@ -245,7 +245,8 @@ class Unexplained:
         return False
 
     def iter_errors(self, _: Any) -> Iterator[Any]:
-        yield ValidationError("no fit", "", ["anyOf"], [], [], Kind.AnyOf(context=[]), 1)
+        kind: Any = Kind.AnyOf  # its type does not name its argument
+        yield ValidationError("no fit", "", ["anyOf"], [], [], kind(context=[]), 1)
 
 
 def test_an_alternative_without_errors_is_named_itself() -> None:

@@ -178,12 +178,13 @@ def test_it_belongs_to_the_time() -> None:
 def test_rewritten_and_preserved_history(history: Any) -> None:
     talk = Talk(ChatTemplate(tokenizer_for(trl_template("qwen3")), history=history))
     messages: list[Message] = [USER]
+    prompt = None
     for _ in range(3):
         prompt = talk.plan(messages)
         text, fields = "<think>\nWhat?\n</think>\n\nHello.", {"reasoning_content": "What?"}
         turn = talk.reply(prompt, text, content="Hello.", **fields)
         messages = [*messages, turn.reply, USER]
-    assert prompt.preserved == (history == "preserve")
+    assert prompt is not None and prompt.preserved == (history == "preserve")
     assert (prompt.fork_reason is None) == (history == "preserve")
 
 
