@@ -66,6 +66,7 @@ def _save_weights(folder: Path, dtype: Dtype, *, experts: bool) -> None:
         "num_experts_per_tok": top_k,
         "moe_intermediate_size": 64,
     }
+    sizes: dict[str, Any] = mixture if experts else {"num_hidden_layers": 2}
     config = (Qwen3MoeConfig if experts else Qwen2Config)(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
@@ -79,7 +80,7 @@ def _save_weights(folder: Path, dtype: Dtype, *, experts: bool) -> None:
         eos_token_id=151_645,
         # ten times the usual: else all tokens are equally likely, and logprobs are meaningless
         initializer_range=0.2,
-        **(mixture if experts else {"num_hidden_layers": 2}),
+        **sizes,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)

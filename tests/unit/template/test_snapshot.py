@@ -119,7 +119,7 @@ def test_tools_render_as_transformers_renders_them(template: ChatTemplate, token
     for tools in [*LISTS, *reversed(LISTS)]:
         rendered, _ = chat_template_utils.render_jinja_template(
             [[user("Go.")]],
-            tools=json_safe(tools()),
+            tools=list[Any](json_safe(tools())),
             chat_template=JSON,
             add_generation_prompt=True,
         )
@@ -158,7 +158,7 @@ def test_each_object_is_written_once(
     turns = [[call({"at": number}), user("More.")] for number in range(6)]
     tools = [tool(limit=number, unit="km") for number in range(3)]
     first = played(template, turns, copy.deepcopy(tools))
-    monkeypatch.setattr(chat_template_utils.json, "dumps", counted)
+    monkeypatch.setattr(json, "dumps", counted)
     assert played(template, turns, copy.deepcopy(tools)) == first
     arguments = [text for text in written if text.startswith('{"at"')]
     # `played` writes each turn once itself

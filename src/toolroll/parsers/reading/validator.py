@@ -62,11 +62,12 @@ class Validator:
         _refuse(objects)
         named = any("patternProperties" in node for node in objects)
         ignored = (_OLD, *_PATTERNS, *(_BY_PATTERN if named else ()))
+        keywords: dict[str, Any] = dict.fromkeys(ignored, _Ignored)
         try:
             self._expansion = _Expansion(schema)
             self._validator = Draft202012Validator(
                 document,
-                keywords=dict.fromkeys(ignored, _Ignored),
+                keywords=keywords,
                 offline=True,
                 validate_formats=False,
             )
