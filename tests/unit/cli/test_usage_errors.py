@@ -93,7 +93,7 @@ def refused(
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (
             ["serve", "--model", "embedded", "--history", "foo"],
-            "--history: must be 'fork' or",
+            "--history: must be 'fork', 'scaffold' or 'preserve'",
         ),
         (
             ["serve", "--model", "embedded", "--verify", "x", "--port", "-1"],
