@@ -148,11 +148,11 @@ class _Expansion:
         return size
 
 
-def _parts(schema: Schema, words: Iterable[str]) -> Iterator[Schema]:
-    """Yield the schemas in the keywords `words` of `schema`."""
-    for word in words:
-        content = schema.node.get(word, [])
-        if word in ("properties", "dependentSchemas") and isinstance(content, Mapping):
+def _parts(schema: Schema, keywords: Iterable[str]) -> Iterator[Schema]:
+    """Yield the schemas in the `keywords` of `schema`."""
+    for keyword in keywords:
+        content = schema.node.get(keyword, [])
+        if keyword in ("properties", "dependentSchemas") and isinstance(content, Mapping):
             content = [*content.values()]
         parts = content if isinstance(content, list) else [content]
         yield from (schema.within(part) for part in parts if isinstance(part, Mapping))
@@ -171,12 +171,12 @@ def _objects(schema: Any) -> Iterator[Mapping[str, Any]]:
     """Yield each object in `schema`."""
     left = [schema]
     while left:
-        item = left.pop()
-        if isinstance(item, Mapping):
-            yield item
-            left += item.values()
-        elif isinstance(item, list):
-            left += item
+        node = left.pop()
+        if isinstance(node, Mapping):
+            yield node
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
 
 
 def _refuse(objects: list[Mapping[str, Any]]) -> None:

@@ -229,7 +229,7 @@ class ParkedEpisodes:
         await asyncio.wait([task])
 
     def take(self, key: Hashable) -> ParkableEpisode | None:
-        """Return the episode that is parked under `key`, or None. It is no longer parked."""
+        """Remove the episode that is parked under `key`, and return it, or None."""
         episode = self._parked.pop(key, None)
         if episode is None:
             return None

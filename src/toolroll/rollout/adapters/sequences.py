@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,6 @@ from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 logger = logging.getLogger(__name__)
-
-_log = chain([logger.warning], repeat(logger.debug))
-"""The functions that log the next calls of `warn_of_left_out`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,8 @@ def trained_sequences(
 
 
 def delivered_share(sequences: Iterable[TrainingSequence]) -> float:
-    """Return the share of the trainable tokens of episodes that `sequences`, from
-    `trained_sequences`, give to the trainer. It is 1.0 if there are no trainable tokens.
+    """Return which share of its episodes' trainable tokens the trainer gets, or 1.0 if there are
+    none. `sequences` come from `trained_sequences`.
     """
     sequences = list(sequences)
     delivered = sum(sequence.trained_tokens for sequence in sequences)
@@ -119,11 +116,17 @@ def share_of(delivered: int, left_out: int) -> float:
     return delivered / total if total else 1.0
 
 
+_calls = count()
+"""Counts the calls of `warn_of_left_out`."""
+
+
 def warn_of_left_out(left_out: int, trained: int) -> None:
     """Warn that `left_out` of the `trained` tokens of a forked episode are in sequences that the
-    trainer does not take. Only the first call in a process is a warning.
+    trainer does not take. Only the first call in a process warns.
     """
-    next(_log)(
+    if next(_calls):
+        return
+    logger.warning(
         "an episode forked into several sequences, and the trainer does not take all of them: "
         "%d of its %d trainable tokens (%.0f %%) are left out. `toolroll check-template` says "
         "which `history` setting prevents this",

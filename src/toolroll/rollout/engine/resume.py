@@ -5,8 +5,8 @@ Each token keeps the version of the weights that sampled it. A turn with a gramm
 `regex` ...) or a stop string (`stop`, `stop_regex`) is resumed only if it has no tokens yet: the
 grammar starts again with each request, and the engine looks for a stop string only in the tokens
 that this request sampled. An abort does not change a turn that has a stop token or all its
-tokens: it is complete. With speculative decoding, an aborted answer may go on behind the stop
-token; these tokens are dropped.
+tokens: it is complete. With speculative decoding, tokens may follow the stop token of an aborted
+answer. They are dropped.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Conversation:
         template: ChatTemplate | None = None,
         verify: VerifyPolicy = "sample",
         generate: GenerateHook | None = None,
-        parse: Callable[..., ParsedReply] | None = None,
+        parse: Callable[[str, ParsedReply, Sequence[Tool]], ParsedReply] | None = None,
         prompt_hook: DeltaHook | None = None,
         delta_hook: DeltaHook | None = None,
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,7 +33,7 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 def checked_observation(env: str, returned: Any, most_bytes: int = MOST_BYTES) -> Observation:
     """Return a copy of `found`, which `reset` returned (see `_checked`). Raise
-    `EnvironmentFailure` if `found` is not valid.
+    `EnvironmentFailure` if `returned` is not valid.
     """
     if not isinstance(returned, Observation):
         raise EnvironmentFailure(
@@ -46,8 +45,8 @@ def checked_observation(env: str, returned: Any, most_bytes: int = MOST_BYTES) -
 def checked_step(
     where: str, returned: Any, action: Action, most_bytes: int = MOST_BYTES
 ) -> StepResult:
-    """Return a copy of `found`, which the function `where` returned (see `_checked`). Raise
-    `EnvironmentFailure` if `found` is not valid.
+    """Return a copy of `returned`, which the function `where` returned (see `_checked`). Raise
+    `EnvironmentFailure` if it is not valid.
     """
     if not isinstance(returned, StepResult):
         raise EnvironmentFailure(f"{where} must return a StepResult, not {type(returned).__name__}")
@@ -82,8 +81,6 @@ def _checked(where: str, returned: T, most_bytes: int, **fields: Any) -> T:
         _check_tools(where, tools)
     check_size(where, messages, tools or (), most_bytes)
     fields.update(messages=messages, tools=tools, info=info)
-    if type(returned) in (Observation, StepResult):
-        return replace(returned, **fields)
     copied = copy(returned)  # the constructor of a subclass may be another one
     for name, value in fields.items():
         object.__setattr__(copied, name, value)

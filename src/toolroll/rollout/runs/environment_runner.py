@@ -85,8 +85,9 @@ class EnvironmentRunner:
         self.seconds = 0.0
         self.done = False
         self.first: Observation | None = None
-        """The result of `reset`. None before `reset`, and when its messages and tools are no longer
-        needed."""
+        """The result of `reset`, or None before `reset`. The caller may set it to None to free its
+        messages and tools.
+        """
         self._run_in_thread = run_in_thread
         self._time_limit = time_limit
         self._most_bytes = max_observation_bytes

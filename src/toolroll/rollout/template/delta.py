@@ -179,7 +179,7 @@ class DeltaRenderer:
     def scaffold(self) -> str:
         """The text that the generation prompt writes at the start of a turn, and that the template
         does not show there in history: an empty `<think>` block, if thinking is off. It is empty if
-        there is no such text, or if it opens reasoning, which the model then continues.
+        there is no such text, or if it leaves reasoning open.
         """
         user: Message = {"role": "user", "content": "x"}
         turn: Message = {"role": "assistant", "content": SENTINEL}

@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 _ABORT_INTERVAL = 1.0
 """Seconds between two aborts of all requests. A request may start during an abort."""
 _MOST_CONTINUED = 100
-"""How often one rollout plays on an aborted group. An engine that aborts every request must not
-keep the rollout for ever.
+"""How often one rollout plays on an aborted group. A rollout whose engine aborts every request
+must end.
 """
 
 

@@ -44,7 +44,7 @@ def to_fields(
     `response_length` tokens. `prompt_ids` has at most `prompt_length` tokens. Every sample has the
     same keys in `reward_extra_info`, because verl reads only the first sample's keys.
 
-    `filler` is the token id that stands for an episode that ended before its first prompt. If
+    An episode that ended before its first prompt gets the token id `filler` as its prompt. If
     `experts_shape` (layers, top_k) is given, `routed_experts` is int16 [tokens - 1, layers, top_k].
     """
     sequences = trained_sequences(

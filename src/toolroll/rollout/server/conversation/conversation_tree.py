@@ -352,9 +352,7 @@ class ConversationTree:
         return turn
 
     def _keep_cursor(self, turn: TurnNode) -> None:
-        """Keep the cursor of the new `turn`. Drop that of the turn that is no longer one of the
-        last `_KEPT`.
-        """
+        """Keep the cursor of the new `turn`. Only the last `_KEPT` turns keep theirs."""
         self._last.append(turn)
         if len(self._last) > _KEPT:
             self._last.popleft().cursor = None
