@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import httpx
 
 from benchmarks import tight
 from benchmarks.clock import cpu
@@ -108,6 +107,8 @@ Post = Callable[[str, Any], Awaitable[Any]]
 
 async def published_with_httpx(url: str, tok: Any, given: Material, episodes: int) -> None:
     """Play the published loop with the client of slime's `init_http_client` and `_post`."""
+    import httpx
+
     limits = httpx.Limits(max_connections=episodes)
     async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) as http:
 
