@@ -239,6 +239,11 @@ class ModelSettings(EngineSettings):
     )
     verify: Verify = "sample"
     max_resumes: MaxResumes = 0
+    ban_placeholders: bool = Field(
+        default=False,
+        description="Ban the tokens that stand for an image, a video or audio, with logit_bias; "
+        "changes the logprobs, and needs an engine without a router.",
+    )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,

@@ -6,7 +6,13 @@ from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.response import parse_completion
-from toolroll.rollout.engine.resume import PARKING, Parking, generate_resumed
+from toolroll.rollout.engine.resume import (
+    PARKING,
+    Parking,
+    cut_placeholder,
+    generate_resumed,
+    is_cut,
+)
 from toolroll.rollout.engine.sampling_params import effective_params
 from toolroll.rollout.engine.stream import Progress
 
@@ -20,7 +26,9 @@ __all__ = [
     "ModelInfo",
     "Parking",
     "Progress",
+    "cut_placeholder",
     "effective_params",
     "generate_resumed",
+    "is_cut",
     "parse_completion",
 ]

@@ -289,6 +289,11 @@ class Engine(EngineClient):
                 outcome = foreign(outcome, rid) or outcome
             running = isinstance(outcome, Failure) and outcome.running
             if running and self._closings == closings:
+                if not outcome.lost:  # otherwise the outage is logged
+                    logger.warning(
+                        "%s: request %s of session %s is aborted: %s",
+                        self.url, rid, request.session_id, outcome.message,
+                    )  # fmt: skip
                 # Without the abort, the engine would sample both the request and its retry.
                 with not_counted():
                     await self.abort(rid)

@@ -391,7 +391,7 @@ class TextReply(Reply):
         sampled = self.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,
-            stop_token_ids=stop_ids(completion, self.result.sampling_params),
+            stop_token_ids=stop_ids(completion, self.result.sampling_params, self.model),
         )
         return Choice(completion, before_stop(sampled.body, completion, self.stop_strings))
 
