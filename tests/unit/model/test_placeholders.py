@@ -13,11 +13,10 @@ import pytest
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.template.stop_tokens import find_placeholders
-from toolroll.rollout.testing import Reply, embedded_tokenizer_path, load_embedded_tokenizer
+from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 from toolroll.rollout.types import (
     Action,
     Environment,

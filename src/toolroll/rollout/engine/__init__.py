@@ -1,5 +1,6 @@
 """The client of SGLang's `/generate`."""
 
+from toolroll.rollout.engine.admission import Admission
 from toolroll.rollout.engine.client import Engine
 from toolroll.rollout.engine.engine_client import EncodedRequest, EngineClient
 from toolroll.rollout.engine.engine_config import EngineConfig
@@ -18,6 +19,7 @@ from toolroll.rollout.engine.stream import Progress
 
 __all__ = [
     "PARKING",
+    "Admission",
     "EncodedRequest",
     "Engine",
     "EngineClient",

@@ -19,6 +19,7 @@ from toolroll.parsers.infer import better_parser, infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.engine import (
+    Admission,
     Engine,
     EngineClient,
     EngineConfig,
@@ -47,7 +48,7 @@ class Model:
 
     `max_resumes`: the maximum number of times that one turn is resumed after the engine aborted it
     (for a weight update). If the engine then aborts it again, the partial turn is returned.
-    `ban_placeholders`: see `ModelSettings`.
+    `ban_placeholders`, `cache_share`: see `RolloutArgs`.
     `threads`: the maximum number of concurrent blocking calls of environments and user simulators,
     usually the number of concurrent episodes.
     """
@@ -61,6 +62,7 @@ class Model:
         name: str = "",
         max_resumes: int = 0,
         ban_placeholders: bool = False,
+        cache_share: float = 1.0,
         threads: int = 64,
     ) -> None:
         self.engine = engine
@@ -71,6 +73,7 @@ class Model:
         """The ids of tokens that stand for an image, a video or audio. A turn is cut before the
         first one, because a prompt must not contain it without its image.
         """
+        self.admission = Admission(engine, cache_share)
         self._max_resumes = max_resumes
         self._bans = {str(index): _BAN for index in self.placeholders if ban_placeholders}
         self.args: RolloutArgs | None = None
@@ -119,6 +122,7 @@ class Model:
             name=args.model,
             max_resumes=args.max_resumes,
             ban_placeholders=args.ban_placeholders,
+            cache_share=args.cache_share,
             threads=args.concurrency,
         )
         model.args = args
@@ -160,16 +164,20 @@ class Model:
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Sample one turn. If the engine aborts it, resume it up to `max_resumes` times.
+        """Sample one turn. If the engine aborts it, resume it up to `max_resumes` times. The turn
+        may have to wait (`Admission`).
 
         `progress` is called during the sampling, with all ids of the turn so far.
         """
-        return await generate_resumed(
-            self.engine,
+        return await self.admission.sample(
             request,
-            max_resumes=self._max_resumes,
-            progress=progress,
-            placeholders=self.placeholders,
+            lambda: generate_resumed(
+                self.engine,
+                request,
+                max_resumes=self._max_resumes,
+                progress=progress,
+                placeholders=self.placeholders,
+            ),
         )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:

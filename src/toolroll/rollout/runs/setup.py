@@ -82,6 +82,7 @@ def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
     return config.model_dump(mode="json") | {
         "env": absolute_target(config.env),
         "concurrency": share,
+        "cache_share": config.cache_share * share / config.concurrency,
         "ray": None,
         "processes": 1,
         "out": None,
