@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.kv_pool import KvPool
 
 from toolroll.rollout.engine import admission
 from toolroll.rollout.engine.admission import Admission, Load, read_load
-from toolroll.rollout.testing.generation import Generation
-from toolroll.rollout.testing.kv_pool import KvPool
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
 
@@ -23,16 +22,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time passes only while all tasks wait, and then at once."""
 
     def __init__(self) -> None:
-        super().__init__(selectors.SelectSelector())
+        selector = selectors.SelectSelector()
+        super().__init__(selector)
         self.now = 0.0
-        select = self._selector.select  # type: ignore[attr-defined]
+        select = selector.select
 
         def skip(timeout: float | None = None) -> Any:
             ready = select(0)
             self.now += 0.0 if ready else timeout or 0.0
             return ready
 
-        self._selector.select = skip  # type: ignore[attr-defined]
+        selector.select = skip  # type: ignore[method-assign]
 
     def time(self) -> float:
         return self.now
@@ -41,7 +41,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def virtual(main: Callable[[], Awaitable[Any]]) -> Any:
     loop = VirtualLoop()
     try:
-        return loop.run_until_complete(main())  # type: ignore[arg-type]
+        return loop.run_until_complete(main())
     finally:
         loop.close()
 
@@ -79,14 +79,12 @@ class Pooled:
 
     async def generate(self, request: GenerateRequest, out: IdArray) -> Completion:
         name, prompt = request.session_id, request.input_ids
-        cached = await self.pool.start(Generation(), prompt, len(prompt) - 1, len(out))
-        self.twice += max(0, self.ends.get(name, 0) - 1 - len(cached))
+        cached = await self.pool.start(prompt, len(out))
+        self.twice += max(0, self.ends.get(name, 0) - 1 - cached)
         await asyncio.sleep(self.per_token * len(out))
-        self.pool.end(prompt, len(cached), len(out))
-        computed = np.concatenate([prompt, out[:-1]])
-        self.pool.insert(computed, np.zeros(len(computed), dtype=np.int32))
+        self.pool.end(prompt, cached, out)
         self.ends[name] = len(prompt) + len(out)
-        return Completion(out, None, "stop", cached_tokens=len(cached))
+        return Completion(out, None, "stop", cached_tokens=cached)
 
 
 @dataclass(frozen=True)
@@ -131,13 +129,15 @@ def _ids(source: np.random.Generator, count: int) -> IdArray:
     return source.integers(5000, 50_000, count).astype(np.int32)
 
 
-def played(work: Work, size: int, share: float) -> tuple[float, Pooled, Admission]:
+def played(work: Work, size: int, share: float) -> Any:
+    """Return the time that `work` took, its engine and its `Admission`."""
+
     async def main() -> tuple[float, Pooled, Admission]:
         engine = Pooled(size)
         waiting = Admission(engine, share)  # type: ignore[arg-type]
         return await work.play(engine, waiting), engine, waiting
 
-    return virtual(main)  # type: ignore[no-any-return]
+    return virtual(main)
 
 
 IN_FLIGHT = 32 * 9000
@@ -297,5 +297,6 @@ def test_the_load_is_read_from_what_sglang_says() -> None:
     unused = rank | {"total_prefill_uncached_tokens": 0, "total_prefill_busy_us": 0}
     assert read_load({"loads": [unused]}, {}) == Load(1000, 1e-4)
     older = {"max_total_num_tokens": 1000}
-    for loads in (None, {}, {"loads": []}, {"loads": [older]}, {"loads": [{**rank, "x": 1}, 5]}):
+    answers: list[Any] = [None, {}, *({"loads": ranks} for ranks in ([], [older], [rank, 5]))]
+    for loads in answers:
         assert read_load(loads, {}) is None

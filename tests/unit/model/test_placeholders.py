@@ -121,9 +121,9 @@ async def test_the_endpoint_cuts_the_answer_and_never_sends_the_token(
     def policy(request: Any) -> Any:
         return Reply(output_ids=[*TEXT, placeholder, *TEXT]) if request.call == 0 else "Fine."
 
-    asked: list[dict[str, Any]] = [{"role": "user", "content": "Go."}]
+    asked: list[Any] = [{"role": "user", "content": "Go."}]
     async with endpoint(vision, policy, settings={"verify": "always"}) as bench:
-        client = bench.client()
+        client: Any = bench.client()
         options: dict[str, Any] = {
             "model": "m",
             "max_tokens": 20,

@@ -483,7 +483,7 @@ def test_a_folder_that_cannot_be_served_is_a_usage_error(tmp_path: Path) -> None
 
 def test_a_language_model_has_no_script_settings(tokenizer: Any, llama: Path) -> None:
     model = LanguageModel.from_folder(llama)
-    with pytest.raises(ValueError, match="latencies, pool and split cannot"):
+    with pytest.raises(ValueError, match="latency, token_latency and split cannot"):
         EmbeddedEngine(tokenizer, model, latency=1.0)
 
 

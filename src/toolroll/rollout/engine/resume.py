@@ -107,12 +107,11 @@ def cut_placeholder(turn: Completion, placeholders: Collection[int]) -> Completi
     """Return `turn` up to its first placeholder token, without this token. If there is one, the
     finish_reason is "length", and `matched` is the token.
     """
-    found = np.flatnonzero(np.isin(turn.output_ids, list(placeholders))) if placeholders else ()
-    if not len(found):
+    ids = turn.output_ids.tolist() if placeholders else []
+    position = next((position for position, index in enumerate(ids) if index in placeholders), None)
+    if position is None:
         return turn
-    position = int(found[0])
-    matched = int(turn.output_ids[position])
-    return replace(_cut(turn, position), finish_reason="length", matched=matched)
+    return replace(_cut(turn, position), finish_reason="length", matched=ids[position])
 
 
 def is_cut(turn: Completion) -> bool:

@@ -73,11 +73,6 @@ class Serving:
         self.templates = TemplateCache(model.template)
 
     @property
-    def held(self) -> int:
-        """The number of sessions that wait for room in the engine's KV cache."""
-        return self.model.admission.held
-
-    @property
     def model_name(self) -> str:
         """The model's name for clients."""
         return self.model.name or "toolroll"

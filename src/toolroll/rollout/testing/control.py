@@ -97,18 +97,14 @@ class _Control:
         )
 
     async def loads(self, request: web.Request) -> web.StreamResponse:
-        """Return the load of this engine, if the size of its KV cache is limited."""
-        pool = self._engine.pool
-        if pool is None or pool.size == inf:
+        """Return the load of this engine, or a 404 if the size of its cache is not limited."""
+        cache = self._engine.cache
+        if cache.size == inf:
             return web.Response(status=404)
         load = {
-            "dp_rank": 0,
-            "num_running_reqs": pool.running,
-            "max_total_num_tokens": pool.size,
-            "num_used_tokens": pool.used,
-            "token_usage": pool.used / pool.size,
-            "total_prefill_uncached_tokens": pool.computed,
-            "total_prefill_busy_us": int(pool.seconds * pool.computed * 1e6),
+            "max_total_num_tokens": cache.size,
+            "total_prefill_uncached_tokens": cache.computed,
+            "total_prefill_busy_us": 0,
         }
         return json_response({"version": VERSION, "loads": [load]})
 

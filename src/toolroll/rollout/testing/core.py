@@ -22,10 +22,10 @@ from tokenizers import Tokenizer
 
 from toolroll.rollout.testing.faults import Fault, FaultedError, FaultPlan, inject
 from toolroll.rollout.testing.generation import Generation, GenerationAborted
-from toolroll.rollout.testing.kv_pool import KvPool
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.model_source import ModelSource
 from toolroll.rollout.testing.policy import LoggedRequest, Policy, PolicyRequest, echo
+from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.response import answer_body, queue_abort_body, without_beginning
 from toolroll.rollout.testing.sampler import Sampler
 from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource
@@ -46,8 +46,7 @@ class EngineCore:
         context_length: int = 32768,
         latency: Latency = 0.0,
         token_latency: float = 0.0,
-        prompt_latency: float = 0.0,
-        pool: int | None = None,
+        pool: float = inf,
         faults: FaultPlan | None = None,
         split: Literal["canonical", "random"] = "canonical",
         stop_token_ids: Sequence[int] | None = None,
@@ -83,17 +82,17 @@ class EngineCore:
         self._running: dict[str, Generation] = {}
         self._queue: deque[Generation] = deque()
         self._waiters: list[asyncio.Future[None]] = []
-        self.pool: KvPool | None = None
+        self.cache = PrefixCache()
         if isinstance(policy, LanguageModel):
-            if latency or token_latency or prompt_latency or pool or split != "canonical":
+            if latency or token_latency or split != "canonical":
                 raise ValueError(
-                    "latencies, pool and split cannot be combined with a language model"
+                    "latency, token_latency and split cannot be combined with a language model"
                 )
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
-            script = Script(policy, latency, token_latency, prompt_latency, pool, seed)
+            script = Script(policy, latency, token_latency, pool, seed)
             source = ScriptedSource(script, self.sampler, self)
-            self._source, self.pool = source, source.pool
+            self._source, self.cache = source, source.cache
 
     @property
     def model_name(self) -> str:

@@ -52,13 +52,13 @@ class EmbeddedEngine(EngineCore):
     Args:
         tokenizer: A fast tokenizer of `transformers`, or a `tokenizers.Tokenizer`.
         policy: A function that returns the reply to each request, or a `LanguageModel` (see
-            `load_engine`). A `LanguageModel` cannot be combined with latencies, `pool` or `split`.
+            `load_engine`). A `LanguageModel` cannot be combined with `latency`, `token_latency` or
+            `split`.
         context_length: The maximum number of tokens of the prompt and the answer together.
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
         latency: Seconds per request, or a function that returns them for a `PolicyRequest`.
         token_latency: Seconds per token, in addition to `latency`.
-        prompt_latency: Seconds per prompt token that is not cached, for one prompt at a time.
-        pool: The size of the KV cache in tokens (SGLang's --max-total-tokens). None: no limit.
+        pool: The size of the prefix cache in tokens. Default: no limit.
         split: "canonical" encodes a reply with the tokenizer. "random" also uses other token splits
             of its text, which depend only on `seed`, the routing key and `PolicyRequest.call`.
         faults: A function that returns the fault to inject into a request, or None (see

@@ -3,14 +3,13 @@
 
 Invariants: `match` finds the longest prefix that is shared with an inserted sequence and was not
 evicted. A prefix that several sequences share is stored once, with the passes of the first of them.
-Locked prefixes are not evicted.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator
 from itertools import count
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -19,40 +18,32 @@ _Ids = npt.NDArray[np.int32]
 
 
 class _Node:
-    __slots__ = ("children", "ids", "locks", "parent", "passes", "used")
+    __slots__ = ("children", "ids", "parent", "passes", "used")
 
-    def __init__(self, ids: _Ids, passes: _Ids, parent: _Node | None = None) -> None:
+    def __init__(self, ids: _Ids, passes: _Ids, parent: _Node | None) -> None:
         self.ids = ids
         self.passes = passes
-        self.parent = parent
+        self.parent = parent or self  # of the root: itself
         self.children: dict[int, _Node] = {}
-        self.locks = 0
         self.used = 0
 
 
 class PrefixCache:
-    """A prefix cache for tests and benchmarks. As in SGLang, the leaves that were not used for the
-    longest time are evicted first.
+    """A prefix cache for tests and benchmarks. If it has more than `size` tokens, the leaves that
+    were not used for the longest time are evicted, as in SGLang.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, size: float = inf) -> None:
+        self.size = size
         self.tokens = 0
-        self._root = _Node(*np.zeros((2, 0), dtype=np.int32))
+        self.computed = 0
+        """The number of prompt tokens that were not cached, for the engine to count."""
+        self._root = _Node(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32), None)
         self._clock = count(1)
 
     def match(self, ids: _Ids) -> _Ids:
         """Return the passes of the longest prefix that `ids` shares with an inserted sequence."""
         return np.concatenate([self._root.passes, *(node.passes for node in self._path(ids))])
-
-    def lock(self, ids: _Ids, change: int) -> None:
-        """Add `change` to the number of running requests that use `ids`, a cached prefix."""
-        for node in self._path(ids):
-            node.locks += change
-
-    @property
-    def locked(self) -> int:
-        """The number of tokens in locked prefixes."""
-        return sum(len(node.ids) for node in self._nodes() if node.locks)
 
     def insert(self, ids: _Ids, passes: _Ids) -> None:
         """Add one sequence. `passes`: the number of the forward pass of each token."""
@@ -65,25 +56,15 @@ class PrefixCache:
             node.used = parent.used
             parent.children[int(ids[position])] = node
             self.tokens += len(node.ids)
+        self.evict(self.size)
 
     def evict(self, size: float) -> None:
-        """Evict leaves until at most `size` tokens are left, or only locked prefixes."""
-        if self.tokens <= size:
-            return
-        leaves = [
-            (node.used, id(node), node)
-            for node in self._nodes()
-            if not node.children and not node.locks
-        ]
-        heapq.heapify(leaves)
-        while leaves and self.tokens > size:
-            *_, node = heapq.heappop(leaves)
-            parent = node.parent
-            assert parent is not None
-            del parent.children[int(node.ids[0])]
-            self.tokens -= len(node.ids)
-            if not parent.children and not parent.locks and parent is not self._root:
-                heapq.heappush(leaves, (parent.used, id(parent), parent))
+        """Evict leaves until at most `size` tokens are left."""
+        while self.tokens > size:
+            leaves = (node for node in self._nodes() if not node.children)
+            leaf = min(leaves, key=lambda node: node.used)
+            del leaf.parent.children[int(leaf.ids[0])]
+            self.tokens -= len(leaf.ids)
 
     def _path(self, ids: _Ids) -> list[_Node]:
         """Return the nodes of the longest cached prefix of `ids`, which are then the last used. A
@@ -110,13 +91,11 @@ class PrefixCache:
 
 def _split(node: _Node, length: int) -> _Node:
     """Split `node` after `length` tokens. Return the first part."""
-    parent = node.parent
-    assert parent is not None
-    head = _Node(node.ids[:length], node.passes[:length], parent)
-    head.locks, head.used = node.locks, node.used
+    head = _Node(node.ids[:length], node.passes[:length], node.parent)
+    head.used = node.used
+    head.parent.children[int(head.ids[0])] = head
     node.ids, node.passes, node.parent = node.ids[length:], node.passes[length:], head
     head.children[int(node.ids[0])] = node
-    parent.children[int(head.ids[0])] = head
     return head
 
 

@@ -13,16 +13,17 @@ import inspect
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.testing.generation import GenerationAborted
-from toolroll.rollout.testing.kv_pool import KvPool
 from toolroll.rollout.testing.language_model import ModelFolderError
 from toolroll.rollout.testing.logprob import reference_logprobs, top_input_logprobs, top_logprobs
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply
+from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.sampler import SampledReply, Sampler
 from toolroll.rollout.testing.token_source import ABORTED, Answer, Report, TokenSource, Turn
 
@@ -48,8 +49,7 @@ class Script:
     policy: Policy
     latency: Latency = 0.0
     token_latency: float = 0.0
-    prompt_latency: float = 0.0
-    pool: int | None = None
+    pool: float = inf
     seed: int = 0
 
 
@@ -64,7 +64,7 @@ class ScriptedSource(TokenSource):
         self._script = script
         self._sampler = sampler
         self._host = host
-        self.pool = KvPool(script.pool, script.prompt_latency)
+        self.cache = PrefixCache(script.pool)
         self._passes = 0
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
 
@@ -76,18 +76,14 @@ class ScriptedSource(TokenSource):
         """Return the policy's answer."""
         entry, generation = turn.entry, turn.generation
         if turn.fault.evict:
-            self.pool.cache.evict(0)
-        cached = self.pool.cache.match(entry.input_ids)[: _most_cached(turn)]
+            self.cache.evict(0)
+        cached = self.cache.match(entry.input_ids)[: _most_cached(turn)]
+        entry.cached_tokens = len(cached)
+        self.cache.computed += len(entry.input_ids) - len(cached)
         sampled = SampledReply([], [], {}, "")
-        started = False
         try:
             reply = await self._reply(turn)
-            planned = self._plan(reply, turn)
-            cached = await self.pool.start(
-                generation, entry.input_ids, _most_cached(turn), len(planned.ids)
-            )
-            sampled, started = planned, True
-            self._start_clock(sampled, turn)
+            sampled = self._plan(reply, turn)
             if report is not None:
                 await self._play_in_parts(turn, sampled, reply, report)
             await self._play(reply, sampled, turn)
@@ -96,17 +92,13 @@ class ScriptedSource(TokenSource):
             ids = sampled.ids[: generation.sampled()]
             answer = _answer(turn, ids, ABORTED, self._sampler.text(ids, turn.request.params))
             self._remember_rest(turn, ids, sampled.reply_ids)
-        finally:
-            entry.cached_tokens = len(cached)
-            if started:
-                self.pool.end(entry.input_ids, len(cached), len(sampled.ids))
         # the last token has no KV yet
         computed = np.concatenate([entry.input_ids, np.array(answer.ids[:-1], dtype=np.int32)])
         sampled_before = np.arange(1, len(computed) + 1, dtype=np.int32) - len(entry.input_ids)
         passes = self._passes + 1 + np.maximum(sampled_before, 0)
         passes[: len(cached)] = cached
         self._passes += max(1, len(answer.ids))
-        self.pool.insert(computed, passes)
+        self.cache.insert(computed, passes)
         if not turn.request.return_routed_experts:
             return answer
         start = turn.request.routed_experts_start_len
@@ -131,16 +123,15 @@ class ScriptedSource(TokenSource):
             self._rests[turn.entry.routing_key] = (sequence, reply_ids[len(ids) :])
 
     def _plan(self, reply: Reply, turn: Turn) -> SampledReply:
-        """Return all tokens of the answer."""
+        """Return all tokens of the answer, and start its clock."""
         script, seen = self._script, turn.seen
         rng = random.Random(f"{script.seed}/{seen.routing_key}/{seen.call}")
-        reply_ids = self._sampler.reply_ids(reply, rng)
-        return self._sampler.stop_at(reply_ids, turn.request.params, turn.limit)
-
-    def _start_clock(self, sampled: SampledReply, turn: Turn) -> None:
-        script, seen = self._script, turn.seen
+        sampled = self._sampler.stop_at(
+            self._sampler.reply_ids(reply, rng), turn.request.params, turn.limit
+        )
         latency = script.latency(seen) if callable(script.latency) else script.latency
         turn.generation.begin(len(sampled.ids), latency, script.token_latency)
+        return sampled
 
     async def _play(self, reply: Reply, sampled: SampledReply, turn: Turn) -> None:
         """Wait while the tokens are sampled. Raise `GenerationAborted` on an abort."""
