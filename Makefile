@@ -9,6 +9,8 @@ PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1c
 # One test process per core, up to eight. One process runs all tests of a file (`scope_of` in tests/conftest.py has exceptions).
 XDIST ?= -n logical --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
+# pytest keeps the test files, with their asserts rewritten, as bytecode. Otherwise every process rewrites all of them again.
+unexport PYTHONDONTWRITEBYTECODE
 TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
