@@ -30,10 +30,8 @@ from support.gradients import (
     ABORTED,
     PLAYED,
     SAMPLES,
-    TASKS,
     Played,
     Script,
-    Talk,
     World,
     assert_equal,
     clipped,
@@ -44,6 +42,7 @@ from support.gradients import (
     policy_of,
     read,
     step,
+    talk,
 )
 from support.trainer_source import theirs
 from support.trl_toy import grpo_trainer
@@ -57,7 +56,7 @@ from toolroll.rollout.adapters.sequences import trained_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.trl import to_output
 from toolroll.rollout.adapters.verl import to_fields
-from toolroll.rollout.types import Action
+from toolroll.rollout.server.in_process import ManagedServer
 
 torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
 
@@ -423,19 +422,8 @@ def test_openrlhf(world: World) -> None:
 
 
 class Talker(openrlhf.AgentExecutor):
-    """Plays the environment of the run with OpenRLHF's client."""
-
     async def run_agent(self, prompt: Any, label: Any, session_id: str) -> float:
-        talk, messages = Talk(), list(Talk().reset(TASKS[int(prompt)], 0).messages)
-        while True:
-            reply = await self.client.chat.completions.create(
-                model=self.model_name, messages=messages
-            )
-            message = reply.choices[0].message.model_dump(exclude_none=True)
-            result = talk.step(Action(message["content"]))
-            if result.done:
-                return float(result.reward or 0.0)
-            messages += [message, *result.messages]
+        return await talk(int(prompt), self.client.chat.completions.create, model=self.model_name)
 
 
 async def openrlhf_responses(world: World) -> list[Any]:
@@ -509,3 +497,66 @@ def openrlhf_gradient(world: World, responses: list[Any]) -> dict[str, Any]:
     )  # fmt: skip
     train(trainer, whole, 0.0, 0)
     return gradient(actor.model)
+
+
+# --- Atropos --------------------------------------------------------------------------------------
+
+
+def test_atropos(world: World) -> None:
+    """With the loss of its example trainer, whose baseline and mean are over sequences."""
+    item = asyncio.run(atropos_group(world))
+    with borrowed("example_trainer"):
+        found = atropos_gradient(world, item)
+    rows = [(row, one.reward) for one in groups(world)[0] for row in one.rows]
+    scores = np.array([reward for _, reward in rows])
+    values = (scores - scores.mean()) / scores.std()
+
+    def loss_of(advantage: float) -> Any:
+        def loss(logps: Any, old: Any) -> Any:
+            # for a negative advantage, its clip bounds the loss from below
+            bound = clipped(logps, old, abs(advantage)) * math.copysign(1, advantage)
+            return bound.mean() / len(rows)
+
+        return loss
+
+    terms = [(row, loss_of(value)) for (row, _), value in zip(rows, values, strict=True)]
+    assert_equal(found, step(policy_of(world.folder), terms))
+
+
+async def atropos_group(world: World) -> dict[str, Any]:
+    """The first task as an environment sends it: a `ScoredDataGroup` with all nodes."""
+    script = Script()
+    item: dict[str, Any] = {"overrides": None}
+    names = ("tokens", "masks", "scores", "inference_logprobs")
+    item.update({name: [] for name in names})
+    async with engine_of(world.folder, script) as (engine, _):
+        server = SimpleNamespace(
+            config=SimpleNamespace(
+                base_url=f"{engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
+                model_name="embedded", tokenizer_name="none",
+            ),
+            sem=asyncio.Semaphore(4), eval_sem=asyncio.Semaphore(4), server_healthy=True,
+        )  # fmt: skip
+        for sample in range(SAMPLES):
+            script.playing = (0, sample)
+            managed = ManagedServer(server, world.tokenizer, tool_parser="hermes", history="fork")
+            async with managed:
+                reward = await talk(0, managed.chat_completion)
+                for node in managed.get_state()["nodes"]:
+                    for name, value in zip(
+                        names, (node.tokens, node.masked_tokens, reward, node.logprobs), strict=True
+                    ):
+                        item[name].append(value)
+    return item
+
+
+def atropos_gradient(world: World, item: dict[str, Any]) -> dict[str, Any]:
+    from example_trainer.data import pad_data_to_good_offset
+    from example_trainer.training import compute_grpo_loss
+
+    batches = pad_data_to_good_offset({"batch": [item]}, len(item["tokens"]))
+    tokens, labels, advantages, temperatures, logprobs = (one[0] for one in batches)
+    policy = policy_of(world.folder)
+    loss, _ = compute_grpo_loss(policy, tokens, labels, advantages, temperatures, 1, logprobs)
+    loss.backward()
+    return gradient(policy)

@@ -96,6 +96,19 @@ TALK = ScriptedFactory(Talk, count=len(PLAYED))
 TASKS = TALK.tasks("test")
 
 
+async def talk(task: int, create: Any, **given: Any) -> float:
+    """Play the run's environment with another program's chat completions, and return the reward."""
+    environment = Talk()
+    messages: list[Any] = list(environment.reset(TASKS[task], 0).messages)
+    while True:
+        reply = await create(messages=messages, **given)
+        message = reply.choices[0].message.model_dump(exclude_none=True)
+        result = environment.step(Action(message["content"]))
+        if result.done:
+            return float(result.reward or 0.0)
+        messages += [message, *result.messages]
+
+
 def turn_of(request: PolicyRequest) -> int:
     return request.text.count("<|im_start|>assistant") - 1
 
