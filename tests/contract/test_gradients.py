@@ -78,7 +78,11 @@ def test_the_file_has_what_the_steps_must_tell_apart(world: World) -> None:
     first, second = groups(world)
     assert [one.reward for one in first] == [1.0, 0.0, 1.0]
     assert [one.reward for one in second] == [1.0, 0.0, None]
-    assert [len(one.rows) > 1 for one in [*first, *second]] == [False, False, True] * 1 + [True, False, False]
+    assert [len(one.rows) > 1 for one in [*first, *second]] == [False, False, True] * 1 + [
+        True,
+        False,
+        False,
+    ]
     assert second[2].tokens == 0 and len(second[2].rows[0].ids) > 0
     policy = policy_of(world.folder)
     ratios = []
@@ -142,7 +146,9 @@ class Queue:
 
     def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any) -> Any:
         rows = [self.rows[key] for key in keys]
-        return self.join([{name: row[name] for name in select_fields if name in row} for row in rows])
+        return self.join(
+            [{name: row[name] for name in select_fields if name in row} for row in rows]
+        )
 
 
 def test_verl(world: World) -> None:
@@ -300,7 +306,7 @@ def skyrl_gradient(world: World) -> dict[str, Any]:
         "skyrl/train/trainer.py", "RayPPOTrainer.convert_to_training_input",
         "RayPPOTrainer.compute_advantages_and_returns", "RayPPOTrainer._normalize_advantages",
         **public(preprocess), **public(training_batch), np=np, torch=torch, math=math, ppo_utils=ppo_utils,
-        logger=SimpleNamespace(info=print),
+        logger=SimpleNamespace(info=print), SAMPLE_SUPPORT_FIELD="rollout_sample_support",
         apply_loss_reduction_to_advantages_minibatch=(
             ppo_utils.apply_loss_reduction_to_advantages_minibatch
         ),
@@ -357,7 +363,6 @@ def test_areal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def areal_gradient(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
-
     join, *_ = theirs(
         "areal/utils/data.py", "concat_padded_tensors", "_pad_cat_dim0", "is_multi_modal_key",
         torch=torch, F=torch.nn.functional,

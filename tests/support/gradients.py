@@ -175,7 +175,9 @@ async def engine_of(folder: Path, script: Script) -> AsyncIterator[tuple[Embedde
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scripted_source, "reference_logprobs", logprobs)
         tokenizer = tokenizer_for(trl_template("qwen3"))
-        async with serving(tokenizer, script.reply, faults=script.fault, weight_version="1") as served:
+        async with serving(
+            tokenizer, script.reply, faults=script.fault, weight_version="1"
+        ) as served:
             yield served
 
 
