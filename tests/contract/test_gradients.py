@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 import numpy as np
@@ -142,7 +143,9 @@ class Queue:
 
     def kv_batch_put(self, keys: Any, fields: Any, partition_id: str, tags: Any = None) -> None:
         for at, key in enumerate(keys):
-            self.rows.setdefault(key, {}).update({name: fields[name][at] for name in fields.keys()})
+            row = self.rows.setdefault(key, {})
+            for name, column in fields.items():
+                row[name] = column[at]
 
     def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any) -> Any:
         rows = [self.rows[key] for key in keys]
@@ -169,11 +172,12 @@ def test_verl(world: World) -> None:
 async def verl_gradient(world: World) -> dict[str, Any]:
     from tensordict import TensorDict
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-    from verl.trainer.ppo.v1 import agent_loop_tq, trainer_base
     from verl.utils import tensordict_utils
     from verl.workers.config import ActorConfig
     from verl.workers.utils.losses import ppo_loss
 
+    agent_loop_tq: Any = import_module("verl.trainer.ppo.v1.agent_loop_tq")
+    trainer_base: Any = import_module("verl.trainer.ppo.v1.trainer_base")
     queue = Queue()
     queue.join = tensordict_utils.list_of_dict_to_tensordict
     agent_loop_tq.tq = trainer_base.tq = queue
@@ -199,7 +203,7 @@ async def verl_gradient(world: World) -> dict[str, Any]:
             await store(worker, outputs, validate=False, **row)
 
     class Batch(list[str]):
-        keys = list(queue.rows)
+        keys: ClassVar[list[str]] = list(queue.rows)
         partition_id = "train"
 
     algorithm = {
@@ -216,12 +220,12 @@ async def verl_gradient(world: World) -> dict[str, Any]:
     base._compute_old_log_prob(trainer, Batch(queue.rows), {})
     base._compute_advantage(trainer, Batch(queue.rows), {})
     names = ["prompts", "responses", "response_mask", "old_log_probs", "advantages"]
-    data = queue.kv_batch_get(Batch.keys, "train", names)
+    data: Any = queue.kv_batch_get(Batch.keys, "train", names)
     policy = policy_of(world.folder)
     logps = []
-    for row in queue.rows.values():
-        scores = policy(row["input_ids"][None]).logits[0].log_softmax(-1)
-        logps.append(scores.gather(-1, row["input_ids"].roll(-1)[:, None])[:, 0])
+    for stored in queue.rows.values():
+        scores = policy(stored["input_ids"][None]).logits[0].log_softmax(-1)
+        logps.append(scores.gather(-1, stored["input_ids"].roll(-1)[:, None])[:, 0])
     nested = torch.nested.as_nested_tensor(logps, layout=torch.jagged)
     tensordict_utils.assign_non_tensor(
         data, dp_size=1, batch_num_tokens=int(data["response_mask"].values().sum()),
@@ -305,8 +309,9 @@ def skyrl_gradient(world: World) -> dict[str, Any]:
     convert, advantages, normalize = theirs(
         "skyrl/train/trainer.py", "RayPPOTrainer.convert_to_training_input",
         "RayPPOTrainer.compute_advantages_and_returns", "RayPPOTrainer._normalize_advantages",
-        **public(preprocess), **public(training_batch), np=np, torch=torch, math=math, ppo_utils=ppo_utils,
-        logger=SimpleNamespace(info=print), SAMPLE_SUPPORT_FIELD="rollout_sample_support",
+        **public(preprocess), **public(training_batch), np=np, torch=torch, math=math,
+        logger=SimpleNamespace(info=print), ppo_utils=ppo_utils,
+        SAMPLE_SUPPORT_FIELD="rollout_sample_support",
         apply_loss_reduction_to_advantages_minibatch=(
             ppo_utils.apply_loss_reduction_to_advantages_minibatch
         ),
@@ -381,7 +386,7 @@ def areal_gradient(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
     ids, mask = data["input_ids"].long(), data["attention_mask"].long()
     logps = torch.nn.functional.pad(padded_logps(policy, ids, mask), (0, 1))
     ppo = theirs("areal/utils/functional/functional.py", "ppo_actor_loss_fn", torch=torch)
-    nothing = lambda *given, **named: None  # noqa: E731
+    nothing = lambda *given, **named: None
     stats = SimpleNamespace(denominator=nothing, stat=nothing, scalar=nothing)
     loss_of, _ = theirs(
         "areal/trainer/ppo/actor.py", "grpo_loss_fn", "_resolve_proximal_logp", torch=torch,

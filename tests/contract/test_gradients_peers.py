@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.bare import borrowed
 from openai.types.chat import ChatCompletion
+from support.bare import borrowed
 from support.gradients import (
     ABORTED,
     PLAYED,
@@ -129,7 +129,6 @@ def test_slime(world: World) -> None:
 
 
 def slime_gradient(world: World) -> dict[str, Any]:
-    from megatron.core import mpu
     from slime.backends.megatron_utils import cp_utils, data, loss
     from slime.observability.rollout_data_utils import tensorize_rollout_data_for_training
     from slime.utils.data import get_source, process_rollout_data

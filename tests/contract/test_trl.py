@@ -14,7 +14,6 @@ from support.trl_toy import InProcess, grpo_trainer, save_arms
 from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.trl import (
     make_rollout_func,
-    reward,
     to_output,
 )
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread

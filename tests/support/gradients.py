@@ -68,9 +68,9 @@ def logprobs_of(policy: Any, ids: Sequence[int]) -> Any:
     """The logprob of each token of a sequence but the first, [n - 1]."""
     import torch
 
-    ids = torch.tensor(ids)
-    logits = policy(ids[None]).logits[0, :-1]
-    return logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    row = torch.tensor(ids)
+    logits = policy(row[None]).logits[0, :-1]
+    return logits.log_softmax(-1).gather(-1, row[1:, None])[:, 0]
 
 
 LINES = ("Let me see what there is.", "It is the second one, I think.", "All right: it is done.")
@@ -268,7 +268,7 @@ def normalized(group: Sequence[Played], *, eps: float, ddof: int = 1) -> list[fl
 
 
 Loss = Callable[[Any, Any], Any]
-"""The loss of a sequence, out of its trained tokens' logprobs under the policy, and the engine's."""
+"""The loss of a sequence, out of its trained tokens' logprobs: the policy's and the engine's."""
 
 
 def step(policy: Any, terms: Iterable[tuple[Row, Loss]]) -> dict[str, Any]:

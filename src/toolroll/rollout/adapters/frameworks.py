@@ -22,16 +22,8 @@ class Framework:
     support: tuple[str, ...]
 
 
-SUPPORT = (
-    "routed experts",
-    "sampling mask",
-    "sampled tokens trained",
-    "partial rollouts",
-    "processes",
-    "LoRA",
-    "gradient checked",
-)
-"""What a trainer may need in large runs."""
+SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "gradient checked")
+"""What large runs need. In `support`, "-" means that the trainer has no such option."""
 
 _ONE = "the sequence with the most trained tokens"
 _ALL = "all sequences with {}; otherwise " + _ONE
@@ -44,7 +36,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout and in the fully asynchronous rollout",
-        ("yes", "no, so top-p must be 1", "100 %", "yes", "one", "no", "yes"),
+        ("yes", "no", "one", "no", "yes"),
     ),
     Framework(
         "miles",
@@ -53,7 +45,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout",
-        ("yes", "no, so top-p must be 1", "100 %", "yes", "one", "no", "yes"),
+        ("yes", "no", "one", "no", "yes"),
     ),
     Framework(
         "TRL",
@@ -62,7 +54,7 @@ FRAMEWORKS = (
         _ONE,
         "reward None, zero mask",
         "TRL interrupts no episode",
-        ("no option", "no option", "17.7 to 100 %", "no option", "one", "no", "yes"),
+        ("-", "-", "one", "no", "yes"),
     ),
     Framework(
         "verl",
@@ -71,7 +63,7 @@ FRAMEWORKS = (
         _ALL.format("GRPO"),
         "an error, so that verl normalizes the group without it",
         "verl's client resumes the turn (async_training.partial_rollout)",
-        ("yes", "no option", "100 % with GRPO", "yes", "verl's workers", "verl's servers", "yes"),
+        ("yes", "-", "several", "yes", "yes"),
     ),
     Framework(
         "SkyRL",
@@ -80,7 +72,7 @@ FRAMEWORKS = (
         _ALL.format("step_wise_trajectories"),
         "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
         "SkyRL's engines pause and continue the turn",
-        ("yes", "no", "100 % step-wise", "yes", "one", "yes", "yes"),
+        ("yes", "no", "one", "yes", "yes"),
     ),
     Framework(
         "AReaL",
@@ -89,15 +81,7 @@ FRAMEWORKS = (
         _ALL.format("group_size"),
         "nothing with group_size; otherwise an error, for which AReaL rejects the group",
         "AReaL's client resumes the turn",
-        (
-            "no option",
-            "no option",
-            "100 % with group_size",
-            "yes",
-            "one",
-            "gconfig.lora_name",
-            "yes",
-        ),
+        ("-", "-", "one", "yes", "yes"),
     ),
     Framework(
         "verifiers, prime-rl",
@@ -106,7 +90,7 @@ FRAMEWORKS = (
         "branches of the trace",
         "a trace with a ProviderError",
         "the endpoint resumes the turn (--max-resumes)",
-        ("yes", "no", "100 %", "yes", "one", "no", "prime-rl's loss"),
+        ("yes", "no", "one", "no", "yes"),
     ),
     Framework(
         "OpenRLHF",
@@ -115,15 +99,7 @@ FRAMEWORKS = (
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
         "max_resumes",
-        (
-            "no option",
-            "no option",
-            "17.7 to 100 %",
-            "yes",
-            "one per vLLM actor",
-            "no option",
-            "yes",
-        ),
+        ("-", "-", "several", "-", "yes"),
     ),
     Framework(
         "Atropos",
@@ -132,14 +108,6 @@ FRAMEWORKS = (
         "several nodes of the session",
         "an exception; nothing is stored",
         "max_resumes",
-        (
-            "no option",
-            "no option",
-            "100 %",
-            "yes",
-            "one per environment",
-            "no",
-            "its example trainer's loss",
-        ),
+        ("-", "-", "several", "-", "yes"),
     ),
 )
