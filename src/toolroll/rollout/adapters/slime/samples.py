@@ -115,6 +115,8 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
         summary["error"] = result.info["error"]
     if trajectory is not None and trajectory.fork_reason is not None:
         summary["fork_reason"] = trajectory.fork_reason
+    if trajectory is not None and any(turn.lora_path for turn in trajectory.turns):
+        summary["lora_paths"] = [turn.lora_path for turn in trajectory.turns]
     return summary
 
 
