@@ -53,7 +53,9 @@ def check(trajectory: Trajectory, adapters: dict[str | None, Path | None]) -> No
             ).max()
             for name, folder in adapters.items()
         }
-        assert errors.pop(turn.lora_path) < 1e-3 and min(errors.values()) > 0.1, errors
+        assert (
+            errors.pop(turn.sampling_params.get("lora_path")) < 1e-3 and min(errors.values()) > 0.1
+        ), errors
 
 
 async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
@@ -72,7 +74,7 @@ async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
             path.observe([5, 6, 7])
     [trajectory] = path.session.trajectories()
     again = from_json(to_json(trajectory))
-    assert [turn.lora_path for turn in again.turns] == names
+    assert [turn.sampling_params.get("lora_path") for turn in again.turns] == names
     check(again, adapters)
 
 
@@ -113,7 +115,11 @@ async def test_a_client_of_the_endpoint_names_an_adapter_with_the_model(
                 model=name, messages=[{"role": "user", "content": "Hello."}], max_tokens=8
             )
         trajectories = await client.trajectories()
-    names = [turn.lora_path for trajectory in trajectories for turn in trajectory.turns]
+    names = [
+        turn.sampling_params.get("lora_path")
+        for trajectory in trajectories
+        for turn in trajectory.turns
+    ]
     assert names == ["two", "one"]
     for trajectory in trajectories:
         check(trajectory, adapters)

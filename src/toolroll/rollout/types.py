@@ -85,7 +85,7 @@ class WeightVersion:
 class GenerateRequest:
     """One request to the engine's `/generate`.
 
-    `sampling_params` may name a LoRA adapter as `lora_path`. `session_id` becomes the routing key. `extra` contains further top-level fields of the request's
+    `session_id` becomes the routing key. `extra` contains further top-level fields of the request's
     JSON. `routed_experts_start` is the first token whose experts are not known yet.
     """
 
@@ -156,11 +156,6 @@ class Turn:
     def length(self) -> int:
         """The number of sampled tokens."""
         return self.stop - self.start
-
-    @property
-    def lora_path(self) -> str | None:
-        """The name of the LoRA adapter that sampled the turn, or None if none did."""
-        return self.sampling_params.get("lora_path")
 
 
 @dataclass(frozen=True, slots=True)
