@@ -31,8 +31,10 @@ PROMPT = list(range(1000, 1020))
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path | None]:
     folder = tmp_path_factory.mktemp("adapters")
-    names = {name: lora_adapter(folder / name, seed) for seed, name in enumerate(("one", "two"))}
-    return {None: None, **names}
+    paths: dict[str | None, Path | None] = {None: None}
+    for seed, name in enumerate(("one", "two")):
+        paths[name] = lora_adapter(folder / name, seed)
+    return paths
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +69,7 @@ async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
     names = [None, "one", "one", "two", None]
     async with Engine(server.url) as engine:
         for name in names:
-            params = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 1.0}
-            params |= {} if name is None else {"lora_path": name}
+            params = {"max_new_tokens": 8, "ignore_eos": True, "lora_path": name}
             completion = await engine.generate(GenerateRequest(path.input_ids, params, "s"))
             path.sample(completion, params)
             path.observe([5, 6, 7])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ async def play(wire: Wire, mode: str) -> tuple[list[Played], list[Completion]]:
     chance, middle, done = random.Random(17), asyncio.Event(), asyncio.Event()
     version, left, played = 0, 5, list[Played]()
 
-    def sampled(ids: list[int]) -> None:
+    def sampled(ids: Sequence[int]) -> None:
         nonlocal left
         left -= 1
         if left <= 0 and len(ids) <= LATEST:
@@ -109,7 +109,8 @@ async def play(wire: Wire, mode: str) -> tuple[list[Played], list[Completion]]:
             [trajectory] = path.session.trajectories()
             played.append((trajectory, requested))
 
-    async with Watched(EngineConfig(engine=wire.url, return_routed_experts=True)) as engine:
+    engine = Watched(EngineConfig(engine=wire.url, return_routed_experts=True))
+    async with engine:
         await update(wire, 0, "abort")
         async with asyncio.TaskGroup() as group:
             group.create_task(updates())
