@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -19,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.processes import Server
-from support.servers import sglang_server
 from support.tiny_model import EXPERTS, tiny_moe
 from support.wire import Wire
 
@@ -36,13 +34,6 @@ LAYERS, TOP_K = EXPERTS
 CHECKPOINTS = 2
 Played = tuple[Trajectory, list[int]]
 """A trajectory, and the version of the weights when each of its turns was requested."""
-
-
-@pytest.fixture(scope="module")
-def server(log_folder: Path) -> Iterator[Server]:
-    flags = ["--enable-return-routed-experts"]
-    with sglang_server(log_folder, model=tiny_moe(), flags=flags, name="sglang-updates") as server:
-        yield server
 
 
 class Watched(Engine):
@@ -204,12 +195,12 @@ def computed(
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
 async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
-    server: Server, http: aiohttp.ClientSession, mode: str
+    sglang_moe: Server, http: aiohttp.ClientSession, mode: str
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    played, parts = await play(Wire(http, server.url), mode)
+    played, parts = await play(Wire(http, sglang_moe.url), mode)
     turns = [turn for trajectory, _ in played for turn in trajectory.turns]
     assert {span.version for turn in turns for span in turn.weight_versions[1:]} == {
         str(version) for version in range(1, UPDATES + 1)
