@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from importlib.util import find_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from support import areal_mirror
 from support.bare import run_apart
+from support.framework_engines import GenerationHyperparameters, ModelResponse, install_areal
 from support.trainer_source import theirs
+
+from toolroll.rollout.adapters.areal.workflow import ArealEngine
+from toolroll.rollout.types import GenerateRequest
 
 _SKYRL = """
 bare("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.train",
@@ -95,6 +99,32 @@ def test_a_trainer_takes_it_as_its_own(package: str, version: str, code: str) ->
     if find_spec(package) is None or find_spec("torch") is None:
         pytest.skip(f"pip install --no-deps {package}=={version}, and torch for the CPU")
     run_apart(code)
+
+
+async def test_areal_s_client_names_the_adapter_and_its_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = theirs("areal/api/io_struct.py", "get_versioned_lora_name")
+    build = theirs(
+        "areal/engine/sglang_remote.py",
+        "SGLangBackend.build_generation_request",
+        get_versioned_lora_name=name,
+        HttpRequest=SimpleNamespace,
+    )
+    install_areal(monkeypatch)
+    asked: list[Any] = []
+
+    async def agenerate(req: Any) -> ModelResponse:
+        asked.append(req)
+        return ModelResponse(output_tokens=[5], output_logprobs=[-1.0], output_versions=[3])
+
+    gconfig = GenerationHyperparameters(lora_name="agent")
+    inference = SimpleNamespace(agenerate=agenerate)
+    engine = ArealEngine(inference, gconfig, [None] * 9, context_length=None)
+    prompt = np.array([1, 2], dtype=np.int32)
+    await engine.generate(GenerateRequest(prompt, {"max_new_tokens": 4}, "s"))
+    payload = build(None, asked[0], with_lora=True, version=3).payload
+    assert (payload["lora_path"], payload["input_ids"]) == ("agent-v3", [1, 2])
 
 
 def test_areal_normalizes_groups_as_its_mirror_does() -> None:

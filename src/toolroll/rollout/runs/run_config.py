@@ -62,6 +62,11 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
         default=None,
         description="A stop string; may be given several times.",
     )
+    lora_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The LoRA adapter that samples: its name in SGLang (--lora-paths).",
+    )
     user_model: str | None = Field(default=None, description="The model that plays the user.")
     user_url: str | None = Field(
         default=None,
@@ -157,7 +162,7 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
 
 _SAMPLING = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
-    "max_new_tokens stop"
+    "max_new_tokens stop lora_path"
 )
 PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",

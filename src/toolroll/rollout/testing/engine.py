@@ -72,6 +72,7 @@ class EmbeddedEngine(EngineCore):
             --max-queued-requests. None means no limit.
         incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
             and text, as with SGLang's --incremental-streaming-output.
+        lora_paths: The names of LoRA adapters that a request may name. All give the same answers.
         keep_log: If False, `log` stays empty, for long benchmarks.
         seed: Determines the random splits, and the samples of a language model.
         host, port: The address of the server. Port 0 means any free port.

@@ -30,6 +30,7 @@ from toolroll.rollout.adapters.slime.settings import (
     check_supported,
     clean_sampling_params,
     experts_shape,
+    lora_params,
     masks_off_policy,
     parks,
     read_settings,
@@ -265,9 +266,10 @@ async def play_sample(
     turn. Once it returns True, no further turn is started.
     """
     playing = player(args)
-    check_supported(args, evaluation=evaluation)
     if isinstance(sample, EpisodeSamples):  # an aborted episode from the trainer's data buffer
         sample = sample[0]
+    if "rollout_top_p_token_ids" in vars(sample):  # slime's; miles' loss reads no such ids
+        check_supported(args, evaluation=evaluation)
     aborted = type(sample).Status.ABORTED
     if (sample.response or sample.response_length) and sample.status is not aborted:
         raise UsageError(
@@ -276,7 +278,7 @@ async def play_sample(
         )
     samples = await playing.play(
         sample,
-        sampling_params,
+        {**sampling_params, **lora_params(args, sample)},
         stopped=stopped,
         park=parks(args, playing.settings) and not evaluation,
         mask=masks_off_policy(args),
