@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from rich.console import Console
 from support import worker_factories
 from support.commands import run_command
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
+from support.ray_processes import local_cluster, workers
 from support.results import content
 from support.toy_environment import PondFactory, look
 
@@ -55,37 +55,14 @@ Key = tuple[str, int]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    """A cluster on this machine, whose processes can import the tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # nothing is asked of the network
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with local_cluster():
         yield
-        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
 def ponds(cluster: None) -> Iterator[EmbeddedEngine]:
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), look, latency=0.01)) as served:
         yield served
-
-
-def workers(parent: int | None = None) -> list[int]:
-    """The processes below `parent`, by default this one, that play episodes."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    below, last = {parent or os.getpid()}, set[int]()
-    while below != last:
-        last = set(below)
-        below |= {pid for pid, its_parent in parents.items() if its_parent in below}
-    found = []
-    for pid in below:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::_Worker"):
-                found.append(pid)
-    return found
 
 
 async def played(opened: Any, count: int, processes: int = 2, **more: Any) -> dict[Key, Any]:
@@ -148,7 +125,7 @@ async def test_a_process_that_does_not_respond_is_replaced(
     ponds: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Also one that died and whose connections are still open, in a process that it forked."""
-    monkeypatch.setattr(ray_worker, "_STALL", 5.0)
+    monkeypatch.setattr(ray_worker, "_STALL", 3.0)
     mark = tmp_path / "mark"
     opened = partial(worker_factories.open_and_suffer, ponds.url, 12, mark, what)
     try:
@@ -299,6 +276,8 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
         if how == "terminal":
             assert process.returncode == 128 + signal.SIGINT, errors
             assert "the run is not finished: 3 of 6 episodes" in out
+        while sum(entry.aborted for entry in engine.log) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)  # Ray ends the processes of a command that is gone
         assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
