@@ -47,13 +47,13 @@ class _Worker:
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[Any] | None = None
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call `method` of the object. The first call opens the object."""
         if self._opening is None:
             self._opening = asyncio.ensure_future(self._open(self._stack))
         try:
             opened = await asyncio.shield(self._opening)
-            return await getattr(opened, method)(*args)
+            return await getattr(opened, method)(*args, **options)
         except asyncio.CancelledError:  # nobody waits for this error if the caller is cancelled
             raise RolloutError("the call was cancelled in its process") from None
         except Exception as error:  # noqa: BLE001 - it is raised in the caller's process
@@ -91,9 +91,9 @@ class RayWorker:
         self._calls = 0
         self._watching: asyncio.Task[None] | None = None
 
-    async def call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call `method` of the object. Raise `WorkerDiedError` if the process dies."""
-        reference = self._actor.call.remote(method, *args)
+        reference = self._actor.call.remote(method, *args, **options)
         future = asyncio.ensure_future(reference)
         future.add_done_callback(retrieve)
         self._calls += 1

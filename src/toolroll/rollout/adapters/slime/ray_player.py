@@ -56,7 +56,9 @@ class RayPlayer:
             self._watching = asyncio.create_task(self._watch())
         try:
             samples, deaths = await play_until_survived(
-                lambda: worker.call("play", call, stopped(), sample, sampling_params, park, mask),
+                lambda: worker.call(
+                    "play", call, sample, sampling_params, stopped=stopped(), park=park, mask=mask
+                ),
                 f"sample {sample.index}",
             )
         finally:
@@ -134,11 +136,11 @@ class _HeldPlayer:
     async def play(
         self,
         call: str,
-        stopped: bool,  # noqa: FBT001
         sample: Any,
         sampling_params: Mapping[str, Any],
-        park: bool,  # noqa: FBT001
-        mask: bool,  # noqa: FBT001
+        *,
+        stopped: bool,
+        **options: Any,
     ) -> list[Any]:
         """Play the sample's episode, until `stop` gets `call`."""
         self._stopped[call] = stopped
@@ -147,8 +149,7 @@ class _HeldPlayer:
                 sample,
                 sampling_params,
                 stopped=lambda: self._stopped.get(call, False),
-                park=park,
-                mask=mask,
+                **options,
             )
         finally:
             del self._stopped[call]
