@@ -4,6 +4,7 @@ pickled by name.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -154,3 +155,8 @@ async def _open(
     await stack.enter_async_context(served)
     settings = RunSettings(sampling_params=PARAMS, samples=SAMPLES, concurrency=share)
     return Runner(factory, lambda: agent(served, verify="sample"), settings), factory.tasks("test")
+
+
+async def open_and_cancel(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """It cancels its own task."""
+    raise asyncio.CancelledError

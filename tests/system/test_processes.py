@@ -109,6 +109,7 @@ async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) ->
         (worker_factories.open_and_refuse, UsageError, "^there is no such model$"),
         (worker_factories.open_and_fail, RolloutError, r"^a worker failed: KeyError\('model'\)$"),
         (worker_factories.open_and_raise, RolloutError, "^it holds a lock$"),
+        (worker_factories.open_and_cancel, RolloutError, "^the call was cancelled in its process$"),
         (worker_factories.open_and_stop, RunStoppedError, "^ten failed in a row$"),
     ],
 )

@@ -54,8 +54,6 @@ class _Worker:
         try:
             opened = await asyncio.shield(self._opening)
             return await getattr(opened, method)(*args, **options)
-        except asyncio.CancelledError:  # nobody waits for this error if the caller is cancelled
-            raise RolloutError("the call was cancelled in its process") from None
         except Exception as error:  # noqa: BLE001 - it is raised in the caller's process
             raise _sendable(error) from None
 
@@ -107,6 +105,8 @@ class RayWorker:
             raise
         except self._ray.exceptions.RayActorError as error:
             raise WorkerDiedError(type(error).__name__) from error
+        except self._ray.exceptions.TaskCancelledError as error:  # by code in the process
+            raise RolloutError("the call was cancelled in its process") from error
         except self._ray.exceptions.RayTaskError as error:
             raise _sendable(error.cause) from error
         finally:
