@@ -250,12 +250,12 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("how", ["terminal", "killed"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
-    tmp_path: Path, how: str, tally: Tally
+    tmp_path: Path, number: signal.Signals, tally: Tally
 ) -> None:
-    """A terminal sends its signal to all of them; one that is killed cannot say anything to the
-    others.
+    """A terminal or a scheduler sends its signal to all of them; one that is killed cannot say
+    anything to the others.
     """
     stuck: list[PolicyRequest] = []
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
@@ -266,16 +266,16 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
             deadline = time.monotonic() + PATIENCE
             while (len(stuck) < 3 or lines(tmp_path) < 3) and time.monotonic() < deadline:
                 time.sleep(0.02)
-            if how == "terminal":
-                os.killpg(process.pid, signal.SIGINT)
-            else:
+            if number == signal.SIGKILL:
                 process.kill()
+            else:
+                os.killpg(process.pid, number)
             # ends when the last one that writes there is gone
             out, errors = process.communicate(timeout=PATIENCE)
         assert len(stuck) == 3
         assert "Traceback" not in errors
-        if how == "terminal":
-            assert process.returncode == 128 + signal.SIGINT, errors
+        if number != signal.SIGKILL:
+            assert process.returncode == 128 + number, errors
             assert "the run is not finished: 3 of 6 episodes" in out
         while sum(entry.aborted for entry in engine.log) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)  # Ray ends the processes of a command that is gone
