@@ -34,7 +34,7 @@ from toolroll.agents.environments.desk.environment import Desk
 from toolroll.rollout.adapters import miles
 from toolroll.rollout.adapters.parking import masked
 from toolroll.rollout.adapters.slime import aclose, generate, generate_rollout, training
-from toolroll.rollout.adapters.slime.player import _players, player
+from toolroll.rollout.adapters.slime.generation import _players, player
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.testing import (
     EmbeddedEngine,

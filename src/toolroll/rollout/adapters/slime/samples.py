@@ -149,6 +149,11 @@ def restarts(sample: Any, result: InteractionResult) -> float:
     return float(earlier["metrics"].get("restarts", 0.0)) + (not result.metrics.get("resumes"))
 
 
+def is_parked(sample: Any) -> bool:
+    """Return True if the episode of `sample`, which a player returned, was parked."""
+    return bool(sample.metadata[KEY]["metrics"].get("parked"))
+
+
 def failure(sample: Any) -> Any:
     """Return the error of the sample's episode, or its stop reason if it has no error."""
     summary = sample.metadata[KEY]
@@ -194,6 +199,7 @@ _PER_EPISODE = (
     "env_seconds",
     "resumes",
     "restarts",
+    "worker_deaths",
 )
 
 

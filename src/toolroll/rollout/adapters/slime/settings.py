@@ -30,6 +30,12 @@ class SlimeSettings(EpisodeSettings):
     --custom-config-path, which becomes an attribute of `args`.
     """
 
+    workers: int = Field(
+        default=1,
+        ge=1,
+        description="Play in this many processes of the trainer's Ray cluster; 1: in its own "
+        "event loop.",
+    )
     max_dropped: int = Field(
         default=64,
         ge=1,
