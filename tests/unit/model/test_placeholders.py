@@ -14,8 +14,8 @@ from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import find_placeholders
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.template.stop_tokens import find_placeholders
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 from toolroll.rollout.types import (
     Action,

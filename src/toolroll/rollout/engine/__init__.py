@@ -14,10 +14,11 @@ from toolroll.rollout.engine.resume import (
     generate_resumed,
     is_cut,
 )
-from toolroll.rollout.engine.sampling_params import effective_params
+from toolroll.rollout.engine.sampling_params import LORA_PATH, effective_params, request_fields
 from toolroll.rollout.engine.stream import Progress
 
 __all__ = [
+    "LORA_PATH",
     "PARKING",
     "Admission",
     "EncodedRequest",
@@ -33,4 +34,5 @@ __all__ = [
     "generate_resumed",
     "is_cut",
     "parse_completion",
+    "request_fields",
 ]

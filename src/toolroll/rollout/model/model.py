@@ -29,12 +29,11 @@ from toolroll.rollout.engine import (
 )
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.model.tokenizers import load_tokenizer
+from toolroll.rollout.model.tokenizers import find_placeholders, load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import EngineSettings, RolloutArgs
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.stop_tokens import find_placeholders
 from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")

@@ -1,19 +1,16 @@
 """Find the tokens that end an assistant turn: those named by the generation config and the
-tokenizer, and those that close a turn in the template. Find the placeholder tokens of multimodal
-models, before which a turn is cut.
+tokenizer, and those that close a turn in the template.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.runtime.optional import import_transformers
 from toolroll.rollout.template.delta import SENTINEL
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import TOOL, USER, Renderer, call_turn, tool_result
@@ -25,10 +22,6 @@ _LIKE_CONTROL = re.compile(
     r"<\|[^|<>\s]+\|?>|<[^|<>\s]+\|>|<｜[^｜<>\s]+｜>|</?(?:start|begin|end|eo)[a-z_]*>|\[/?[A-Z_]{3,}\]"
 )
 """The usual forms of control tokens."""
-_PLACEHOLDERS = [
-    f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")
-]
-"""Where `config.json` and tokenizers name a placeholder token."""
 
 
 def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]:
@@ -39,36 +32,6 @@ def find_stops(tokenizer: Any, renderer: Renderer, encoder: Encoder) -> set[int]
         texts = _Closing(renderer, encoder, tools).texts()
         stops |= {encoder.control[text] for text in texts}
     return stops
-
-
-def find_placeholders(tokenizer: Any) -> frozenset[int]:
-    """Return the ids of the tokens that stand for an image, a video or audio in a prompt.
-
-    Only the model's `config.json` and the tokenizer's own attributes count, because text-only
-    models share the vocabularies of multimodal ones.
-    """
-    named = [getattr(tokenizer, name, None) for name in _PLACEHOLDERS]
-    named += _placeholders_in(_config(str(tokenizer.name_or_path)))
-    return frozenset(index for index in named if type(index) is int and index >= 0)
-
-
-def _placeholders_in(config: Mapping[str, Any]) -> Iterator[Any]:
-    for name, setting in config.items():
-        if name in _PLACEHOLDERS:
-            yield setting
-        elif isinstance(setting, dict):
-            yield from _placeholders_in(setting)
-
-
-def _config(name: str) -> Mapping[str, Any]:
-    """Return the `config.json` in the folder `name`, or in the local cache of the hub."""
-    transformers: Any = import_transformers()
-    try:
-        path = transformers.utils.cached_file(name, "config.json", local_files_only=True)
-    except OSError:
-        path = None
-    config: Mapping[str, Any] = orjson.loads(Path(path).read_bytes()) if path else {}
-    return config
 
 
 def missing_tokens(renderer: Renderer, encoder: Encoder) -> tuple[str, ...]:
