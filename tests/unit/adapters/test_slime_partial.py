@@ -29,12 +29,14 @@ from support.slime_trainer import (
     serving,
 )
 from support.tiers import costly
+from support.wire import until
 
 from toolroll.agents.environments.desk.environment import Desk
 from toolroll.rollout.adapters import miles
 from toolroll.rollout.adapters.parking import masked
 from toolroll.rollout.adapters.slime import aclose, generate, generate_rollout, training
-from toolroll.rollout.adapters.slime.generation import _players, player
+from toolroll.rollout.adapters.slime.generation import _players, play_sample, player
+from toolroll.rollout.engine import admission
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
@@ -306,6 +308,50 @@ async def test_a_cancelled_call_closes_its_episode(
         with pytest.raises(asyncio.CancelledError):
             await again
         assert environments.closed == environments.opened and len(environments.closed) == 1
+
+
+async def test_a_stop_and_parked_episodes_leave_the_cache_to_others(
+    sample_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache holds one episode. A second one waits when the rollout stops, and while the first
+    is parked, an evaluation has the cache.
+    """
+    monkeypatch.setattr(admission, "_LOOK_AGAIN", 0.01)
+    stopped, gate = False, asyncio.Event()
+
+    def policy(request: PolicyRequest) -> Reply:
+        hold = None if stopped else gate
+        return Reply(reference_lines(0)[request.call], hold=hold, hold_after=1)
+
+    def play(sample: Any, *, evaluation: bool = False) -> asyncio.Task[Any]:
+        return asyncio.create_task(
+            play_sample(
+                args, sample, SAMPLING, evaluation=evaluation,
+                stopped=lambda: stopped and not evaluation,
+            )
+        )  # fmt: skip
+
+    async with serving(policy, pool=200) as (engine, args):
+        args.partial_rollout = True
+        model = player(args).model
+        plays = [
+            play(sample_type(prompt=0, index=index, session_id=str(index))) for index in (0, 1)
+        ]
+
+        async def one_waits() -> bool:
+            return engine.held == model.admission.held == 1
+
+        await until(one_waits, "one episode samples, and the other waits")
+        stopped = True
+        await player(args).abort()
+        cut = [(await each)[0] for each in plays]
+        assert all(map(is_aborted, cut)) and model.admission.held == 0
+        tested = await play(sample_type(prompt=0, index=2, session_id="2"), evaluation=True)
+        stopped = False
+        gate.set()
+        made = [(await play(sample))[0] for sample in cut]
+    assert [one.reward for one in (tested, *made)] == [1.0] * 3
+    assert [one.metadata["toolroll"]["metrics"]["resumes"] for one in made] == [1, 1]
 
 
 async def test_an_evaluation_does_not_park(sample_type: Any, environments: Environments) -> None:

@@ -63,6 +63,9 @@ class Pooled:
     def __post_init__(self) -> None:
         self.pool = KvPool(self.size, self.seconds)
 
+    def stopped(self) -> bool:
+        return False
+
     async def workers(self) -> list[str]:
         return ["worker"]
 

@@ -10,7 +10,7 @@ Invariants:
   prompts share is counted once.
 - The others wait in the order of their first turns. So a next turn goes before a new episode, and
   an episode waits at most for turns of earlier episodes and of admitted ones. After its first turn,
-  it waits at most `LONGEST` seconds.
+  it waits at most `LONGEST` seconds. If the trainer stops, it waits no longer.
 - If the engine has nothing to compute, and the tool of an admitted episode is slow, a waiting one
   takes its place.
 - While the engine's load is not known, none waits.
@@ -22,12 +22,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any, NamedTuple
 
 from toolroll.rollout.engine.engine_client import EngineClient
+from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.runtime.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
@@ -40,6 +42,8 @@ sampled.
 """
 _BLOCK = 128
 """Shared prefixes are compared in blocks of this many tokens."""
+_LOOK_AGAIN = 1.0
+"""Seconds between two looks at whether the trainer has stopped."""
 _ASK_AGAIN, _STALE = 10.0, 60.0
 """After so many seconds, the engine is asked again for its load; an older load is not used."""
 _SLOW = 0.5
@@ -120,7 +124,7 @@ class Admission:
         try:
             if episode.admitted:
                 self._compute(new)
-            else:
+            elif not self._engine.stopped():
                 await self._wait(episode)
             self._make_room()
             completion = await generate()
@@ -144,6 +148,12 @@ class Admission:
         self._admit_waiting()
         return episode.held
 
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Wait until the episode may sample. Then sample as the engine does."""
+        return await self.sample(request, lambda: self._engine.generate(request, progress=progress))
+
     # --- who is admitted --------------------------------------------------------------------------
 
     async def _wait(self, episode: _Episode) -> None:
@@ -159,12 +169,15 @@ class Admission:
         self.held_turns += 1
         episode.held += 1
         try:
-            with not_counted():
-                await asyncio.wait([admitted], timeout=LONGEST if episode.turns else None)
+            with not_counted(), suppress(TimeoutError):
+                async with asyncio.timeout(LONGEST if episode.turns else None):
+                    while not admitted.done() and not self._engine.stopped():
+                        await asyncio.wait([admitted], timeout=_LOOK_AGAIN)
         finally:
             if admitted in episode.waiting:
                 episode.waiting.remove(admitted)
-        self._admit(episode)
+        if not self._engine.stopped():
+            self._admit(episode)
 
     def _admit_waiting(self) -> None:
         """Admit the first waiting episodes, as many as fit."""

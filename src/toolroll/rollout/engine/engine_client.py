@@ -42,6 +42,10 @@ class EngineClient(Protocol):
         so far.
         """
 
+    def stopped(self) -> bool:
+        """Return True while the trainer lets the running episode start no turn."""
+        return False
+
     @abstractmethod
     async def model_info(self) -> ModelInfo:
         """Return the context length, the vocabulary size and the weight version."""

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from toolroll.rollout.engine.admission import Admission
 from toolroll.rollout.engine.engine_client import EngineClient
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import (
@@ -60,7 +61,7 @@ PARKING: ContextVar[Parking | None] = ContextVar("toolroll_parking", default=Non
 
 
 async def generate_resumed(
-    engine: EngineClient,
+    engine: EngineClient | Admission,
     request: GenerateRequest,
     *,
     max_resumes: int,

@@ -67,6 +67,10 @@ class StoppableEngine(Engine):
         super().__init__(config)
         self._stopped = stopped
 
+    def stopped(self) -> bool:
+        """Return True if the rollout of the running episode was stopped."""
+        return self._stopped()
+
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
