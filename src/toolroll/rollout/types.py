@@ -477,7 +477,9 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played sample of a task, with its result."""
+    """One played sample of a task, with its result. `task_hash`: the hash of the task's data
+    (`runs.runner.task_hash`), or "" if the episode is not of a task.
+    """
 
     env: str
     task_id: str
@@ -486,6 +488,7 @@ class Episode:
     seed: int
     result: InteractionResult
     model: str = ""
+    task_hash: str = ""
 
 
 class Agent(Protocol):

@@ -250,6 +250,81 @@ def export(
         print_line(console, line)
 
 
+@app.command()
+def compare(
+    folders: Annotated[
+        list[Path], typer.Argument(help="the folders of runs: the baseline, then the others")
+    ],
+    env: Annotated[str | None, typer.Option(help="compare only this environment")] = None,
+    allow_different: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="compare runs that differ in this: template, tokenizer, user, limits, benchmark, "
+            "seed or tasks; may be given several times"
+        ),
+    ] = None,
+    fail_if_worse: Annotated[
+        float | None,
+        typer.Option(
+            metavar="POINTS",
+            help="exit with 3 if the mean reward is more than POINTS / 100 lower, with 4 if the "
+            "runs cannot show whether it is",
+        ),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(metavar="REWARD", help="test whether the runs are equal within REWARD"),
+    ] = None,
+    power_for: Annotated[
+        float | None,
+        typer.Option(metavar="REWARD", help="how many tasks show a difference of REWARD"),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="the comparison as JSON")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="the comparison as Markdown")
+    ] = False,
+) -> None:
+    """Compare runs with a baseline run, paired by task and sample (docs/compare.md).
+
+    Example: toolroll compare out/base out/new --fail-if-worse 2
+    """
+    from toolroll.rollout.cli.compare import compare_folders, exit_status, show, written
+    from toolroll.rollout.runs.compare import Question
+
+    limit = None if fail_if_worse is None else fail_if_worse / 100
+    question = Question(allow_different or (), limit, margin, power_for)
+    comparisons, messages = compare_folders(folders, env, question)
+    if as_json or as_markdown:
+        typer.echo(written(comparisons, as_json=as_json))
+    else:
+        for comparison in comparisons:
+            show(comparison, console)
+    for message in messages:
+        print_line(Console(stderr=True), message)
+    if fail_if_worse is not None:
+        raise typer.Exit(exit_status(comparisons))
+
+
+@app.command()
+def regrade(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[Path, typer.Option(help="a new folder, for the run with the new rewards")],
+    env: Annotated[
+        str | None, typer.Option(help="FILE.py:NAME of the environment, if it is a file's")
+    ] = None,
+) -> None:
+    """Replay a run's actions in new environments, without an engine. Print the rewards that
+    changed, and the episodes that the environment does not repeat.
+
+    Example: toolroll regrade out/desk --out out/desk-regraded
+    """
+    from toolroll.rollout.cli.regrade import regrade_folder
+
+    for line in _run(regrade_folder(folder, out, env)):
+        print_line(console, line)
+
+
 def _engine(**options: Any) -> None:
     """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
 

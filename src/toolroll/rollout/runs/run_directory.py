@@ -29,7 +29,7 @@ from toolroll.rollout.runs.episode_file import (
     from_line,
     read_episodes,
 )
-from toolroll.rollout.runs.provenance import Provenance, extended
+from toolroll.rollout.runs.provenance import Provenance, extended, latest
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.totals import Summary
 from toolroll.rollout.runtime.disk import written_whole
@@ -213,6 +213,14 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """
     settings: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
     return settings
+
+
+def read_provenance(path: Path) -> dict[str, Provenance]:
+    """Return the provenance of the latest run in the folder by environment, or {} if `run.json` has
+    none.
+    """
+    histories = _read_run_file(path)["provenance"].items()
+    return {env: latest(history) for env, history in histories}
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:

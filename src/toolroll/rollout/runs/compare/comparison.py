@@ -1,0 +1,225 @@
+"""`compare`: the difference between runs, as plain data.
+
+Invariants: both sides of each number cover the same samples. An aborted episode counts only as
+aborted. Runs that differ in more than the model are refused, unless the difference is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.compare.difference import Difference, holm, mcnemar
+from toolroll.rollout.runs.compare.identity import KINDS, TASKS, unlike
+from toolroll.rollout.runs.compare.pairing import Pairing, pair
+from toolroll.rollout.runs.compare.run import ComparedRun
+from toolroll.rollout.runs.pass_at_k import pass_hat_k, passed
+
+Verdict = Literal["better", "no worse", "inconclusive", "worse"]
+Rewards = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""The rewards of the baseline and of the candidate by task, pair by pair."""
+
+_SIGNIFICANT = 0.05
+_USAGE = (
+    "turns prompt_tokens completion_tokens tool_calls invalid_calls tool_errors user_calls "
+    "user_cost engine_seconds seconds"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a comparison is to answer.
+
+    `allowed`: the names of differences between the runs (`KINDS` and `TASKS`) that are no reason to
+    refuse them. `fail_if_worse`: the loss of reward that is too much. `margin`: the difference that
+    does not matter. `power_for`: the difference that further runs are to show.
+    """
+
+    allowed: Collection[str] = ()
+    fail_if_worse: float | None = None
+    margin: float | None = None
+    power_for: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.allowed:
+            if name not in (*KINDS, TASKS):
+                raise UsageError(f"--allow-different {name!r}: the names are {_NAMES}")
+        for option, number in (("--margin", self.margin), ("--power-for", self.power_for)):
+            if number is not None and number <= 0:
+                raise UsageError(f"{option} must be a positive reward, not {number:g}")
+        if self.fail_if_worse is not None and self.fail_if_worse < 0:
+            raise UsageError("--fail-if-worse must not be negative")
+
+
+_NAMES = ", ".join([*KINDS, TASKS])
+
+
+def compare(
+    base: Mapping[str, ComparedRun],
+    candidates: Sequence[Mapping[str, ComparedRun]],
+    question: Question,
+) -> list[dict[str, Any]]:
+    """Return one comparison for each environment that `base` and a candidate have in common.
+
+    The verdict is about the mean reward. With `fail_if_worse`, the reward may fall by that much
+    ("no worse"). With several comparisons, its p-value has Holm's correction. Raise `UsageError` if
+    there is nothing to compare, or if the runs differ in something that is not allowed.
+    """
+    runs = [
+        (run, candidate[env])
+        for env, run in sorted(base.items())
+        for candidate in candidates
+        if env in candidate
+    ]
+    if not runs:
+        raise UsageError("the runs have no environment in common")
+    comparisons = [_compared(*pair_of_runs, question) for pair_of_runs in runs]
+    limit = -(question.fail_if_worse or 0.0)
+    corrected = holm([comparison["reward"]["p"] for comparison in comparisons])
+    for comparison, p_value in zip(comparisons, corrected, strict=True):
+        reward = comparison["reward"]
+        reward["p_holm"] = p_value
+        worse = reward["difference"] < limit
+        good: Verdict = "better" if question.fail_if_worse is None else "no worse"
+        verdict: Verdict = "worse" if worse else good
+        comparison["verdict"] = verdict if p_value <= _SIGNIFICANT else "inconclusive"
+    return comparisons
+
+
+def _compared(base: ComparedRun, candidate: ComparedRun, question: Question) -> dict[str, Any]:
+    where = f"{base.env}: {base.folder} and {candidate.folder}"
+    different = unlike(base, candidate)
+    if refused := [kind for kind in different if kind and kind not in question.allowed]:
+        lines = [f"{kind}: {line}" for kind in refused for line in different[kind]]
+        options = " ".join(f"--allow-different {kind}" for kind in refused)
+        raise UsageError(
+            f"{where} differ in more than the model:\n  " + "\n  ".join(lines) + "\n"
+            f"To compare them nevertheless: {options}"
+        )
+    pairing = pair(
+        base,
+        candidate,
+        by_seed="seed" not in question.allowed,
+        changed_tasks=TASKS in question.allowed,
+    )
+    if not pairing.pairs:
+        raise UsageError(
+            f"{where} have no graded sample in common ({len(pairing.changed)} of {pairing.tasks} "
+            f"tasks have other data; to compare them nevertheless: --allow-different {TASKS})"
+        )
+    rewards = pairing.rewards()
+    return {
+        "env": base.env,
+        "base": base.folder,
+        "candidate": candidate.folder,
+        "coverage": _coverage(pairing),
+        **_answers(rewards, question),
+        "pass_hat_k": _pass_hat(rewards),
+        "mcnemar": _mcnemar(rewards),
+        "changed": _changed(rewards),
+        "usage": _usage(pairing),
+        "settings": [line for lines in different.values() for line in lines],
+    }
+
+
+def _coverage(pairing: Pairing) -> dict[str, Any]:
+    return {
+        "tasks": len(pairing.pairs),
+        "of_tasks": pairing.tasks,
+        "samples": pairing.count,
+        "of_samples": pairing.samples,
+        "aborted": {"base": pairing.aborted[0], "candidate": pairing.aborted[1]},
+        "other_data": pairing.changed,
+    }
+
+
+def _answers(rewards: Rewards, question: Question) -> dict[str, Any]:
+    """Return the difference of the mean reward, and what follows from it."""
+    every = [reward for sides in rewards.values() for side in sides for reward in side]
+    means = [(fmean(before), fmean(after)) for before, after in rewards.values()]
+    difference = Difference.of(
+        [after - before for before, after in means], max(1.0, *every) - min(0.0, *every)
+    )
+    reward = _shown(means, difference)
+    reward["p"] = difference.p_value(-(question.fail_if_worse or 0.0))
+    answers: dict[str, Any] = {"reward": reward, "detectable": difference.detectable}
+    if question.power_for is not None:
+        answers["power_for"] = {
+            "difference": question.power_for,
+            "power": difference.power(question.power_for),
+            "tasks": difference.tasks_for(question.power_for),
+        }
+    if question.margin is not None:
+        p_value = difference.p_not_equivalent(question.margin)
+        equivalent = p_value <= _SIGNIFICANT
+        answers["equivalence"] = {
+            "margin": question.margin,
+            "p": p_value,
+            "equivalent": equivalent,
+        }
+    return answers
+
+
+def _shown(means: Sequence[tuple[float, float]], difference: Difference) -> dict[str, Any]:
+    low, high = difference.interval()
+    return {
+        "base": fmean(before for before, _ in means),
+        "candidate": fmean(after for _, after in means),
+        "difference": difference.value,
+        "low": low,
+        "high": high,
+        "tasks": difference.tasks,
+    }
+
+
+def _pass_hat(rewards: Rewards) -> dict[str, dict[str, Any]]:
+    """Return pass^k of both runs by k. Each k covers the tasks that have at least k pairs."""
+    found = {}
+    for k in range(1, max(len(before) for before, _ in rewards.values()) + 1):
+        means = [
+            (pass_hat_k([before], k), pass_hat_k([after], k))
+            for before, after in rewards.values()
+            if len(before) >= k
+        ]
+        found[str(k)] = _shown(means, Difference.of([after - before for before, after in means]))
+    return found
+
+
+def _mcnemar(rewards: Rewards) -> dict[str, Any] | None:
+    """Return McNemar's exact test, or None if a task has several samples, which are not
+    independent.
+    """
+    if any(len(before) > 1 for before, _ in rewards.values()):
+        return None
+    passes = [(passed(before[0]), passed(after[0])) for before, after in rewards.values()]
+    worse, better = passes.count((True, False)), passes.count((False, True))
+    return {"worse": worse, "better": better, "p": mcnemar(worse, better)}
+
+
+def _changed(rewards: Rewards) -> dict[str, list[dict[str, Any]]]:
+    """Return the tasks whose mean reward changed, the largest changes first."""
+    changes = [
+        {"task": task, "base": fmean(before), "candidate": fmean(after)}
+        for task, (before, after) in rewards.items()
+    ]
+    changes.sort(key=lambda row: -abs(row["candidate"] - row["base"]))
+    return {
+        "worse": [row for row in changes if row["candidate"] < row["base"]],
+        "better": [row for row in changes if row["candidate"] > row["base"]],
+    }
+
+
+def _usage(pairing: Pairing) -> dict[str, dict[str, float]]:
+    """Return the means of metrics over the paired samples, if an episode has the metric."""
+    pairs = [pair_of_samples for group in pairing.pairs.values() for pair_of_samples in group]
+    return {
+        name: {
+            "base": fmean(before.metrics.get(name, 0.0) for before, _ in pairs),
+            "candidate": fmean(after.metrics.get(name, 0.0) for _, after in pairs),
+        }
+        for name in _USAGE
+        if any(name in sample.metrics for pair_of_samples in pairs for sample in pair_of_samples)
+    }

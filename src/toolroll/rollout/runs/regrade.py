@@ -1,0 +1,102 @@
+"""`regrade`: replays the actions of recorded episodes in new environments, without an engine.
+
+Invariants: an episode keeps its tokens and messages. Only its reward, the rewards of its turns and
+its `info` are new, and its stop reason if the replay ended differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from toolroll.rollout.errors import error_in
+from toolroll.rollout.runs.environment_check import excerpts, first_difference
+from toolroll.rollout.runs.environment_results import OWN_INFO
+from toolroll.rollout.runs.registry import agent_maker
+from toolroll.rollout.runs.runner import checked_result, session_id, task_hash
+from toolroll.rollout.runtime.jsonable import plain
+from toolroll.rollout.runtime.threads import BlockingRunner
+from toolroll.rollout.types import (
+    EnvironmentFactory,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    StopReason,
+    Task,
+)
+
+KEY = "regrade"
+"""The key of an episode's `info` that has its recorded reward, and how the replay differed."""
+
+_ENDS = {StopReason.CONTEXT_FULL: StopReason.MAX_STEPS}
+"""The stop reason of a replay that differs from the recorded one. A replay has no context length,
+and as many turns as were recorded.
+"""
+
+
+async def regrade(
+    episode: Episode,
+    factory: EnvironmentFactory,
+    task: Task,
+    threads: BlockingRunner,
+    settings: Mapping[str, Any],
+) -> Episode:
+    """Return `episode` with the reward of its replay in a new environment of `factory`.
+
+    `settings`: those of the recorded run. Without a `user_model`, the environment has its own user.
+    """
+    recorded = episode.result
+    agent: Any = agent_maker("replay")(threads, {**settings, "recorded": recorded})
+    simulated = settings.get("user_model") is not None
+    options = EnvironmentOptions(user=(lambda seed: agent.user) if simulated else None)
+    replayed = checked_result(
+        await agent.asolve(
+            factory.make(options),
+            None,
+            {},
+            task.index,
+            agent.turns,
+            task=task,
+            seed=episode.seed,
+            session_id=session_id(episode.env, task.id, episode.sample),
+        )
+    )
+    ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
+    info = ours | replayed.info
+    info[KEY] = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
+    reason = recorded.stop_reason
+    if _ENDS.get(reason, reason) is not replayed.stop_reason:
+        reason = replayed.stop_reason
+    result = InteractionResult.of(
+        replayed.trajectories,
+        prompt=recorded.prompt,
+        reward=replayed.reward,
+        messages=recorded.messages,
+        info=info,
+        stop_reason=reason,
+        metrics=recorded.metrics,
+        step_rewards=replayed.step_rewards,
+        tools=recorded.tools,
+    )
+    return replace(episode, result=result, task_hash=task_hash(episode.env, task))
+
+
+def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str:
+    """Return how the replay differs from the recorded episode, or ""."""
+    names = ("recorded", "replayed")
+    error = error_in(replayed.info).get("message")
+    if error is not None and error_in(recorded.info).get("message") is None:
+        return f"the replay failed: {error}"
+    for name, first, second in (
+        ("messages", recorded.messages, replayed.messages),
+        ("tools", recorded.tools, replayed.tools),
+    ):
+        if plain(first) != plain(second):
+            path, *values = first_difference(plain(first), plain(second), name)
+            texts = [f"{text} {when}" for text, when in zip(excerpts(*values), names, strict=True)]
+            return f"{path} is {' and '.join(texts)}"
+    expected = _ENDS.get(recorded.stop_reason, recorded.stop_reason)
+    if expected is not replayed.stop_reason:
+        return f"it ended with {recorded.stop_reason} recorded and {replayed.stop_reason} replayed"
+    return ""
