@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,31 +92,16 @@ def test_only_samples_that_both_have_graded_are_compared(tmp_path: Path) -> None
 
 def test_a_task_whose_data_changed_is_left_out(tmp_path: Path) -> None:
     def hashed(name: str, changed: str) -> Path:
+        hashes = {"t-0": "same", "t-1": changed}
         episodes = played({"t-0": [1.0], "t-1": [1.0]})
         return folder(
-            tmp_path / name,
-            [
-                Episode(*_fields(one), task_hash=changed if one.task_id == "t-1" else "h")
-                for one in episodes
-            ],
+            tmp_path / name, [replace(one, task_hash=hashes[one.task_id]) for one in episodes]
         )
 
     base, other = hashed("a", "old"), hashed("b", "new")
     found = comparison(base, other)
     assert (found["coverage"]["tasks"], found["coverage"]["other_data"]) == (1, ["t-1"])
     assert comparison(base, other, allowed=["tasks"])["coverage"]["tasks"] == 2
-
-
-def _fields(found: Episode) -> tuple[Any, ...]:
-    return (
-        found.env,
-        found.task_id,
-        found.task_index,
-        found.sample,
-        found.seed,
-        found.result,
-        found.model,
-    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +140,7 @@ def test_another_model_is_what_is_compared(tmp_path: Path) -> None:
 
 def test_other_seeds_are_paired_by_number_only_if_that_is_allowed(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", many(4, 2))
-    moved = [Episode(*_fields(one)[:4], one.seed + 1, *_fields(one)[5:]) for one in many(4, 2)]
+    moved = [replace(one, seed=one.seed + 1) for one in many(4, 2)]
     other = folder(tmp_path / "b", moved)
     with pytest.raises(UsageError, match="no graded sample in common"):
         comparison(base, other)

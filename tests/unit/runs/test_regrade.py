@@ -22,7 +22,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.runs.regrade import regrade
+from toolroll.rollout.runs.regrade import Regrader
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import (
@@ -44,12 +44,22 @@ def toolroll(*arguments: object) -> Result:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """66 episodes of the desk, half of them with a mistake, some cut off by a limit of turns."""
+    """24 episodes of the desk, half of them with a mistake, some cut off by a limit of turns."""
     desk, out = find_environment("desk"), tmp_path_factory.mktemp("desk") / "run"
     lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)
     engine = EmbeddedEngine(load_embedded_tokenizer(), reference_policy(lines))
     with serve_in_thread(engine):
-        options = ["--samples", 2, "--max-turns", 6, "--no-do-nothing", "--out", out]
+        options = [
+            "--samples",
+            2,
+            "--tasks",
+            "0-11",
+            "--max-turns",
+            6,
+            "--no-do-nothing",
+            "--out",
+            out,
+        ]
         assert toolroll(*run_command(engine.url, *options)).exit_code == 0
     return out
 
@@ -61,7 +71,7 @@ def by_key(folder: Path) -> dict[tuple[str, int], Episode]:
 def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Path) -> None:
     result = toolroll("regrade", recorded, "--out", tmp_path / "again")
     assert result.stdout.splitlines() == [
-        "desk: 66 episodes, 66 replayed alike (100.0%), 0 rewards changed"
+        "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed"
     ]
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}
@@ -159,6 +169,9 @@ def test_an_aborted_episode_is_left_out(tmp_path: Path) -> None:
 # --- a simulated user -----------------------------------------------------------------------------
 
 
+USER = {"user_model": "any"}
+
+
 async def recorded_with_a_user(actions: list[Any]) -> tuple[Any, Any, Episode]:
     """An episode of the small tau-bench, whose user says another line each time."""
     factory = MINI.factory()
@@ -194,7 +207,7 @@ async def test_the_users_lines_are_those_that_were_recorded() -> None:
     factory, task, played = await recorded_with_a_user(replies)
     said = [message for message in played.result.messages if message["role"] == "user"]
     assert len(said) == 5 and "empty" in said[2]["content"], "one is not the user's"
-    again = await regrade(played, factory, task, Threads(2), {"user_model": "any"})
+    again = await Regrader(factory, Threads(2), USER).regrade(played, task)
     assert (played.result.reward, again.result.reward) == (1.0, 1.0)
     assert again.result.info["regrade"]["difference"] == ""
 
@@ -202,9 +215,7 @@ async def test_the_users_lines_are_those_that_were_recorded() -> None:
 async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:
     factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye.", "So?", "Bye."])
     shorter = replace(played.result, messages=played.result.messages[:-1])
-    again = await regrade(
-        replace(played, result=shorter), factory, task, Threads(2), {"user_model": "any"}
-    )
+    again = await Regrader(factory, Threads(2), USER).regrade(replace(played, result=shorter), task)
     assert again.result.status is Status.ABORTED
     assert "no line of the user here" in again.result.info["regrade"]["difference"]
 
@@ -214,7 +225,7 @@ async def test_the_recorded_conversations_of_tau_bench_agree() -> None:
     needed(REAL)
     factory = REAL.factory("airline")
     tasks = factory.tasks("test")
-    agreed = 0
+    regrader, agreed = Regrader(factory, Threads(2), USER), 0
     for entry in recorded_trials():
         result = InteractionResult.of(
             (),
@@ -226,8 +237,7 @@ async def test_the_recorded_conversations_of_tau_bench_agree() -> None:
         )
         task = tasks[entry["task_id"]]
         played = Episode("tau-bench/airline", task.id, task.index, entry["trial"], 0, result)
-        settings = {"user_model": "gpt-4o"}
-        again = await regrade(played, factory, task, Threads(2), settings)
+        again = await regrader.regrade(played, task)
         agreed += again.result.reward == entry["reward"]
     assert agreed == 40
 

@@ -27,7 +27,8 @@ from toolroll.rollout.cli.options import (
     with_parameters,
 )
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
+from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, first_error
+from toolroll.rollout.runs.environment_file import is_target
 from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.threads import end_within
@@ -89,33 +90,57 @@ def _root(
     """Token-exact multi-turn tool rollouts for SGLang."""
 
 
-def _play(env: str, config: Path | None, **options: Any) -> None:
+def _play(env: str | None, config: Path | None, recorded: Path | None, **options: Any) -> None:
     """Play an environment against an engine, and print the results.
 
-    With --out, the same command continues a run that was stopped.
+    With --out, the same command continues a run that was stopped. With --from, play a recorded run
+    again, and print what differs.
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    settings = load_config(config, {"env": env, **used_options(RunConfig, options)})
+    from toolroll.rollout.runs.recorded_run import RecordedRun
+
+    again = None if recorded is None else RecordedRun.read(recorded, env)
+    values = {} if again is None else again.values
+    env = env if again is None or is_target(env or "") else values["env"]
+    if env is None:
+        raise UsageError("name an environment, such as toolroll run desk, or give --from")
+    settings = load_config(config, {"env": env, **used_options(RunConfig, options)}, values)
     from toolroll.rollout.cli.run_command import run as run_environment
 
-    outcome = _run(run_environment(settings, console))
+    outcome = _run(run_environment(settings, console, again))
     _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
-_ENV = typer.Argument(help=help_of("env"), show_default=False)
+_ENV = typer.Argument(help=f"{help_of('env')} Required without --from.", show_default=False)
+_FROM = typer.Option(
+    "--from",
+    help="The folder or run.json of a run, to play it again. Other options override its settings.",
+    rich_help_panel="Files",
+)
 _CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
 app.command(name="run")(
     with_parameters(
         _play,
         [
-            Parameter("env", Parameter.KEYWORD_ONLY, annotation=Annotated[str, _ENV]),
+            Parameter(
+                "env",
+                Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[str | None, _ENV],
+            ),
             *option_parameters(RunConfig.model_fields, PANELS),
             Parameter(
                 "config",
                 Parameter.KEYWORD_ONLY,
                 default=None,
                 annotation=Annotated[Path | None, _CONFIG],
+            ),
+            Parameter(
+                "recorded",
+                Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[Path | None, _FROM],
             ),
         ],
     )

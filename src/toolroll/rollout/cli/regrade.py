@@ -13,7 +13,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
-from toolroll.rollout.runs.regrade import KEY, regrade
+from toolroll.rollout.runs.regrade import KEY, Regrader
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory, read_settings, refuse_no_run
 from toolroll.rollout.runs.runner import session_id
@@ -80,7 +80,7 @@ async def _regraded(folder: Path, out: Path, env: str, target: str) -> list[str]
     factory = load_environment(target, settings.get("env_args"))
     tasks = {task.id: task for task in choose_tasks(factory, settings.get("split"), None)}
     now = await provenance(None, factory) | {"regraded": str(folder)}
-    threads, count = Threads(_AT_ONCE), _Count()
+    regrader, count = Regrader(factory, Threads(_AT_ONCE), settings), _Count()
     episodes = (episode for episode in _episodes(folder) if episode.env == env)
     with RunDirectory(out, env, settings, provenance=now) as directory:
         while batch := list(islice(episodes, _AT_ONCE)):
@@ -92,9 +92,7 @@ async def _regraded(folder: Path, out: Path, env: str, target: str) -> list[str]
             count.left_out += len(batch) - len(graded)
             async with asyncio.TaskGroup() as group:
                 replays = [
-                    group.create_task(
-                        regrade(episode, factory, tasks[episode.task_id], threads, settings)
-                    )
+                    group.create_task(regrader.regrade(episode, tasks[episode.task_id]))
                     for episode in graded
                 ]
             for episode, replay in zip(graded, replays, strict=True):

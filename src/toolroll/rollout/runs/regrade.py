@@ -1,4 +1,4 @@
-"""`regrade`: replays the actions of recorded episodes in new environments, without an engine.
+"""`Regrader`: replays the actions of recorded episodes in new environments, without an engine.
 
 Invariants: an episode keeps its tokens and messages. Only its reward, the rewards of its turns and
 its `info` are new, and its stop reason if the replay ended differently.
@@ -29,30 +29,47 @@ from toolroll.rollout.types import (
 KEY = "regrade"
 """The key of an episode's `info` that has its recorded reward, and how the replay differed."""
 
-_ENDS = {StopReason.CONTEXT_FULL: StopReason.MAX_STEPS}
-"""The stop reason of a replay that differs from the recorded one. A replay has no context length,
-and as many turns as were recorded.
-"""
 
-
-async def regrade(
-    episode: Episode,
-    factory: EnvironmentFactory,
-    task: Task,
-    threads: BlockingRunner,
-    settings: Mapping[str, Any],
-) -> Episode:
-    """Return `episode` with the reward of its replay in a new environment of `factory`.
+class Regrader:
+    """Regrades episodes of `factory`. `threads` runs blocking environments.
 
     `settings`: those of the recorded run. Without a `user_model`, the environment has its own user.
     """
-    recorded = episode.result
-    agent: Any = agent_maker("replay")(threads, {**settings, "recorded": recorded})
-    simulated = settings.get("user_model") is not None
-    options = EnvironmentOptions(user=(lambda seed: agent.user) if simulated else None)
-    replayed = checked_result(
-        await agent.asolve(
-            factory.make(options),
+
+    def __init__(
+        self, factory: EnvironmentFactory, threads: BlockingRunner, settings: Mapping[str, Any]
+    ) -> None:
+        self._factory = factory
+        self._threads = threads
+        self._settings = settings
+        self._make_agent = agent_maker("replay")
+
+    async def regrade(self, episode: Episode, task: Task) -> Episode:
+        """Return `episode`, which played `task`, with the reward of its replay."""
+        recorded, replayed = episode.result, await self._replay(episode, task)
+        ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
+        info = ours | replayed.info
+        info[KEY] = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
+        ended = _ends(recorded) is replayed.stop_reason
+        result = InteractionResult.of(
+            replayed.trajectories,
+            prompt=recorded.prompt,
+            reward=replayed.reward,
+            messages=recorded.messages,
+            info=info,
+            stop_reason=recorded.stop_reason if ended else replayed.stop_reason,
+            metrics=recorded.metrics,
+            step_rewards=replayed.step_rewards,
+            tools=recorded.tools,
+        )
+        return replace(episode, result=result, task_hash=task_hash(episode.env, task))
+
+    async def _replay(self, episode: Episode, task: Task) -> InteractionResult:
+        agent = self._make_agent(self._threads, {**self._settings, "recorded": episode.result})
+        simulated = self._settings.get("user_model") is not None
+        options = EnvironmentOptions(user=(lambda seed: agent.user) if simulated else None)
+        replayed = await agent.asolve(
+            self._factory.make(options),
             None,
             {},
             task.index,
@@ -61,25 +78,15 @@ async def regrade(
             seed=episode.seed,
             session_id=session_id(episode.env, task.id, episode.sample),
         )
-    )
-    ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
-    info = ours | replayed.info
-    info[KEY] = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
-    reason = recorded.stop_reason
-    if _ENDS.get(reason, reason) is not replayed.stop_reason:
-        reason = replayed.stop_reason
-    result = InteractionResult.of(
-        replayed.trajectories,
-        prompt=recorded.prompt,
-        reward=replayed.reward,
-        messages=recorded.messages,
-        info=info,
-        stop_reason=reason,
-        metrics=recorded.metrics,
-        step_rewards=replayed.step_rewards,
-        tools=recorded.tools,
-    )
-    return replace(episode, result=result, task_hash=task_hash(episode.env, task))
+        return checked_result(replayed)
+
+
+def _ends(recorded: InteractionResult) -> StopReason:
+    """Return the stop reason of a replay that does not differ. A replay has no context length, and
+    as many turns as were recorded.
+    """
+    full = recorded.stop_reason is StopReason.CONTEXT_FULL
+    return StopReason.MAX_STEPS if full else recorded.stop_reason
 
 
 def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str:
@@ -96,7 +103,6 @@ def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str
             path, *values = first_difference(plain(first), plain(second), name)
             texts = [f"{text} {when}" for text, when in zip(excerpts(*values), names, strict=True)]
             return f"{path} is {' and '.join(texts)}"
-    expected = _ENDS.get(recorded.stop_reason, recorded.stop_reason)
-    if expected is not replayed.stop_reason:
+    if _ends(recorded) is not replayed.stop_reason:
         return f"it ended with {recorded.stop_reason} recorded and {replayed.stop_reason} replayed"
     return ""

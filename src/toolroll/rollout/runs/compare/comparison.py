@@ -201,14 +201,15 @@ def _mcnemar(rewards: Rewards) -> dict[str, Any] | None:
 
 def _changed(rewards: Rewards) -> dict[str, list[dict[str, Any]]]:
     """Return the tasks whose mean reward changed, the largest changes first."""
-    changes = [
-        {"task": task, "base": fmean(before), "candidate": fmean(after)}
-        for task, (before, after) in rewards.items()
-    ]
-    changes.sort(key=lambda row: -abs(row["candidate"] - row["base"]))
+    means = [(task, fmean(before), fmean(after)) for task, (before, after) in rewards.items()]
+    means.sort(key=lambda row: -abs(row[2] - row[1]))
     return {
-        "worse": [row for row in changes if row["candidate"] < row["base"]],
-        "better": [row for row in changes if row["candidate"] > row["base"]],
+        name: [
+            {"task": task, "base": before, "candidate": after}
+            for task, before, after in means
+            if (after - before) * sign > 0
+        ]
+        for name, sign in (("worse", -1), ("better", 1))
     }
 
 

@@ -75,14 +75,14 @@ class Difference:
         """Return the t that Student's t exceeds with the probability 1 - `probability`."""
         freedom = max(1, self.tasks - 1)
         normal = (8 * freedom + 3) / (8 * freedom + 1) * _NORMAL.inv_cdf(probability)
-        return sqrt(freedom * expm1(normal * normal / freedom))
+        return sqrt(freedom * expm1(normal**2 / freedom))
 
 
 def mcnemar(worse: int, better: int) -> float:
     """Return the p-value of McNemar's exact test for `worse` and `better` discordant pairs."""
     count = worse + better
     tail = sum(comb(count, k) for k in range(min(worse, better) + 1))
-    return min(1.0, 2 * tail / 2**count)
+    return min(1.0, 2 * tail / (1 << count))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -21,7 +21,10 @@ KINDS: Mapping[str, str] = {
 TASKS = "tasks"
 """The name for `--allow-different` that also pairs tasks whose data differ."""
 
-_OF_ONE_RUN = frozenset("date command out engine user_url baseline_url".split())
+_OF_ONE_RUN = frozenset(
+    "date command options engine user_url baseline_url tasks samples template regraded".split()
+)
+"""What is not compared: it identifies a run, or follows from something else."""
 
 
 def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
@@ -29,7 +32,7 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
     that do not forbid a comparison.
     """
     lines: dict[str, list[str]] = {}
-    facts = [{**run.provenance, **run.settings} for run in (base, candidate)]
+    facts = [run.facts for run in (base, candidate)]
     for kind, names in KINDS.items():
         if different := difference(*(_part(fact, names.split()) for fact in facts)):
             lines[kind] = different

@@ -27,14 +27,13 @@ class PlayedSample:
 class ComparedRun:
     """The episodes of `env` in the run `folder`.
 
-    `settings` and `provenance` are those in `run.json`, or empty if there is none. `tasks` has the
-    samples of each task.
+    `facts` are the settings and the latest provenance in `run.json`, or empty if there is none.
+    `tasks` has the samples of each task.
     """
 
     folder: str
     env: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
     tasks: dict[str, list[PlayedSample]] = field(default_factory=dict)
 
 
@@ -50,9 +49,9 @@ def read_runs(
     for episode in read_episodes(folder, on_bad_line=on_bad_line):
         env, result = episode.env, episode.result
         if env not in runs:
-            runs[env] = ComparedRun(
-                str(folder), env, settings.get(env, {}), provenance.get(env, {})
-            )
+            produced = provenance.get(env, {})
+            facts = {**produced.get("options", {}), **produced, **settings.get(env, {})}
+            runs[env] = ComparedRun(str(folder), env, facts)
         reward = None if result.status is Status.ABORTED else result.reward
         runs[env].tasks.setdefault(episode.task_id, []).append(
             PlayedSample(reward, episode.sample, episode.seed, episode.task_hash, result.metrics)
