@@ -36,7 +36,7 @@ def started() -> Iterator[EmbeddedEngine]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("recorded") / "run"
-    more = ["--env-args", '{"policy": "brief"}', "--concurrency", 2, "--no-do-nothing"]
+    more = ["--env-args", '{"policy": "brief"}', "--concurrency", 1, "--no-do-nothing"]
     options = ["--model", "desk-1m", "--parser", "hermes", "--tasks", "0-2", "--samples", 2]
     with started() as engine:
         limits = ["--engine", engine.url, "--max-new-tokens", 96, "--out", out]
