@@ -477,9 +477,7 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played sample of a task, with its result. `task_hash`: the hash of the task's data
-    (`runs.runner.task_hash`), or "" if the episode is not of a task.
-    """
+    """One played sample of a task. `task_hash` is "" if there is no task."""
 
     env: str
     task_id: str
