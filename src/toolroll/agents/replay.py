@@ -1,7 +1,7 @@
 """`ReplayAgent`: plays a recorded episode again, without a model.
 
-It repeats the recorded replies, and `ReplayUser` the recorded lines of the simulated user. So only
-the environment may answer differently.
+It repeats the recorded replies, and `Recording` the lines of the simulated user. So only the
+environment may answer differently.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
-from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.loop.play import Played
 from toolroll.agents.loop.result import build_result, rewarded
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.openai import from_openai
-from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
+from toolroll.parsers.types import CallStatus, ParsedReply
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
@@ -23,20 +23,17 @@ from toolroll.rollout.types import InteractionResult, Message, StopReason, Tool
 
 
 class Recording:
-    """The messages of `recorded`, an episode, and how many of its replies were repeated.
+    """The messages of `recorded`, an episode, and its simulated user, who repeats their lines.
 
-    `replies` are the positions of the model's messages. (An environment may begin with messages of
-    the assistant, which are not replies.)
+    `repeated` counts the replies that were repeated. `replies` are the positions of all of them.
+    (An environment may begin with messages of the assistant, which are not replies.)
     """
 
     def __init__(self, recorded: InteractionResult) -> None:
         self.recorded = recorded
         self.repeated = 0
-        assistant = [
-            position
-            for position, message in enumerate(recorded.messages)
-            if message.get("role") == "assistant"
-        ]
+        roles = [message.get("role") for message in recorded.messages]
+        assistant = [position for position, role in enumerate(roles) if role == "assistant"]
         turns = int(recorded.metrics.get("turns", len(assistant)))
         self.replies = assistant[len(assistant) - turns :]
 
@@ -44,67 +41,48 @@ class Recording:
         """Return the next recorded reply."""
         position = self.replies[self.repeated]
         self.repeated += 1
-        message = self.recorded.messages[position]
         last = self.repeated == len(self.replies)
         cut = last and self.recorded.stop_reason is StopReason.LENGTH
-        return AssistantTurn(
-            self._parsed(position, message), dict(message), "length" if cut else "stop"
-        )
+        message = dict(self.recorded.messages[position])
+        return AssistantTurn(self._parsed(position), message, "length" if cut else "stop")
 
-    def next_line(self) -> str:
-        """Return the user's line after the latest reply, or the line before the first reply."""
+    def _parsed(self, position: int) -> ParsedReply:
         messages = self.recorded.messages
-        ends = [*self.replies, len(messages)]
-        start = self.replies[self.repeated - 1] + 1 if self.repeated else 0
-        lines = [
-            message["content"]
-            for message in messages[start : ends[self.repeated]]
-            if message.get("role") == "user"
-        ]
-        if not lines:
-            raise UserSimulatorError("the recording has no line of the user here")
-        return str(lines[-1])
-
-    def _parsed(self, position: int, message: Message) -> ParsedReply:
-        reply = from_openai(message)
+        reply = from_openai(messages[position])
         bad = {
             found["call"]: CallStatus(found["status"])
             for found in self.recorded.info.get("bad_calls", ())
             if found["message"] == position
         }
+        answers = {
+            message["tool_call_id"]: str(message.get("content")).removeprefix("Error: ")
+            for message in reversed(messages[position + 1 :])
+            if "tool_call_id" in message
+        }
         calls = [
-            replace(call, status=bad.get(index, CallStatus.OK), error=self._answer(position, call))
+            replace(call, status=bad.get(index, CallStatus.OK), error=answers.get(call.id))
             for index, call in enumerate(reply.tool_calls)
         ]
         return replace(reply, tool_calls=tuple(calls))
-
-    def _answer(self, position: int, call: ToolCall) -> str:
-        """Return the recorded answer to `call`. If it was invalid, this is the error."""
-        answers = (
-            str(message.get("content"))
-            for message in self.recorded.messages[position + 1 :]
-            if message.get("tool_call_id") == call.id
-        )
-        return next(answers, "").removeprefix("Error: ")
-
-
-class ReplayUser:
-    """Repeats the user's lines of `recording`."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
 
     def adopt_tools(self, tools: Sequence[Tool], call: Callable[..., str]) -> None:
         """Raise `UserSimulatorError`, because the calls of a user are not recorded."""
         raise UserSimulatorError("the user has tools, and an episode does not record their calls")
 
     async def reset(self, instruction: str) -> str:
-        """Return the first line."""
-        return self._recording.next_line()
+        """Return the user's line before the first reply."""
+        return self._line(0, self.replies[0])
 
     async def step(self, content: str) -> str:
-        """Return the line that followed the latest reply."""
-        return self._recording.next_line()
+        """Return the user's line after the latest reply."""
+        ends = [*self.replies, len(self.recorded.messages)]
+        return self._line(ends[self.repeated - 1] + 1, ends[self.repeated])
+
+    def _line(self, start: int, stop: int) -> str:
+        for message in reversed(self.recorded.messages[start:stop]):
+            if message.get("role") == "user":
+                return str(message["content"])
+        raise UserSimulatorError("the recording has no line of the user here")
 
     def metrics(self) -> Mapping[str, float]:
         """Return no metrics."""
@@ -121,16 +99,6 @@ class ReplayAgent(TextAgent):
     _: KW_ONLY
     recording: Recording
 
-    @property
-    def turns(self) -> int:
-        """The number of recorded replies."""
-        return len(self.recording.replies)
-
-    @property
-    def user(self) -> ReplayUser:
-        """The user of the recording."""
-        return ReplayUser(self.recording)
-
     async def reply(
         self,
         messages: Sequence[Message],
@@ -142,24 +110,20 @@ class ReplayAgent(TextAgent):
 
     def result(self, played: Played[Any]) -> InteractionResult:
         """Return the result with the recorded sequences, whose turns have the new rewards."""
-        again = build_result(played)
         sequences = rewarded(self.recording.recorded.trajectories, played.turn_rewards)
-        return replace(again, trajectories=sequences)
+        return replace(build_result(played), trajectories=sequences)
 
 
 def make_replay(threads: BlockingRunner, settings: Mapping[str, Any]) -> ReplayAgent:
     """Return the agent of the entry point `replay` in the group `toolroll.agents`, for one episode.
 
-    `settings`: `recorded`, the result of the episode, and the settings of the recorded agent, of
-    which those in `_RULES` and `_LIMITS` have an effect. Raise `UsageError` without `recorded`.
+    `settings`: `recorded`, the result of the episode, and the settings of the recorded agent. Raise
+    `UsageError` without `recorded`.
     """
     if "recorded" not in settings:
         raise UsageError("the agent replay has no episode to repeat: use toolroll regrade")
-    rules = {name: settings[name] for name in _RULES if settings.get(name) is not None}
-    limits = {name: settings[name] for name in _LIMITS if settings.get(name) is not None}
+    names = ("on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes")
+    policy = {name: settings[name] for name in names if settings.get(name) is not None}
+    limits = taken(policy, "step_timeout", "max_observation_bytes")
     recording = Recording(settings["recorded"])
-    return ReplayAgent(threads, policy=CallPolicy(**rules), recording=recording, **limits)
-
-
-_RULES = ("on_invalid_call", "parallel_calls")
-_LIMITS = ("step_timeout", "max_observation_bytes")
+    return ReplayAgent(threads, policy=CallPolicy(**policy), recording=recording, **limits)

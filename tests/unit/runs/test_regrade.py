@@ -147,7 +147,7 @@ def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
     assert "bench:Bench/clock#0 is not replayed alike: messages[5].content is" in lines[2]
     assert "recorded and" in lines[2] and lines[2].endswith("replayed")
     assert "bench:Bench/longer#0 is not replayed alike: it ended with done recorded" in lines[3]
-    assert "bench:Bench/plain#0: the reward was 1 and is 2" in lines
+    assert "bench:Bench/plain#0: the reward was 1.0 and is 2.0" in lines
     plain, recorded = by_key(out)["plain", 0], by_key(run)["plain", 0]
     assert plain.result.info["why"] == "new"
     assert plain.result.messages == recorded.result.messages
@@ -161,7 +161,7 @@ def test_an_aborted_episode_is_left_out(tmp_path: Path) -> None:
         folder.append(episode("renew-one", env="desk", reason=StopReason.ENGINE_ERROR))
     result = toolroll("regrade", run, "--out", tmp_path / "out")
     assert result.stdout.splitlines() == [
-        "desk: 0 episodes, 0 replayed alike, 0 rewards changed",
+        "desk: 0 episodes, 0 replayed alike (0.0%), 0 rewards changed",
         "desk: 1 aborted episodes, or of tasks that are gone: left out",
     ]
 

@@ -98,9 +98,9 @@ def _play(env: str | None, config: Path | None, recorded: Path | None, **options
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    from toolroll.rollout.runs.recorded_run import RecordedRun
+    from toolroll.rollout.runs.recorded_run import recorded_run
 
-    again = None if recorded is None else RecordedRun.read(recorded, env)
+    again = None if recorded is None else recorded_run(recorded, env)
     values = {} if again is None else again.values
     env = env if again is None or is_target(env or "") else values["env"]
     if env is None:
@@ -292,17 +292,22 @@ def compare(
         float | None,
         typer.Option(
             metavar="POINTS",
+            min=0.0,
             help="exit with 3 if the mean reward is more than POINTS / 100 lower, with 4 if the "
             "runs cannot show whether it is",
         ),
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option(metavar="REWARD", help="test whether the runs are equal within REWARD"),
+        typer.Option(
+            metavar="REWARD", min=0.0, help="test whether the runs are equal within REWARD"
+        ),
     ] = None,
     power_for: Annotated[
         float | None,
-        typer.Option(metavar="REWARD", help="how many tasks show a difference of REWARD"),
+        typer.Option(
+            metavar="REWARD", min=0.001, help="how many tasks show a difference of REWARD"
+        ),
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the comparison as JSON")] = False,
@@ -336,7 +341,7 @@ def regrade(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[Path, typer.Option(help="a new folder, for the run with the new rewards")],
     env: Annotated[
-        str | None, typer.Option(help="FILE.py:NAME of the environment, if it is a file's")
+        str | None, typer.Option(help="the environment, if it is not where run.json says")
     ] = None,
 ) -> None:
     """Replay a run's actions in new environments, without an engine. Print the rewards that

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from toolroll.rollout.cli.display import print_line, shortened
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.compare import Question, compare, read_runs
+from toolroll.rollout.runs.compare import SIGNIFICANT, Question, compare, read_runs
 
 SCHEMA_VERSION = 1
 EXIT_STATUS = {"worse": 3, "inconclusive": 4}
@@ -39,8 +39,8 @@ def compare_folders(
 
 def exit_status(comparisons: Sequence[Mapping[str, Any]]) -> int:
     """Return the exit status of `--fail-if-worse`: 0 if no candidate is worse."""
-    verdicts = {comparison["verdict"] for comparison in comparisons}
-    return next((status for verdict, status in EXIT_STATUS.items() if verdict in verdicts), 0)
+    statuses = [EXIT_STATUS.get(comparison["verdict"], 0) for comparison in comparisons]
+    return min(filter(None, statuses), default=0)
 
 
 def show(comparison: Mapping[str, Any], console: Console) -> None:
@@ -88,7 +88,7 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         for name, part in rates.items()
     ]
     rows += [
-        (name, _number(part["base"]), _number(part["candidate"]), _relative(**part))
+        (name, f"{part['base']:.4g}", f"{part['candidate']:.4g}", "")
         for name, part in comparison["usage"].items()
     ]
     aborted = comparison["coverage"]["aborted"]
@@ -114,8 +114,10 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
             "the power 0.8".format_map(power)
         )
     if equivalence := comparison.get("equivalence"):
-        answer = "equivalent" if equivalence["equivalent"] else "not shown to be equivalent"
-        lines.append(f"{answer} within {equivalence['margin']:g} (p = {equivalence['p']:.3g})")
+        answer = "" if equivalence["p"] <= SIGNIFICANT else "not shown to be "
+        lines.append(
+            f"{answer}equivalent within {{margin:g}} (p = {{p:.3g}})".format_map(equivalence)
+        )
     for name in ("worse", "better"):
         if changed[name]:
             tasks = ["{task} {base:.2f} -> {candidate:.2f}".format_map(t) for t in changed[name]]
@@ -125,11 +127,3 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
 
 def _some(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_MOST_TASKS]) + (", ..." if len(texts) > _MOST_TASKS else "")
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
-
-
-def _relative(base: float, candidate: float) -> str:
-    return f"{candidate / base - 1:+.0%}" if base else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -12,10 +11,11 @@ from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
+from toolroll.rollout.runs.recorded_run import recorded_run
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
 from toolroll.rollout.runs.regrade import KEY, Regrader
 from toolroll.rollout.runs.report import report, write_summary
-from toolroll.rollout.runs.run_directory import RunDirectory, read_settings, refuse_no_run
+from toolroll.rollout.runs.run_directory import RunDirectory, refuse_no_run
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Episode, Status
@@ -27,14 +27,14 @@ async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[st
     """Write the run in `folder` with new rewards to the new folder `out`. Return the messages to
     print.
 
-    `target`: the environment, if its name in the run does not say where its file is.
+    `target`: the environment, if it is not where `run.json` says.
     """
     refuse_no_run(folder)
     _refuse_existing(out)
     names = sorted({episode.env for episode in _episodes(folder)})
     if target is not None and len(names) > 1:
         raise UsageError(f"--env names one environment, and {folder} has {', '.join(names)}")
-    return [line for name in names for line in await _regraded(folder, out, name, target or name)]
+    return [line for name in names for line in await _regraded(folder, out, name, target)]
 
 
 def _refuse_existing(out: Path) -> None:
@@ -42,65 +42,54 @@ def _refuse_existing(out: Path) -> None:
         raise UsageError(f"--out {out} already exists: name a new folder")
 
 
-@dataclass(slots=True)
-class _Count:
-    episodes: int = 0
-    left_out: int = 0
-    unlike: list[str] = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-
-    def add(self, before: Episode, after: Episode) -> None:
-        name = session_id(after.env, after.task_id, after.sample)
-        self.episodes += 1
-        if difference := after.result.info[KEY]["difference"]:
-            self.unlike.append(f"{name} is not replayed alike: {difference}")
-        if before.result.reward != after.result.reward:
-            rewards = (before.result.reward, after.result.reward)
-            old, new = ("none" if reward is None else f"{reward:g}" for reward in rewards)
-            self.changed.append(f"{name}: the reward was {old} and is {new}")
-
-    def lines(self, env: str) -> list[str]:
-        alike = self.episodes - len(self.unlike)
-        share = f" ({alike / self.episodes:.1%})" if self.episodes else ""
-        first = (
-            f"{env}: {self.episodes} episodes, {alike} replayed alike{share}, "
-            f"{len(self.changed)} rewards changed"
-        )
-        left_out = f"{env}: {self.left_out} aborted episodes, or of tasks that are gone: left out"
-        return [
-            first,
-            *([left_out] if self.left_out else []),
-            *shortened(self.unlike),
-            *shortened(self.changed),
-        ]
-
-
-async def _regraded(folder: Path, out: Path, env: str, target: str) -> list[str]:
-    settings = read_settings(folder).get(env, {})
-    factory = load_environment(target, settings.get("env_args"))
-    tasks = {task.id: task for task in choose_tasks(factory, settings.get("split"), None)}
+async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> list[str]:
+    run = recorded_run(folder, env)
+    values = {"env": env, **run.values}
+    factory = load_environment(target or values["env"], values.get("env_args"))
+    tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
     now = await provenance(None, factory) | {"regraded": str(folder)}
-    regrader, count = Regrader(factory, Threads(_AT_ONCE), settings), _Count()
-    episodes = (episode for episode in _episodes(folder) if episode.env == env)
-    with RunDirectory(out, env, settings, provenance=now) as directory:
-        while batch := list(islice(episodes, _AT_ONCE)):
+    regrader = Regrader(factory, Threads(_AT_ONCE), values)
+    recorded = (episode for episode in _episodes(folder) if episode.env == env)
+    unlike: list[str] = []
+    changed: list[str] = []
+    read = 0
+    with RunDirectory(out, env, run.settings, provenance=now) as directory:
+        while batch := list(islice(recorded, _AT_ONCE)):
+            read += len(batch)
             graded = [
                 episode
                 for episode in batch
                 if episode.task_id in tasks and episode.result.status is not Status.ABORTED
             ]
-            count.left_out += len(batch) - len(graded)
             async with asyncio.TaskGroup() as group:
                 replays = [
                     group.create_task(regrader.regrade(episode, tasks[episode.task_id]))
                     for episode in graded
                 ]
-            for episode, replay in zip(graded, replays, strict=True):
-                directory.append(replay.result())
-                count.add(episode, replay.result())
-    part = report(directory.summary, settings=settings, provenance=directory.provenance)
+            for replay in replays:
+                episode = replay.result()
+                directory.append(episode)
+                _compare(episode, unlike, changed)
+    summary = directory.summary
+    part = report(summary, settings=run.settings, provenance=directory.provenance)
     write_summary(out, {env: part})
-    return count.lines(env)
+    alike = summary.episodes - len(unlike)
+    lines = [
+        f"{env}: {summary.episodes} episodes, {alike} replayed alike "
+        f"({alike / max(1, summary.episodes):.1%}), {len(changed)} rewards changed"
+    ]
+    if left_out := read - summary.episodes:
+        lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
+    return [*lines, *shortened(unlike), *shortened(changed)]
+
+
+def _compare(episode: Episode, unlike: list[str], changed: list[str]) -> None:
+    """Add a line to `unlike` if the replay differed, and one to `changed` if the reward did."""
+    name, again = session_id(episode.env, episode.task_id, episode.sample), episode.result
+    if difference := again.info[KEY]["difference"]:
+        unlike.append(f"{name} is not replayed alike: {difference}")
+    if again.reward != again.info[KEY]["reward"]:
+        changed.append(f"{name}: the reward was {again.info[KEY]['reward']} and is {again.reward}")
 
 
 def _episodes(folder: Path) -> Iterator[Episode]:

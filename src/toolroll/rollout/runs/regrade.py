@@ -67,13 +67,13 @@ class Regrader:
     async def _replay(self, episode: Episode, task: Task) -> InteractionResult:
         agent = self._make_agent(self._threads, {**self._settings, "recorded": episode.result})
         simulated = self._settings.get("user_model") is not None
-        options = EnvironmentOptions(user=(lambda seed: agent.user) if simulated else None)
+        options = EnvironmentOptions(user=(lambda seed: agent.recording) if simulated else None)
         replayed = await agent.asolve(
             self._factory.make(options),
             None,
             {},
             task.index,
-            agent.turns,
+            len(agent.recording.replies),
             task=task,
             seed=episode.seed,
             session_id=session_id(episode.env, task.id, episode.sample),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.compare.difference import Difference, holm, mcnemar
@@ -18,11 +18,10 @@ from toolroll.rollout.runs.compare.pairing import Pairing, pair
 from toolroll.rollout.runs.compare.run import ComparedRun
 from toolroll.rollout.runs.pass_at_k import pass_hat_k, passed
 
-Verdict = Literal["better", "no worse", "inconclusive", "worse"]
 Rewards = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 """The rewards of the baseline and of the candidate by task, pair by pair."""
 
-_SIGNIFICANT = 0.05
+SIGNIFICANT = 0.05
 _USAGE = (
     "turns prompt_tokens completion_tokens tool_calls invalid_calls tool_errors user_calls "
     "user_cost engine_seconds seconds"
@@ -44,17 +43,9 @@ class Question:
     power_for: float | None = None
 
     def __post_init__(self) -> None:
-        for name in self.allowed:
-            if name not in (*KINDS, TASKS):
-                raise UsageError(f"--allow-different {name!r}: the names are {_NAMES}")
-        for option, number in (("--margin", self.margin), ("--power-for", self.power_for)):
-            if number is not None and number <= 0:
-                raise UsageError(f"{option} must be a positive reward, not {number:g}")
-        if self.fail_if_worse is not None and self.fail_if_worse < 0:
-            raise UsageError("--fail-if-worse must not be negative")
-
-
-_NAMES = ", ".join([*KINDS, TASKS])
+        names = (*KINDS, TASKS)
+        if unknown := set(self.allowed) - set(names):
+            raise UsageError(f"--allow-different {min(unknown)}: the names are {', '.join(names)}")
 
 
 def compare(
@@ -82,22 +73,20 @@ def compare(
     for comparison, p_value in zip(comparisons, corrected, strict=True):
         reward = comparison["reward"]
         reward["p_holm"] = p_value
-        worse = reward["difference"] < limit
-        good: Verdict = "better" if question.fail_if_worse is None else "no worse"
-        verdict: Verdict = "worse" if worse else good
-        comparison["verdict"] = verdict if p_value <= _SIGNIFICANT else "inconclusive"
+        good = "better" if question.fail_if_worse is None else "no worse"
+        verdict = "worse" if reward["difference"] < limit else good
+        comparison["verdict"] = verdict if p_value <= SIGNIFICANT else "inconclusive"
     return comparisons
 
 
 def _compared(base: ComparedRun, candidate: ComparedRun, question: Question) -> dict[str, Any]:
     where = f"{base.env}: {base.folder} and {candidate.folder}"
     different = unlike(base, candidate)
-    if refused := [kind for kind in different if kind and kind not in question.allowed]:
-        lines = [f"{kind}: {line}" for kind in refused for line in different[kind]]
-        options = " ".join(f"--allow-different {kind}" for kind in refused)
+    if refused := different.keys() - {"", *question.allowed}:
+        lines = "\n  ".join(f"{kind}: {line}" for kind in refused for line in different[kind])
+        options = " ".join(f"--allow-different {kind}" for kind in sorted(refused))
         raise UsageError(
-            f"{where} differ in more than the model:\n  " + "\n  ".join(lines) + "\n"
-            f"To compare them nevertheless: {options}"
+            f"{where} differ in more than the model:\n  {lines}\nTo allow it: {options}"
         )
     pairing = pair(
         base,
@@ -106,33 +95,23 @@ def _compared(base: ComparedRun, candidate: ComparedRun, question: Question) -> 
         changed_tasks=TASKS in question.allowed,
     )
     if not pairing.pairs:
+        count = len(pairing.coverage["other_data"])
         raise UsageError(
-            f"{where} have no graded sample in common ({len(pairing.changed)} of {pairing.tasks} "
-            f"tasks have other data; to compare them nevertheless: --allow-different {TASKS})"
+            f"{where} have no graded sample in common, and {count} tasks have other data (to allow "
+            f"it: --allow-different {TASKS})"
         )
     rewards = pairing.rewards()
     return {
         "env": base.env,
         "base": base.folder,
         "candidate": candidate.folder,
-        "coverage": _coverage(pairing),
+        "coverage": pairing.coverage,
         **_answers(rewards, question),
         "pass_hat_k": _pass_hat(rewards),
         "mcnemar": _mcnemar(rewards),
         "changed": _changed(rewards),
         "usage": _usage(pairing),
         "settings": [line for lines in different.values() for line in lines],
-    }
-
-
-def _coverage(pairing: Pairing) -> dict[str, Any]:
-    return {
-        "tasks": len(pairing.pairs),
-        "of_tasks": pairing.tasks,
-        "samples": pairing.count,
-        "of_samples": pairing.samples,
-        "aborted": {"base": pairing.aborted[0], "candidate": pairing.aborted[1]},
-        "other_data": pairing.changed,
     }
 
 
@@ -154,12 +133,7 @@ def _answers(rewards: Rewards, question: Question) -> dict[str, Any]:
         }
     if question.margin is not None:
         p_value = difference.p_not_equivalent(question.margin)
-        equivalent = p_value <= _SIGNIFICANT
-        answers["equivalence"] = {
-            "margin": question.margin,
-            "p": p_value,
-            "equivalent": equivalent,
-        }
+        answers["equivalence"] = {"margin": question.margin, "p": p_value}
     return answers
 
 

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from toolroll.rollout.runs.compare.run import ComparedRun, PlayedSample
-
-Pair = tuple[PlayedSample, PlayedSample]
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The pairs of samples by task, each of which both runs have graded.
-
-    `samples` and `tasks` are those that at least one run has. `changed` are the tasks whose data
-    differ. `aborted` has the number of aborted samples of each run.
+    """The pairs of samples by task, each of which both runs have graded, and the `coverage`: how
+    many tasks and samples are paired, of those that at least one run has; the aborted samples of
+    each run; and the tasks whose data differ.
     """
 
-    pairs: dict[str, list[Pair]]
-    tasks: int
-    samples: int
-    changed: list[str]
-    aborted: tuple[int, int]
-
-    @property
-    def count(self) -> int:
-        """The number of pairs."""
-        return sum(map(len, self.pairs.values()))
+    pairs: dict[str, list[tuple[PlayedSample, PlayedSample]]]
+    coverage: dict[str, Any]
 
     def rewards(self) -> dict[str, tuple[list[float], list[float]]]:
         """Return the rewards of both runs by task, pair by pair."""
         return {
-            task: ([_graded(a) for a, _ in pairs], [_graded(b) for _, b in pairs])
+            task: ([a.reward or 0.0 for a, _ in pairs], [b.reward or 0.0 for _, b in pairs])
             for task, pairs in self.pairs.items()
         }
 
@@ -46,28 +36,27 @@ def pair(
     differ.
     """
     key: Callable[[PlayedSample], int] = lambda sample: sample.seed if by_seed else sample.number
-    pairs: dict[str, list[Pair]] = {}
+    pairs: dict[str, list[tuple[PlayedSample, PlayedSample]]] = {}
     changed, samples = [], 0
     tasks = sorted({*base.tasks, *candidate.tasks})
     for task in tasks:
-        sides = [{key(s): s for s in run.tasks.get(task, ())} for run in (base, candidate)]
-        samples += len({*sides[0], *sides[1]})
-        hashes = [{sample.task_hash for sample in side.values()} for side in sides]
+        first, other = ({key(s): s for s in run.tasks.get(task, ())} for run in (base, candidate))
+        samples += len({*first, *other})
+        hashes = [{sample.task_hash for sample in side.values()} for side in (first, other)]
         if all(hashes) and hashes[0] != hashes[1]:
             changed.append(task)
             if not changed_tasks:
                 continue
-        both = [(sides[0][k], sides[1][k]) for k in sorted(sides[0].keys() & sides[1].keys())]
+        both = [(first[k], other[k]) for k in sorted(first.keys() & other.keys())]
         graded = [(a, b) for a, b in both if a.reward is not None and b.reward is not None]
         if graded:
             pairs[task] = graded
-    aborted = [
-        sum(s.reward is None for part in run.tasks.values() for s in part)
-        for run in (base, candidate)
-    ]
-    return Pairing(pairs, len(tasks), samples, changed, (aborted[0], aborted[1]))
-
-
-def _graded(sample: PlayedSample) -> float:
-    assert sample.reward is not None
-    return sample.reward
+    coverage = {
+        "tasks": len(pairs),
+        "of_tasks": len(tasks),
+        "samples": sum(map(len, pairs.values())),
+        "of_samples": samples,
+        "aborted": {"base": base.aborted, "candidate": candidate.aborted},
+        "other_data": changed,
+    }
+    return Pairing(pairs, coverage)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_directory import read_provenance, read_settings, refuse_no_run
+from toolroll.rollout.runs.recorded_run import recorded_runs
+from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.types import Status
 
 
@@ -36,6 +37,11 @@ class ComparedRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
     tasks: dict[str, list[PlayedSample]] = field(default_factory=dict)
 
+    @property
+    def aborted(self) -> int:
+        """The number of aborted samples."""
+        return sum(s.reward is None for samples in self.tasks.values() for s in samples)
+
 
 def read_runs(
     folder: Path, *, on_bad_line: Callable[[str], None] | None = None
@@ -44,13 +50,12 @@ def read_runs(
     `UsageError` if `folder` is not a run.
     """
     refuse_no_run(folder)
-    settings, provenance = read_settings(folder), read_provenance(folder)
+    recorded = recorded_runs(folder)
     runs: dict[str, ComparedRun] = {}
     for episode in read_episodes(folder, on_bad_line=on_bad_line):
         env, result = episode.env, episode.result
         if env not in runs:
-            produced = provenance.get(env, {})
-            facts = {**produced.get("options", {}), **produced, **settings.get(env, {})}
+            facts = recorded[env].facts if env in recorded else {}
             runs[env] = ComparedRun(str(folder), env, facts)
         reward = None if result.status is Status.ABORTED else result.reward
         runs[env].tasks.setdefault(episode.task_id, []).append(
