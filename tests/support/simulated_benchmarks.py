@@ -74,7 +74,7 @@ def rates(
     covered, seen, powers = 0, 0, []
     for _ in range(pairs):
         changes = population.play(tasks, samples, rng)
-        difference = Difference.of(changes.tolist())
+        difference = Difference.of([(0.0, change) for change in changes.tolist()])
         low, high = difference.interval() if interval is None else interval(changes, rng)
         covered += low <= population.difference <= high
         seen += not low <= 0 <= high

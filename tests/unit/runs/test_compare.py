@@ -182,7 +182,7 @@ def test_holms_correction_keeps_the_order() -> None:
 
 
 def test_the_power_is_that_of_the_detectable_difference() -> None:
-    difference = Difference.of([1.0] * 6 + [-1.0] * 4 + [0.0] * 90)
+    difference = Difference.of([(0.0, 1.0)] * 6 + [(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 90)
     assert difference.power(difference.detectable) == pytest.approx(0.8, abs=1e-3)
     assert difference.tasks_for(difference.detectable / 2) == pytest.approx(400, abs=1)
     assert difference.power(0.0) == pytest.approx(0.05, abs=0.003)
@@ -244,13 +244,15 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     [
         (["a"], "give at least two folders"),
         (["a", "empty"], "holds no episodes.jsonl"),
-        (["a", "a", "--env", "lake"], "no environment in common"),
+        (["a", "lake"], "no environment in common"),
         (["a", "a", "--allow-different", "sampling"], "the names are template, tokenizer, user"),
     ],
 )
 def test_what_cannot_be_compared_is_named(tmp_path: Path, arguments: list[str], words: str) -> None:
     folder(tmp_path / "a", many(2, 1))
     (tmp_path / "empty").mkdir()
+    with RunDirectory(tmp_path / "lake", "lake", SETTINGS) as run:
+        run.append(episode(env="lake"))
     named = [tmp_path / word if (tmp_path / word).exists() else word for word in arguments]
     with pytest.raises(UsageError, match=words):
         toolroll("compare", *named)

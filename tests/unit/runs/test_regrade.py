@@ -146,7 +146,7 @@ def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
     ]
     assert "bench:Bench/clock#0 is not replayed alike: messages[5].content is" in lines[2]
     assert "recorded and" in lines[2] and lines[2].endswith("replayed")
-    assert "bench:Bench/longer#0 is not replayed alike: it ended with done recorded" in lines[3]
+    assert "bench:Bench/longer#0 is not replayed alike: stop_reason is" in lines[3]
     assert "bench:Bench/plain#0: the reward was 1.0 and is 2.0" in lines
     plain, recorded = by_key(out)["plain", 0], by_key(run)["plain", 0]
     assert plain.result.info["why"] == "new"

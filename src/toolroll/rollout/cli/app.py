@@ -280,21 +280,16 @@ def compare(
     folders: Annotated[
         list[Path], typer.Argument(help="the folders of runs: the baseline, then the others")
     ],
-    env: Annotated[str | None, typer.Option(help="compare only this environment")] = None,
     allow_different: Annotated[
         list[str] | None,
-        typer.Option(
-            help="compare runs that differ in this: template, tokenizer, user, limits, benchmark, "
-            "seed or tasks; may be given several times"
-        ),
+        typer.Option(metavar="NAME", help="a difference that does not matter, such as template"),
     ] = None,
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
             metavar="POINTS",
             min=0.0,
-            help="exit with 3 if the mean reward is more than POINTS / 100 lower, with 4 if the "
-            "runs cannot show whether it is",
+            help="exit with 3 if the mean reward fell by more, and with 4 if that is not clear",
         ),
     ] = None,
     margin: Annotated[
@@ -311,7 +306,7 @@ def compare(
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the comparison as JSON")] = False,
-    as_markdown: Annotated[
+    markdown: Annotated[
         bool, typer.Option("--markdown", help="the comparison as Markdown")
     ] = False,
 ) -> None:
@@ -319,17 +314,17 @@ def compare(
 
     Example: toolroll compare out/base out/new --fail-if-worse 2
     """
-    from toolroll.rollout.cli.compare import compare_folders, exit_status, show, written
+    from toolroll.rollout.cli.compare import as_text, compare_folders, exit_status, json_text
     from toolroll.rollout.runs.compare import Question
 
     limit = None if fail_if_worse is None else fail_if_worse / 100
     question = Question(allow_different or (), limit, margin, power_for)
-    comparisons, messages = compare_folders(folders, env, question)
-    if as_json or as_markdown:
-        typer.echo(written(comparisons, as_json=as_json))
+    comparisons, messages = compare_folders(folders, question)
+    if as_json:
+        typer.echo(json_text(comparisons))
     else:
         for comparison in comparisons:
-            show(comparison, console)
+            typer.echo(as_text(comparison, markdown=markdown))
     for message in messages:
         print_line(Console(stderr=True), message)
     if fail_if_worse is not None:

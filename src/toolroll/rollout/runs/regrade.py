@@ -22,6 +22,7 @@ from toolroll.rollout.types import (
     EnvironmentOptions,
     Episode,
     InteractionResult,
+    Status,
     StopReason,
     Task,
 )
@@ -50,14 +51,14 @@ class Regrader:
         ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
         info = ours | replayed.info
         info[KEY] = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
-        ended = _ends(recorded) is replayed.stop_reason
+        reason = _end(recorded, replayed)
         result = InteractionResult.of(
             replayed.trajectories,
             prompt=recorded.prompt,
             reward=replayed.reward,
             messages=recorded.messages,
             info=info,
-            stop_reason=recorded.stop_reason if ended else replayed.stop_reason,
+            stop_reason=reason,
             metrics=recorded.metrics,
             step_rewards=replayed.step_rewards,
             tools=recorded.tools,
@@ -81,28 +82,24 @@ class Regrader:
         return checked_result(replayed)
 
 
-def _ends(recorded: InteractionResult) -> StopReason:
-    """Return the stop reason of a replay that does not differ. A replay has no context length, and
+def _end(recorded: InteractionResult, replayed: InteractionResult) -> StopReason:
+    """Return the stop reason of a regraded episode. A replay has no context length: it ends after
     as many turns as were recorded.
     """
-    full = recorded.stop_reason is StopReason.CONTEXT_FULL
-    return StopReason.MAX_STEPS if full else recorded.stop_reason
+    ends = recorded.stop_reason, replayed.stop_reason
+    return ends[ends != (StopReason.CONTEXT_FULL, StopReason.MAX_STEPS)]
 
 
 def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str:
     """Return how the replay differs from the recorded episode, or ""."""
-    names = ("recorded", "replayed")
-    error = error_in(replayed.info).get("message")
-    if error is not None and error_in(recorded.info).get("message") is None:
-        return f"the replay failed: {error}"
-    for name, first, second in (
-        ("messages", recorded.messages, replayed.messages),
-        ("tools", recorded.tools, replayed.tools),
-    ):
-        if plain(first) != plain(second):
-            path, *values = first_difference(plain(first), plain(second), name)
-            texts = [f"{text} {when}" for text, when in zip(excerpts(*values), names, strict=True)]
-            return f"{path} is {' and '.join(texts)}"
-    if _ends(recorded) is not replayed.stop_reason:
-        return f"it ended with {recorded.stop_reason} recorded and {replayed.stop_reason} replayed"
-    return ""
+    if replayed.status is Status.ABORTED:
+        return f"the replay failed: {error_in(replayed.info).get('message')}"
+    reasons = recorded.stop_reason, _end(recorded, replayed)
+    before, after = (
+        plain({"messages": result.messages, "tools": result.tools, "stop_reason": reason})
+        for result, reason in zip((recorded, replayed), reasons, strict=True)
+    )
+    if before == after:
+        return ""
+    path, *values = first_difference(before, after)
+    return "{} is {} recorded and {} replayed".format(path, *excerpts(*values))

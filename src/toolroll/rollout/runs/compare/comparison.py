@@ -88,19 +88,15 @@ def _compared(base: ComparedRun, candidate: ComparedRun, question: Question) -> 
         raise UsageError(
             f"{where} differ in more than the model:\n  {lines}\nTo allow it: {options}"
         )
-    pairing = pair(
-        base,
-        candidate,
-        by_seed="seed" not in question.allowed,
-        changed_tasks=TASKS in question.allowed,
-    )
+    by_seed, changed_tasks = "seed" not in question.allowed, TASKS in question.allowed
+    pairing = pair(base, candidate, by_seed=by_seed, changed_tasks=changed_tasks)
     if not pairing.pairs:
         count = len(pairing.coverage["other_data"])
         raise UsageError(
             f"{where} have no graded sample in common, and {count} tasks have other data (to allow "
             f"it: --allow-different {TASKS})"
         )
-    rewards = pairing.rewards()
+    rewards = pairing.rewards
     return {
         "env": base.env,
         "base": base.folder,
@@ -119,18 +115,13 @@ def _answers(rewards: Rewards, question: Question) -> dict[str, Any]:
     """Return the difference of the mean reward, and what follows from it."""
     every = [reward for sides in rewards.values() for side in sides for reward in side]
     means = [(fmean(before), fmean(after)) for before, after in rewards.values()]
-    difference = Difference.of(
-        [after - before for before, after in means], max(1.0, *every) - min(0.0, *every)
-    )
+    difference = Difference.of(means, max(1.0, *every) - min(0.0, *every))
     reward = _shown(means, difference)
     reward["p"] = difference.p_value(-(question.fail_if_worse or 0.0))
     answers: dict[str, Any] = {"reward": reward, "detectable": difference.detectable}
-    if question.power_for is not None:
-        answers["power_for"] = {
-            "difference": question.power_for,
-            "power": difference.power(question.power_for),
-            "tasks": difference.tasks_for(question.power_for),
-        }
+    if (true := question.power_for) is not None:
+        power, tasks = difference.power(true), difference.tasks_for(true)
+        answers["power_for"] = {"difference": true, "power": power, "tasks": tasks}
     if question.margin is not None:
         p_value = difference.p_not_equivalent(question.margin)
         answers["equivalence"] = {"margin": question.margin, "p": p_value}
@@ -158,14 +149,12 @@ def _pass_hat(rewards: Rewards) -> dict[str, dict[str, Any]]:
             for before, after in rewards.values()
             if len(before) >= k
         ]
-        found[str(k)] = _shown(means, Difference.of([after - before for before, after in means]))
+        found[str(k)] = _shown(means, Difference.of(means))
     return found
 
 
 def _mcnemar(rewards: Rewards) -> dict[str, Any] | None:
-    """Return McNemar's exact test, or None if a task has several samples, which are not
-    independent.
-    """
+    """Return McNemar's exact test, or None if a task has several samples."""
     if any(len(before) > 1 for before, _ in rewards.values()):
         return None
     passes = [(passed(before[0]), passed(after[0])) for before, after in rewards.values()]
@@ -190,11 +179,12 @@ def _changed(rewards: Rewards) -> dict[str, list[dict[str, Any]]]:
 def _usage(pairing: Pairing) -> dict[str, dict[str, float]]:
     """Return the means of metrics over the paired samples, if an episode has the metric."""
     pairs = [pair_of_samples for group in pairing.pairs.values() for pair_of_samples in group]
+    sides = dict(zip(("base", "candidate"), zip(*pairs, strict=True), strict=True))
     return {
-        name: {
-            "base": fmean(before.metrics.get(name, 0.0) for before, _ in pairs),
-            "candidate": fmean(after.metrics.get(name, 0.0) for _, after in pairs),
+        metric: {
+            side: fmean(sample.metrics.get(metric, 0.0) for sample in samples)
+            for side, samples in sides.items()
         }
-        for name in _USAGE
-        if any(name in sample.metrics for pair_of_samples in pairs for sample in pair_of_samples)
+        for metric in _USAGE
+        if any(metric in sample.metrics for samples in sides.values() for sample in samples)
     }

@@ -27,8 +27,9 @@ class Difference:
     tasks: int
 
     @classmethod
-    def of(cls, changes: Sequence[float], span: float = 1.0) -> Difference:
-        """Return the difference for the `changes` of each task. `span`: the range of rewards."""
+    def of(cls, means: Sequence[tuple[float, float]], span: float = 1.0) -> Difference:
+        """Return the difference for the `means` of each task. `span`: the range of rewards."""
+        changes = [after - before for before, after in means]
         count, mean = len(changes), fmean(changes)
         squares = max(sum((change - mean) ** 2 for change in changes), span**2)
         return cls(mean, sqrt(squares / max(1, count - 1) / count), count)

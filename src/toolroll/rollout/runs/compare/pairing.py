@@ -19,8 +19,9 @@ class Pairing:
     pairs: dict[str, list[tuple[PlayedSample, PlayedSample]]]
     coverage: dict[str, Any]
 
+    @property
     def rewards(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Return the rewards of both runs by task, pair by pair."""
+        """The rewards of both runs by task, pair by pair."""
         return {
             task: ([a.reward or 0.0 for a, _ in pairs], [b.reward or 0.0 for _, b in pairs])
             for task, pairs in self.pairs.items()
