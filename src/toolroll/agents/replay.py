@@ -6,7 +6,7 @@ environment may answer differently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
@@ -26,7 +26,8 @@ class Recording:
     """The messages of `recorded`, an episode, and its simulated user, who repeats their lines.
 
     `repeated` counts the replies that were repeated. `replies` are the positions of all of them.
-    (An environment may begin with messages of the assistant, which are not replies.)
+    (An environment may begin with messages of the assistant, which are not replies. The calls of a
+    user who has tools are not recorded, so such a user cannot be repeated.)
     """
 
     def __init__(self, recorded: InteractionResult) -> None:
@@ -64,10 +65,6 @@ class Recording:
             for index, call in enumerate(reply.tool_calls)
         ]
         return replace(reply, tool_calls=tuple(calls))
-
-    def adopt_tools(self, tools: Sequence[Tool], call: Callable[..., str]) -> None:
-        """Raise `UserSimulatorError`, because the calls of a user are not recorded."""
-        raise UserSimulatorError("the user has tools, and an episode does not record their calls")
 
     async def reset(self, instruction: str) -> str:
         """Return the user's line before the first reply."""

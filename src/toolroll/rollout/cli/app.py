@@ -277,9 +277,7 @@ def export(
 
 @app.command()
 def compare(
-    folders: Annotated[
-        list[Path], typer.Argument(help="the folders of runs: the baseline, then the others")
-    ],
+    folders: Annotated[list[Path], typer.Argument(help="runs: the baseline, then the others")],
     allow_different: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="a difference that does not matter, such as template"),
@@ -294,15 +292,11 @@ def compare(
     ] = None,
     margin: Annotated[
         float | None,
-        typer.Option(
-            metavar="REWARD", min=0.0, help="test whether the runs are equal within REWARD"
-        ),
+        typer.Option(metavar="REWARD", min=0.0, help="test whether they differ by less"),
     ] = None,
     power_for: Annotated[
         float | None,
-        typer.Option(
-            metavar="REWARD", min=0.001, help="how many tasks show a difference of REWARD"
-        ),
+        typer.Option(metavar="REWARD", min=0.001, help="how many tasks show this difference"),
     ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the comparison as JSON")] = False,
@@ -335,9 +329,7 @@ def compare(
 def regrade(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[Path, typer.Option(help="a new folder, for the run with the new rewards")],
-    env: Annotated[
-        str | None, typer.Option(help="the environment, if it is not where run.json says")
-    ] = None,
+    env: Annotated[str | None, typer.Option(help="the environment, if it was moved")] = None,
 ) -> None:
     """Replay a run's actions in new environments, without an engine. Print the rewards that
     changed, and the episodes that the environment does not repeat.

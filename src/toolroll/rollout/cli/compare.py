@@ -12,7 +12,6 @@ from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.compare import SIGNIFICANT, Question, compare, read_runs
 
-SCHEMA_VERSION = 1
 EXIT_STATUS = {"worse": 3, "inconclusive": 4}
 """The exit status of a failed gate by verdict."""
 _HEADER = ("", "baseline", "candidate", "difference [95 %]")
@@ -40,7 +39,7 @@ def exit_status(comparisons: Sequence[Mapping[str, Any]]) -> int:
 
 def json_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
     """Return the comparisons as JSON."""
-    content = {"schema_version": SCHEMA_VERSION, "comparisons": comparisons}
+    content = {"schema_version": 1, "comparisons": comparisons}
     return orjson.dumps(content, option=orjson.OPT_INDENT_2).decode()
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from toolroll.rollout.cli.display import shortened
@@ -19,8 +17,6 @@ from toolroll.rollout.runs.run_directory import RunDirectory, refuse_no_run
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Episode, Status
-
-_AT_ONCE = 16
 
 
 async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[str]:
@@ -48,28 +44,20 @@ async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> li
     factory = load_environment(target or values["env"], values.get("env_args"))
     tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
     now = await provenance(None, factory) | {"regraded": str(folder)}
-    regrader = Regrader(factory, Threads(_AT_ONCE), values)
-    recorded = (episode for episode in _episodes(folder) if episode.env == env)
+    regrader = Regrader(factory, Threads(1), values)
     unlike: list[str] = []
     changed: list[str] = []
-    read = 0
+    left_out = 0
     with RunDirectory(out, env, run.settings, provenance=now) as directory:
-        while batch := list(islice(recorded, _AT_ONCE)):
-            read += len(batch)
-            graded = [
-                episode
-                for episode in batch
-                if episode.task_id in tasks and episode.result.status is not Status.ABORTED
-            ]
-            async with asyncio.TaskGroup() as group:
-                replays = [
-                    group.create_task(regrader.regrade(episode, tasks[episode.task_id]))
-                    for episode in graded
-                ]
-            for replay in replays:
-                episode = replay.result()
-                directory.append(episode)
-                _compare(episode, unlike, changed)
+        for recorded in _episodes(folder):
+            if recorded.env != env:
+                continue
+            if recorded.task_id not in tasks or recorded.result.status is Status.ABORTED:
+                left_out += 1
+                continue
+            episode = await regrader.regrade(recorded, tasks[recorded.task_id])
+            directory.append(episode)
+            _compare(episode, unlike, changed)
     summary = directory.summary
     part = report(summary, settings=run.settings, provenance=directory.provenance)
     write_summary(out, {env: part})
@@ -78,7 +66,7 @@ async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> li
         f"{env}: {summary.episodes} episodes, {alike} replayed alike "
         f"({alike / max(1, summary.episodes):.1%}), {len(changed)} rewards changed"
     ]
-    if left_out := read - summary.episodes:
+    if left_out:
         lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
     return [*lines, *shortened(unlike), *shortened(changed)]
 

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.provenance import Provenance
+from toolroll.rollout.runs.provenance import Provenance, latest
 from toolroll.rollout.runs.run_config import RunConfig
-from toolroll.rollout.runs.run_directory import (
-    SETTINGS_NAME,
-    difference,
-    read_provenance,
-    read_settings,
-)
+from toolroll.rollout.runs.run_directory import SETTINGS_NAME, difference, read_run_file
 
 _OF_ONE_RUN = frozenset({"date", "command", "options"})
 
@@ -46,10 +41,10 @@ class RecordedRun:
 
 def recorded_runs(folder: Path) -> dict[str, RecordedRun]:
     """Return the runs in `folder` by environment, or {} if there is no `run.json`."""
-    provenance = read_provenance(folder)
+    file = read_run_file(folder)
     return {
-        env: RecordedRun(settings, provenance.get(env, {}))
-        for env, settings in read_settings(folder).items()
+        env: RecordedRun(settings, latest(file["provenance"].get(env, ())))
+        for env, settings in file["environments"].items()
     }
 
 

@@ -7,7 +7,7 @@ its `info` are new, and its stop reason if the replay ended differently.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolroll.rollout.errors import error_in
@@ -25,52 +25,48 @@ from toolroll.rollout.types import (
     Status,
     StopReason,
     Task,
+    status_of,
 )
 
 KEY = "regrade"
 """The key of an episode's `info` that has its recorded reward, and how the replay differed."""
 
 
+@dataclass(slots=True)
 class Regrader:
     """Regrades episodes of `factory`. `threads` runs blocking environments.
 
     `settings`: those of the recorded run. Without a `user_model`, the environment has its own user.
     """
 
-    def __init__(
-        self, factory: EnvironmentFactory, threads: BlockingRunner, settings: Mapping[str, Any]
-    ) -> None:
-        self._factory = factory
-        self._threads = threads
-        self._settings = settings
-        self._make_agent = agent_maker("replay")
+    factory: EnvironmentFactory
+    threads: BlockingRunner
+    settings: Mapping[str, Any]
+    _make_agent: Any = field(default_factory=lambda: agent_maker("replay"), init=False)
 
     async def regrade(self, episode: Episode, task: Task) -> Episode:
         """Return `episode`, which played `task`, with the reward of its replay."""
         recorded, replayed = episode.result, await self._replay(episode, task)
-        ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
-        info = ours | replayed.info
-        info[KEY] = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
         reason = _end(recorded, replayed)
-        result = InteractionResult.of(
-            replayed.trajectories,
-            prompt=recorded.prompt,
+        ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
+        notes = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
+        result = replace(
+            recorded,
             reward=replayed.reward,
-            messages=recorded.messages,
-            info=info,
+            status=status_of(reason),
             stop_reason=reason,
-            metrics=recorded.metrics,
             step_rewards=replayed.step_rewards,
-            tools=recorded.tools,
+            trajectories=replayed.trajectories,
+            info=ours | replayed.info | {KEY: notes},
         )
         return replace(episode, result=result, task_hash=task_hash(episode.env, task))
 
     async def _replay(self, episode: Episode, task: Task) -> InteractionResult:
-        agent = self._make_agent(self._threads, {**self._settings, "recorded": episode.result})
-        simulated = self._settings.get("user_model") is not None
+        agent = self._make_agent(self.threads, {**self.settings, "recorded": episode.result})
+        simulated = self.settings.get("user_model") is not None
         options = EnvironmentOptions(user=(lambda seed: agent.recording) if simulated else None)
         replayed = await agent.asolve(
-            self._factory.make(options),
+            self.factory.make(options),
             None,
             {},
             task.index,

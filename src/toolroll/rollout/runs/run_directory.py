@@ -29,7 +29,7 @@ from toolroll.rollout.runs.episode_file import (
     from_line,
     read_episodes,
 )
-from toolroll.rollout.runs.provenance import Provenance, extended, latest
+from toolroll.rollout.runs.provenance import Provenance, extended
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.totals import Summary
 from toolroll.rollout.runtime.disk import written_whole
@@ -133,7 +133,7 @@ class RunDirectory:
         `bound_when_empty` is set. Also store the run's provenance.
         """
         file = self.path / SETTINGS_NAME
-        run_file = _read_run_file(self.path)
+        run_file = read_run_file(self.path)
         environments, written = run_file["environments"], run_file["provenance"]
         recorded = environments.get(self.env)
         different = difference(recorded or {}, self._settings)
@@ -211,19 +211,14 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
     Raise `UsageError` if the file cannot be read.
     """
-    settings: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
+    settings: dict[str, dict[str, Any]] = read_run_file(path)["environments"]
     return settings
 
 
-def read_provenance(path: Path) -> dict[str, Provenance]:
-    """Return the provenance of the latest run in the folder by environment, or {} if `run.json` has
-    none.
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Return the `environments` and their `provenance` in `run.json`. Both are empty if there is no
+    such file. Raise `UsageError` if it cannot be read.
     """
-    histories = _read_run_file(path)["provenance"].items()
-    return {env: latest(history) for env, history in histories}
-
-
-def _read_run_file(path: Path) -> dict[str, Any]:
     file = path / SETTINGS_NAME
     if not file.is_file():
         return {"environments": {}, "provenance": {}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil, comb, copysign, expm1, log1p, sqrt
 from statistics import NormalDist, fmean
 
@@ -16,10 +17,9 @@ _NORMAL = NormalDist()
 class Difference:
     """The mean over `tasks` of each task's difference, and its standard `error`.
 
-    A task is one observation, because its samples are not independent. So the interval is that of a
-    paired t-test over tasks. The squared deviations add up to at least those of one task whose
-    reward changed by its whole range: otherwise, runs without a change would have an interval of
-    the width zero. (tests/support/simulated_benchmarks.py compares this interval with others.)
+    The interval is that of a paired t-test over tasks, because the samples of one task are not
+    independent. The squared deviations add up to at least those of one task whose reward changed by
+    its whole range, so that no interval has the width zero.
     """
 
     value: float
@@ -34,9 +34,9 @@ class Difference:
         squares = max(sum((change - mean) ** 2 for change in changes), span**2)
         return cls(mean, sqrt(squares / max(1, count - 1) / count), count)
 
-    def interval(self, level: float = LEVEL) -> tuple[float, float]:
-        """Return the interval that contains the true difference with the probability `level`."""
-        width = self._quantile((1 + level) / 2) * self.error
+    def interval(self) -> tuple[float, float]:
+        """Return the interval that contains the true difference with the probability `LEVEL`."""
+        width = self._limit * self.error
         return self.value - width, self.value + width
 
     def p_value(self, true: float = 0.0) -> float:
@@ -51,13 +51,13 @@ class Difference:
 
     def power(self, true: float) -> float:
         """Return the probability that such runs show a difference if it is `true`."""
-        limit, shift = self._quantile((1 + LEVEL) / 2), true / self.error
-        return _NORMAL.cdf(shift - limit) + _NORMAL.cdf(-shift - limit)
+        shift = true / self.error
+        return _NORMAL.cdf(shift - self._limit) + _NORMAL.cdf(-shift - self._limit)
 
     @property
     def detectable(self) -> float:
         """The smallest true difference that such runs show with the probability `POWER`."""
-        return (self._quantile((1 + LEVEL) / 2) + _NORMAL.inv_cdf(POWER)) * self.error
+        return (self._limit + _NORMAL.inv_cdf(POWER)) * self.error
 
     def tasks_for(self, true: float) -> int:
         """Return how many such tasks show a difference of `true` with the probability `POWER`."""
@@ -68,15 +68,15 @@ class Difference:
 
     def _tail(self, t: float) -> float:
         """Return the probability that Student's t is larger than `t`."""
-        freedom = max(1, self.tasks - 1)
-        normal = (8 * freedom + 1) / (8 * freedom + 3) * sqrt(freedom * log1p(t * t / freedom))
-        return _NORMAL.cdf(copysign(normal, -t))
+        n = max(1, self.tasks - 1)
+        return _NORMAL.cdf(copysign((8 * n + 1) / (8 * n + 3) * sqrt(n * log1p(t * t / n)), -t))
 
-    def _quantile(self, probability: float) -> float:
-        """Return the t that Student's t exceeds with the probability 1 - `probability`."""
-        freedom = max(1, self.tasks - 1)
-        normal = (8 * freedom + 3) / (8 * freedom + 1) * _NORMAL.inv_cdf(probability)
-        return sqrt(freedom * expm1(normal**2 / freedom))
+    @property
+    def _limit(self) -> float:
+        """The t that is not exceeded, in either direction, with the probability `LEVEL`."""
+        n = max(1, self.tasks - 1)
+        normal = (8 * n + 3) / (8 * n + 1) * _NORMAL.inv_cdf((1 + LEVEL) / 2)
+        return sqrt(n * expm1(normal**2 / n))
 
 
 def mcnemar(worse: int, better: int) -> float:
@@ -89,8 +89,6 @@ def mcnemar(worse: int, better: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return `p_values` after Holm's correction for several tests, in the same order."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected
+    tests = range(len(order), 0, -1)
+    scaled = (min(1.0, n * p_values[index]) for n, index in zip(tests, order, strict=True))
+    return [p for _, p in sorted(zip(order, accumulate(scaled, max), strict=True))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from toolroll.rollout.runs.compare.run import ComparedRun
 from toolroll.rollout.runs.run_directory import difference
@@ -34,14 +33,11 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
     lines: dict[str, list[str]] = {}
     facts = [run.facts for run in (base, candidate)]
     for kind, names in KINDS.items():
-        if different := difference(*(_part(fact, names.split()) for fact in facts)):
+        parts = ({name: fact.get(name) for name in names.split()} for fact in facts)
+        if different := difference(*parts):
             lines[kind] = different
     known = {name for names in KINDS.values() for name in names.split()} | _OF_ONE_RUN
     rest = [{name: fact[name] for name in fact.keys() - known} for fact in facts]
     if different := difference(*rest):
         lines[""] = different
     return lines
-
-
-def _part(facts: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    return {name: facts.get(name) for name in names}
