@@ -202,6 +202,7 @@ def test_a_gate_has_three_exit_statuses(
     other = folder(tmp_path / "b", many(100, passes))
     result = toolroll("compare", base, other, "--fail-if-worse", 5)
     assert (result.exit_code, verdict in result.stdout) == (status, True), result.stdout
+    assert " for -0.05); such runs show" in result.stdout
     assert toolroll("compare", base, other).exit_code == 0
 
 

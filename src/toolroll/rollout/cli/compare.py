@@ -78,8 +78,8 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
     coverage, reward = comparison["coverage"], comparison["reward"]
     lines = [
-        f"{comparison['verdict']} (p = {reward['p_holm']:.3g}); such runs show a difference of "
-        f"{comparison['detectable']:.3f} with the power 0.8",
+        f"{comparison['verdict']} (p = {reward['p_holm']:.3g} for {reward['limit']:+g}); such runs "
+        f"show a difference of {comparison['detectable']:.3f} with the power 0.8",
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
     ]

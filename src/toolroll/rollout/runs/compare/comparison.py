@@ -72,7 +72,7 @@ def compare(
     corrected = holm([comparison["reward"]["p"] for comparison in comparisons])
     for comparison, p_value in zip(comparisons, corrected, strict=True):
         reward = comparison["reward"]
-        reward["p_holm"] = p_value
+        reward |= {"limit": limit, "p_holm": p_value}
         good = "better" if question.fail_if_worse is None else "no worse"
         verdict = "worse" if reward["difference"] < limit else good
         comparison["verdict"] = verdict if p_value <= SIGNIFICANT else "inconclusive"
