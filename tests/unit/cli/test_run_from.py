@@ -16,6 +16,7 @@ from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.testing import EmbeddedEngine, load_engine, serve_in_thread
 
 
@@ -92,3 +93,10 @@ def test_what_cannot_be_played_again_is_named(
 ) -> None:
     with pytest.raises(UsageError, match=words):
         toolroll("run", *[tmp_path / word if word == "nothing" else word for word in arguments])
+
+
+def test_what_is_recorded_has_no_passwords() -> None:
+    address = "http://user:secret@127.0.0.1:1"
+    config = RunConfig(env="desk", model="tiny", engine=address, user_url=f"{address}/v1")
+    assert "secret" not in json.dumps(config.options)
+    assert config.options["engine"] == "http://***@127.0.0.1:1"
