@@ -11,8 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from toolroll.agents.loop.call_policy import CallPolicy, taken
-from toolroll.agents.loop.play import Played
-from toolroll.agents.loop.result import build_result, rewarded
+from toolroll.agents.loop.play import Played, build_result, rewarded
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import CallStatus, ParsedReply
