@@ -238,9 +238,7 @@ ParallelCalls = Literal["all", "first", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of an environment. `id` does not change between versions of the library. `index` is
-    the task's position in the split.
-    """
+    """One task. Versions of the library do not change its `id`. `index`: its place in the split."""
 
     id: str
     index: int
