@@ -66,6 +66,11 @@ class ControlPlane:
         """True if `workers` has found a router."""
         return self._workers is not None and self._workers != [self._config.engine]
 
+    @property
+    def session_cache(self) -> bool:
+        """True if `model_info` has found that the engine's cache knows sessions."""
+        return (self._model_info or self._info_so_far).session_cache is True
+
     async def workers(self) -> list[str]:
         """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         if self._workers is None:
@@ -117,6 +122,7 @@ class ControlPlane:
             reported,
             context_length=self._config.context_length or reported.context_length,
             vocab_size=self._config.vocab_size or reported.vocab_size,
+            session_cache=reported.session_cache if self._config.session_cache else None,
         ), all_final
 
     async def health(self) -> Health:
@@ -186,19 +192,29 @@ class ControlPlane:
 
     async def abort(self, rid: str) -> None:
         """Abort one request at every worker. Log failures."""
-        data = orjson.dumps({"rid": rid})
+        await self._post_to_workers("/abort_request", {"rid": rid})
+
+    async def close_session(self, session_id: str) -> bool:
+        """Close one session at every worker. Return False if a worker did not answer."""
+        return await self._post_to_workers("/close_session", {"session_id": session_id})
+
+    async def _post_to_workers(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Post `body` to every worker, because routers do not forward `path`. Log failures. Return
+        False if a worker did not answer.
+        """
+        data, answered = orjson.dumps(body), True
         for worker in await self.workers():
-            url = f"{worker}/abort_request"
+            url = f"{worker}{path}"
             try:
                 answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
             except NETWORK_ERRORS as error:
-                logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
+                logger.info("%s %s failed: %s", url, dict(body), error)
+                answered = False
                 continue
             if answer.status != 200:
-                body = answer.body[:200]
-                logger.warning(
-                    "request %s was not aborted: %s answers %d: %r", rid, url, answer.status, body
-                )
+                text = answer.body[:200]
+                logger.warning("%s answers %d to %s: %r", url, answer.status, dict(body), text)
+        return answered
 
     async def ask(self, url: str) -> tuple[Any, bool]:
         """Return the JSON at `url` (None if there is none), and whether this result is final.

@@ -274,7 +274,11 @@ class Runner:
                     seed=seed,
                     session_id=session_id(name, task.id, sample),
                 )
-                return checked_result(result)
+                checked = checked_result(result)
+                if checked.trajectories:
+                    again = sum(part.recomputed_tokens for part in checked.trajectories)
+                    checked.metrics["recomputed_tokens"] = float(again)
+                return checked
         except EngineUnreachableError as error:  # not a failure of this episode
             raise RunStoppedError(
                 f"{error}. Finished episodes are kept; once that server is back, the same command "

@@ -72,6 +72,8 @@ async def open_runner(
     """Return the runner and the tasks of one worker. `settings`: from `worker_settings`."""
     config = RunConfig.model_validate(settings)
     plan = await prepare(config, stack)
+    if config.out is not None and plan.served is not None:
+        plan.served.engine.keep_sessions(config.out)
     return Runner(plan.factory, plan.make_agent, config, plan.options), plan.tasks
 
 
@@ -84,7 +86,7 @@ def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
         "concurrency": share,
         "ray": None,
         "processes": 1,
-        "out": None,
+        "out": None if config.out is None else str(config.out.absolute()),
     }
 
 

@@ -67,6 +67,8 @@ class EmbeddedEngine(EngineCore):
             --max-queued-requests. None means no limit.
         incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
             and text, as with SGLang's --incremental-streaming-output.
+        session_cache: If True, the engine says that it was started with
+            --enable-session-radix-cache.
         keep_log: If False, `log` stays empty, for long benchmarks.
         seed: Determines the random splits, and the samples of a language model.
         host, port: The address of the server. Port 0 means any free port.

@@ -438,6 +438,10 @@ class EndpointServer:
                     "Requests that are not answered yet.",
                     sum(live.pending.in_flight for live in lives),
                 ),
+                "session_cache": (
+                    "1 if the engine's cache keeps the prefixes of live sessions.",
+                    int(self.endpoint.capabilities.session_cache),
+                ),
             }
         )
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

@@ -48,6 +48,7 @@ class EngineCapabilities:
     behind_router: bool = False
     context_length: int | None = None
     vocab_size: int | None = None
+    session_cache: bool = False
 
 
 def sampling_params(

@@ -322,6 +322,7 @@ def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | 
 
 def _metrics(live: LiveSession) -> dict[str, float]:
     answers = [node.completion for node, _ in live.trace]
+    trajectories = live.session.trajectories()
     counted: dict[str, Any] = {
         "turns": len(answers),
         "prompt_tokens": sum(answer.prompt_tokens for answer in answers if answer is not None),
@@ -329,7 +330,8 @@ def _metrics(live: LiveSession) -> dict[str, float]:
             len(answer.output_ids) for answer in answers if answer is not None
         ),
         "cached_tokens": sum(answer.cached_tokens for answer in answers if answer is not None),
-        "trained_tokens": sum(part.trained_tokens for part in live.session.trajectories()),
+        "trained_tokens": sum(part.trained_tokens for part in trajectories),
+        "recomputed_tokens": sum(part.recomputed_tokens for part in trajectories),
         "forks": len(live.tree.forks),
         "seconds": sum(answer.latency for answer in answers if answer is not None),
         **{f"token_mismatches/{kind}": count for kind, count in live.mismatches.items()},
