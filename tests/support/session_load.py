@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +27,25 @@ from toolroll.rollout.types import Agent, Episode
 
 POOL = 3_000
 """The tokens of the server's cache (--max-total-tokens)."""
-CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
-PARAMS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 48, "regex": CALL}
-AGENTS, TURNS, BETWEEN = 4, 10, 10
+CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\}\}</tool_call>"
+MARKERS = {"151657": 100.0, "151658": 100.0}
+"""Without it, the random model spells <tool_call> with other tokens, which is no call."""
+PARAMS: dict[str, Any] = {
+    "temperature": 1.0,
+    "max_new_tokens": 48,
+    "regex": CALL,
+    "logit_bias": MARKERS,
+}
+SHORT_PARAMS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 4}
+AGENTS, TURNS, BETWEEN = 4, 10, 9
 """The long agents and their turns. `BETWEEN` short episodes end between two turns of an agent, and
 use more tokens than the cache has.
 """
+
+
+def look() -> str:
+    """Look around."""
+    return "Nothing."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +106,17 @@ async def play_long_among_short(url: str, *, session_cache: bool, turns: int = T
     shorts = (turns + 1) * BETWEEN
     gate, long = Gate(shorts), list[Episode]()
 
-    def look(at: str) -> str:
-        """Look at a place."""
+    def slow() -> str:
+        """Look around."""
         gate.wait()
-        return f"There is nothing at {at}."
+        return look()
+
+    slow.__name__ = "look"
 
     async with model_at(url, session_cache=session_cache) as model:
-        agents = runner(model, look, [text(f"agent {n}", 60) for n in range(AGENTS)], turns)
-        others = runner(model, look, [text(f"short {n}", 60) for n in range(shorts)], 1, at_once=2)
+        agents = runner(model, slow, [text(f"agent {n}", 5) for n in range(AGENTS)], turns)
+        texts = [text(f"short {n}", 60) for n in range(shorts)]
+        others = runner(model, look, texts, 1, at_once=1, params=SHORT_PARAMS)
         await asyncio.gather(
             agents.run(agents.factory.tasks("test"), long.append),
             others.run(others.factory.tasks("test"), gate.short_ended),
@@ -112,18 +128,13 @@ async def play_uniform(
     url: str, *, session_cache: bool, at_once: int, episodes: int = 60
 ) -> Played:
     """Play episodes of 2 to 10 turns, `at_once` at a time."""
-
-    def look(at: str) -> str:
-        """Look at a place."""
-        return f"There is nothing at {at}."
-
     played: list[Episode] = []
     limit = asyncio.Semaphore(at_once)
     lengths = random.Random(7)
     async with model_at(url, session_cache=session_cache) as model:
 
         async def play(number: int, turns: int) -> None:
-            one = runner(model, look, [text(f"episode {number}", 60)], turns)
+            one = runner(model, look, [text(f"episode {number}", 30)], turns)
             async with limit:
                 await one.run(one.factory.tasks("test"), played.append)
 
@@ -132,7 +143,13 @@ async def play_uniform(
 
 
 def runner(
-    model: Model, tool: Any, systems: Sequence[str], turns: int, *, at_once: int = AGENTS
+    model: Model,
+    tool: Any,
+    systems: Sequence[str],
+    turns: int,
+    *,
+    at_once: int = AGENTS,
+    params: Mapping[str, Any] = PARAMS,
 ) -> Runner:
     """Return a runner of one task for each system message, each cut after `turns` turns."""
     tasks = [
@@ -147,7 +164,7 @@ def runner(
         player.on_length = "continue"
         return player
 
-    settings = RunSettings(sampling_params=PARAMS, concurrency=at_once, max_turns=turns)
+    settings = RunSettings(sampling_params=dict(params), concurrency=at_once, max_turns=turns)
     return Runner(factory, agent, settings)
 
 

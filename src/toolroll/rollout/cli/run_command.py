@@ -275,7 +275,7 @@ async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool
 _SESSION_CACHE = {
     True: "SGLang's cache keeps the prefixes of running episodes.",
     False: "SGLang's cache may drop the prefixes of running episodes "
-    "(--enable-session-radix-cache keeps them).",
+    "(--enable-session-radix-cache keeps them, but not behind sglang-router 0.3.2).",
 }
 
 

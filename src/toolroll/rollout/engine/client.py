@@ -217,8 +217,8 @@ class Engine(EngineClient):
         elif self.config.return_routed_experts:
             raise CompletionError(
                 "return_routed_experts is set, but the engine sent no routed experts: start SGLang "
-                "with --enable-return-routed-experts, and connect to it directly (router 0.3.2 "
-                "drops return_routed_experts)"
+                "with --enable-return-routed-experts, and connect to it directly or through "
+                "smg (sglang-router drops return_routed_experts)"
             )
         vocab_size = info.vocab_size
         if vocab_size is not None and sampled.max() >= vocab_size:
@@ -258,7 +258,7 @@ class Engine(EngineClient):
                 f"the session id {request.session_id!r} cannot be sent as a header: it must be a "
                 f"single line of text"
             )
-        check_names(request.sampling_params, through_router=self._control_plane.routed)
+        check_names(request.sampling_params, dropped=self._control_plane.dropped)
         return info
 
     def _body(
@@ -419,9 +419,10 @@ class Engine(EngineClient):
         """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         return await self._control_plane.workers()
 
-    async def behind_router(self) -> bool:
-        """Return True if requests go through a router. Routers silently drop some parameters."""
-        return await self.workers() != [self.url]
+    async def dropped_params(self) -> frozenset[str]:
+        """Return the sampling parameters that the router in front of the engine silently drops."""
+        await self.workers()
+        return self._control_plane.dropped
 
     async def model_info(self) -> ModelInfo:
         """Return the context length, the vocabulary size and the weight version.

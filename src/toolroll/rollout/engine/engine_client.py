@@ -59,9 +59,9 @@ class EngineClient(Protocol):
         """Return the addresses that answer SGLang's routes, such as `/tokenize`."""
         return []
 
-    async def behind_router(self) -> bool:
-        """Return True if requests go through a router. Routers silently drop some parameters."""
-        return False
+    async def dropped_params(self) -> frozenset[str]:
+        """Return the sampling parameters that the router in front of the engine silently drops."""
+        return frozenset()
 
     def open_session(self, session_id: str) -> Callable[[], None]:
         """Let the engine's cache keep the prefixes of the session's requests. Return the function

@@ -82,7 +82,7 @@ class Endpoint(Serving):
         info = await self.model.engine.model_info()
         self.capabilities = EngineCapabilities(
             deterministic=info.deterministic,
-            behind_router=await self.model.engine.behind_router(),
+            dropped=await self.model.engine.dropped_params(),
             context_length=info.context_length,
             vocab_size=info.vocab_size,
             session_cache=info.session_cache is True,

@@ -283,7 +283,7 @@ class ChatReply(Reply):
             self.parsed.tools,
             self.model.parser.name,
             self.params,
-            routed=endpoint.capabilities.behind_router,
+            dropped=endpoint.capabilities.dropped,
         )
         if request.continue_final_message:
             check_continued(request, self.use)
