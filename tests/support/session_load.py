@@ -28,13 +28,15 @@ from toolroll.rollout.types import Agent, Episode
 POOL = 3_000
 """The tokens of the server's cache (--max-total-tokens)."""
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\}\}</tool_call>"
-MARKERS = {"151657": 100.0, "151658": 100.0}
-"""Without it, the random model spells <tool_call> with other tokens, which is no call."""
+BIAS = {"151657": 100.0, "151658": 100.0, "151643": -100.0}
+"""Without it, the random model spells <tool_call> with other tokens, which is no call, or ends a
+turn with <|endoftext|>, which is a fork.
+"""
 PARAMS: dict[str, Any] = {
     "temperature": 1.0,
     "max_new_tokens": 48,
     "regex": CALL,
-    "logit_bias": MARKERS,
+    "logit_bias": BIAS,
 }
 SHORT_PARAMS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 4}
 AGENTS, TURNS, BETWEEN = 4, 10, 9
@@ -103,7 +105,7 @@ class Gate:
 
 async def play_long_among_short(url: str, *, session_cache: bool, turns: int = TURNS) -> Played:
     """Play `AGENTS` agents of `turns` turns among short episodes. Return the long ones."""
-    shorts = (turns + 1) * BETWEEN
+    shorts = (turns + 5) * BETWEEN  # some are left at the end
     gate, long = Gate(shorts), list[Episode]()
 
     def slow() -> str:

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -222,17 +221,6 @@ class Trajectory:
     def trained_tokens(self) -> int:
         """The number of tokens with loss mask 1."""
         return int(self.loss_mask.sum())
-
-    @property
-    def recomputed_tokens(self) -> int:
-        """The number of tokens that the engine computed again, because its cache had dropped them
-        since the turn before. (It computes a turn's last token only with the next turn.)
-        """
-        return sum(
-            max(0, before.stop - 1 - turn.cached_tokens)
-            for before, turn in pairwise(self.turns)
-            if turn.excluded != "context" and turn.prompt_tokens
-        )
 
     @property
     def weight_versions(self) -> tuple[WeightVersion, ...]:

@@ -429,7 +429,7 @@ class EndpointServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
-        lives = self.endpoint.sessions.all()
+        lives, kept = self.endpoint.sessions.all(), self.endpoint.capabilities.session_cache
         text = self.endpoint.metrics.text(
             {
                 "sessions": ("Live sessions.", len(lives)),
@@ -438,10 +438,7 @@ class EndpointServer:
                     "Requests that are not answered yet.",
                     sum(live.pending.in_flight for live in lives),
                 ),
-                "session_cache": (
-                    "1 if the engine's cache keeps the prefixes of live sessions.",
-                    int(self.endpoint.capabilities.session_cache),
-                ),
+                "session_cache": ("1 if the engine keeps the prefixes of sessions.", int(kept)),
             }
         )
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
