@@ -449,7 +449,9 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any)
             CHAT, {**body, "response_format": {"type": "json_object"}}
         )
         assert (status, answer["error"]["param"]) == (400, place)
-        bench.endpoint.capabilities = EngineCapabilities(dropped=DROPPED_BY_SMG, context_length=1000)
+        bench.endpoint.capabilities = EngineCapabilities(
+            dropped=DROPPED_BY_SMG, context_length=1000
+        )
         status, answer = await bench.post(CHAT, body)
         assert (status, answer["error"]["param"]) == (400, place)
         assert bench.engine.log == []
