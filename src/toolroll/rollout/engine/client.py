@@ -114,9 +114,7 @@ class Engine(EngineClient):
         """
         self._closings += 1
         await self._outage.aclose()
-        await self._settle()
-        await self._transport.close()
-        if self._aborts or self._sessions.closing:  # they open new connections
+        for _ in range(2):  # what the requests in flight leave opens new connections
             await self._settle()
             await self._transport.close()
 

@@ -16,7 +16,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,11 +83,6 @@ class SessionCache:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    @property
-    def closing(self) -> bool:
-        """True while a session that has ended is not closed yet."""
-        return bool(self._closing)
-
     async def _closed(self, session_id: str) -> None:
         if await self._close(session_id) and self._file is not None:
             self._file.remove(session_id)
@@ -120,9 +114,7 @@ class SessionCache:
 
 
 class _IdFile:
-    """A file with one id a line. It exists while it has an id. Lines are used again, so it stays as
-    short as the most ids at a time.
-    """
+    """A file with one id a line, while there is an id. Lines are used again, so it stays short."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,11 +130,15 @@ class _IdFile:
 
     def remove(self, session_id: str) -> None:
         """Remove an id."""
-        line = self._lines.pop(session_id)
+        if (line := self._lines.pop(session_id, None)) is None:
+            return
         self._free.append(line)
         self._write(" " * (_LINE - 1), line)
-        if not self._lines:
-            self._discard()
+        if not self._lines and self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            self._free.clear()
+            self.path.unlink(missing_ok=True)
 
     def _write(self, text: str, line: int) -> None:
         try:
@@ -151,11 +147,3 @@ class _IdFile:
             os.pwrite(self._descriptor, f"{text}\n".encode("ascii"), line * _LINE)
         except OSError as error:  # a run must not fail for it
             logger.warning("%s cannot be written: %s", self.path, error)
-
-    def _discard(self) -> None:
-        self._free.clear()
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-        with suppress(OSError):
-            self.path.unlink()
