@@ -260,7 +260,12 @@ class Engine(EngineClient):
         return info
 
     def _body(
-        self, request: GenerateRequest, rid: str, session: CachedSession | None, *, stream: bool
+        self,
+        request: GenerateRequest,
+        rid: str,
+        *,
+        stream: bool,
+        session: CachedSession | None = None,
     ) -> bytes:
         """Return the JSON to send."""
         rest = orjson.dumps(
@@ -291,7 +296,7 @@ class Engine(EngineClient):
         session = None
         if self._control_plane.session_cache:
             session = self._sessions.enter(request.session_id)
-        sent = self._body(request, rid, session, stream=events is not None)
+        sent = self._body(request, rid, stream=events is not None, session=session)
         closings = self._closings
         self._in_flight.add(rid)
         try:
