@@ -16,6 +16,7 @@ from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
+from toolroll.rollout.engine import Engine
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply, echo
@@ -246,6 +247,8 @@ async def test_an_episode_out_of_time_leaves_nothing_open(tokenizer: Any) -> Non
 
 async def test_endpoint_sessions_are_closed_when_they_are_dropped(tokenizer: Any) -> None:
     async with endpoint(tokenizer, echo, session_cache=True) as bench:
+        calls = bench.served.engine
+        assert isinstance(calls, Engine)
         chat = {"messages": [{"role": "user", "content": "Hi."}]}
         for path in ("/sessions/a/v1", "/sessions/a/v1", "/sessions/b/v1", "/v1"):
             assert (await bench.post(f"{path}/chat/completions", chat))[0] == 200
@@ -257,8 +260,8 @@ async def test_endpoint_sessions_are_closed_when_they_are_dropped(tokenizer: Any
             assert "toolroll_session_cache 1" in await response.text()
         async with bench.http.delete(f"{bench.url}/sessions/a") as response:
             assert response.status == 200
-        await bench.served.engine._sessions.settle()
+        await calls._sessions.settle()
         assert bench.engine.open_sessions == {other}
         await bench.endpoint.aclose()
-        await bench.served.engine._sessions.settle()
+        await calls._sessions.settle()
         assert bench.engine.open_sessions == set()
