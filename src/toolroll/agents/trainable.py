@@ -34,7 +34,7 @@ from toolroll.agents.loop.hook_environment import (
     step_hook,
 )
 from toolroll.agents.loop.hook_value import hook_value, reading
-from toolroll.agents.loop.play import Played, Rules, play
+from toolroll.agents.loop.play import Played, Rules, build_result, play
 from toolroll.agents.loop.published_hooks import (
     ModelAdapter,
     episode_arguments,
@@ -45,7 +45,6 @@ from toolroll.agents.loop.published_hooks import (
     wrap_call_llm,
     wrap_parse_tool,
 )
-from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
@@ -187,8 +186,11 @@ class TrainableAgentMixin:
         finally:
             end_session()
             self._playing -= 1
+            held = model.admission.end(name)
             if model is self._opened and self._playing == 0:  # published code never calls `aclose`
                 await model.engine.aclose()  # a later episode opens new connections
+        if held:
+            played.tracker.counts["held_turns"] = held
         return self._finish(played)
 
     @property

@@ -46,6 +46,7 @@ class StopReason(StrEnum):
     MAX_STEPS = "max_steps"
     LENGTH = "length"  # max_new_tokens truncated a turn
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
+    PLACEHOLDER = "placeholder"  # the model sampled a token that stands for an image or a video
     ENGINE_ABORT = "engine_abort"  # aborted by the engine (for a weight update), and not resumed
     ENGINE_ERROR = "engine_error"
     ENVIRONMENT_ERROR = "environment_error"
@@ -56,7 +57,7 @@ class StopReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-_TRUNCATED = frozenset({StopReason.MAX_STEPS, StopReason.LENGTH, StopReason.CONTEXT_FULL})
+_TRUNCATED = frozenset(map(StopReason, ("max_steps", "length", "context_full", "placeholder")))
 _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
@@ -103,8 +104,8 @@ class Completion:
 
     `output_ids` is int32 [n], including the stop token. `logprobs` is float32 [n] at the effective
     temperature, or None if logprobs were not requested. `finish_reason` is "stop", "length" or
-    "abort". `matched` is the stop token id or stop string. `text` is the engine's own detokenized
-    text without the stop token, for logs only. `latency` is in seconds, over all attempts.
+    "abort". `matched` is the stop token id or stop string, or the placeholder token before which
+    the turn was cut. `text` is the engine's own. `latency` is in seconds, over all attempts.
     """
 
     output_ids: IdArray

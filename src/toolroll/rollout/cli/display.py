@@ -99,6 +99,8 @@ class RunDisplay:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         aborted = summary.statuses["aborted"]
         errors = f"  errors {aborted}" if aborted else ""
+        if held := summary.totals["held_turns"]:
+            errors = f"  {held:,.0f} turns held{errors}"
         left = (
             ""
             if self._console.is_terminal
@@ -250,12 +252,16 @@ def _number(value: float | None) -> str:
 
 def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
     """Print each adapter as a block of lines, so that no name is truncated."""
+    from toolroll.rollout.adapters.frameworks import SUPPORT
+
     for framework in frameworks:
         console.print(f"[bold]{framework.name}[/]", framework.version, highlight=False)
         print_line(console, f"  {framework.path}")
         print_line(console, f"  an episode that forked: {framework.forks}")
         print_line(console, f"  an aborted episode: {framework.aborted}")
         print_line(console, f"  an interrupted turn: {framework.interrupted}")
+        for what, answer in zip(SUPPORT, framework.support, strict=True):
+            print_line(console, f"  {what}: {answer}")
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:

@@ -37,7 +37,7 @@ from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
-from toolroll.rollout.engine.sampling_params import check_names
+from toolroll.rollout.engine.sampling_params import check_names, request_fields
 from toolroll.rollout.engine.session_cache import CachedSession, SessionCache
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (
@@ -270,7 +270,7 @@ class Engine(EngineClient):
         """Return the JSON to send."""
         rest = orjson.dumps(
             {
-                "sampling_params": dict(request.sampling_params),
+                **request_fields(request.sampling_params),
                 "return_logprob": request.return_logprob,
                 "stream": stream,
                 "rid": rid,
@@ -303,8 +303,12 @@ class Engine(EngineClient):
             outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
-            running = isinstance(outcome, Failure) and outcome.running
-            if running and self._closings == closings:
+            if isinstance(outcome, Failure) and outcome.running and self._closings == closings:
+                if not outcome.lost:  # otherwise the outage is logged
+                    logger.warning(
+                        "%s: request %s of session %s is aborted: %s",
+                        self.url, rid, request.session_id, outcome.message,
+                    )  # fmt: skip
                 # Without the abort, the engine would sample both the request and its retry.
                 with not_counted():
                     await self.abort(rid)

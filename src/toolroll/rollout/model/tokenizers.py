@@ -9,12 +9,16 @@ embedded engine serves it without torch; SGLang and transformers can load it too
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.optional import import_transformers
 
 FOLDER = Path(__file__).with_name("tokenizer")
 
@@ -35,6 +39,12 @@ tokens, which decoding can skip. The others always appear in decoded text, as in
 
 DESK_MODEL = "desk-1m"
 """The name of this model for `--model`."""
+
+
+_PLACEHOLDERS = [
+    f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")
+]
+"""Where `config.json` and tokenizers name a placeholder token."""
 
 
 def load_tokenizer(name: str | None) -> Any:
@@ -98,3 +108,55 @@ def load_embedded_tokenizer() -> Any:
     )
     tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
     return tokenizer
+
+
+_NOTICES = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+def import_transformers() -> ModuleType:
+    """Import `transformers`, which takes 1 to 2 seconds.
+
+    Suppress the notice that it prints if PyTorch is missing, because only its tokenizers are used
+    here.
+    """
+    if "transformers" in sys.modules:
+        return sys.modules["transformers"]
+    before = os.environ.get(_NOTICES)
+    os.environ[_NOTICES] = "1"
+    try:
+        return importlib.import_module("transformers")
+    finally:
+        if before is None:
+            del os.environ[_NOTICES]
+        else:
+            os.environ[_NOTICES] = before
+
+
+def find_placeholders(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of the tokens that stand for an image, a video or audio in a prompt.
+
+    Only the model's `config.json` and the tokenizer's own attributes count, because text-only
+    models share the vocabularies of multimodal ones.
+    """
+    named = [getattr(tokenizer, name, None) for name in _PLACEHOLDERS]
+    named += _placeholders_in(_config(str(tokenizer.name_or_path)))
+    return frozenset(index for index in named if type(index) is int and index >= 0)
+
+
+def _placeholders_in(config: Mapping[str, Any]) -> Iterator[Any]:
+    for name, setting in config.items():
+        if name in _PLACEHOLDERS:
+            yield setting
+        elif isinstance(setting, dict):
+            yield from _placeholders_in(setting)
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    """Return the `config.json` in the folder `name`, or in the local cache of the hub."""
+    transformers: Any = import_transformers()
+    try:
+        path = transformers.utils.cached_file(name, "config.json", local_files_only=True)
+    except OSError:
+        path = None
+    config: Mapping[str, Any] = json.loads(Path(path).read_bytes()) if path else {}
+    return config

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.reading.schema import Offered
-from toolroll.rollout.engine import EncodedRequest
+from toolroll.rollout.engine import LORA_PATH, EncodedRequest
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -68,7 +68,7 @@ class Serving:
         self.settings = settings
         self.store = store
         self.metrics = Metrics()
-        self.sessions = Sessions(settings, model.engine.open_session, store)
+        self.sessions = Sessions(settings, model.engine.open_session, store, model.admission.end)
         self.capabilities = EngineCapabilities()
         self.templates = TemplateCache(model.template)
 
@@ -76,6 +76,13 @@ class Serving:
     def model_name(self) -> str:
         """The model's name for clients."""
         return self.model.name or "toolroll"
+
+    def lora_path(self, model: str | None) -> str | None:
+        """Return the LoRA adapter that a request names as `MODEL:ADAPTER`, as SGLang's own API
+        does, or None.
+        """
+        own, prefix = model or "", f"{self.model_name}:"
+        return (own.removeprefix(prefix) or None) if own.startswith(prefix) else None
 
 
 class Reply(PendingRequest):
@@ -101,6 +108,8 @@ class Reply(PendingRequest):
         self.params = sampling_params(
             parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
         )
+        if lora_path := endpoint.lora_path(parsed.request.model):
+            self.params[LORA_PATH] = lora_path
         super().__init__(key, parsed.request.n)
         self.endpoint = endpoint
         self.dialect = dialect
@@ -195,7 +204,11 @@ class Reply(PendingRequest):
     async def _generate(self, request: GenerateRequest, index: int) -> Completion:
         stream, top = self.parsed.request.stream, self.parsed.request.top
         progress = (lambda ids: self.report(index, list(ids))) if stream else None
-        completion = await self.model.generate(request, progress=progress)
+        try:
+            completion = await self.model.generate(request, progress=progress)
+        finally:
+            if self.endpoint.sessions.get(self.live.id) is None:  # it has no next turn
+                self.model.admission.end(self.live.id)
         if completion.finish_reason == "abort":
             problem = "the engine aborted the request (for example, for a weight update)"
             raise ApiError(503, "engine_aborted", problem, retry=True)
@@ -391,7 +404,7 @@ class TextReply(Reply):
         sampled = self.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,
-            stop_token_ids=stop_ids(completion, self.result.sampling_params),
+            stop_token_ids=stop_ids(completion, self.result.sampling_params, self.model),
         )
         return Choice(completion, before_stop(sampled.body, completion, self.stop_strings))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from toolroll.rollout.testing.generation import Generation, GenerationAborted
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.model_source import ModelSource
 from toolroll.rollout.testing.policy import LoggedRequest, Policy, PolicyRequest, echo
+from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.response import answer_body, queue_abort_body, without_beginning
 from toolroll.rollout.testing.sampler import Sampler
 from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource
@@ -45,6 +46,7 @@ class EngineCore:
         context_length: int = 32768,
         latency: Latency = 0.0,
         token_latency: float = 0.0,
+        pool: float = inf,
         faults: FaultPlan | None = None,
         split: Literal["canonical", "random"] = "canonical",
         stop_token_ids: Sequence[int] | None = None,
@@ -55,6 +57,7 @@ class EngineCore:
         keep_log: bool = True,
         incremental_streaming_output: bool = False,
         session_cache: bool = False,
+        lora_paths: Collection[str] = (),
         seed: int = 0,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -74,6 +77,7 @@ class EngineCore:
         self.session_cache = session_cache
         self.open_sessions: set[str] = set()
         self._closed_sessions: set[str] = set()
+        self.lora_paths = lora_paths
         self.url = ""
         self.address = (host, port)
         self._max_running = inf if max_running is None else max_running
@@ -84,6 +88,7 @@ class EngineCore:
         self._running: dict[str, Generation] = {}
         self._queue: deque[Generation] = deque()
         self._waiters: list[asyncio.Future[None]] = []
+        self.cache = PrefixCache()
         if isinstance(policy, LanguageModel):
             if latency or token_latency or split != "canonical":
                 raise ValueError(
@@ -91,8 +96,9 @@ class EngineCore:
                 )
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
-            script = Script(policy, latency, token_latency, seed)
-            self._source = ScriptedSource(script, self.sampler, self)
+            script = Script(policy, latency, token_latency, pool, seed)
+            source = ScriptedSource(script, self.sampler, self)
+            self._source, self.cache = source, source.cache
 
     @property
     def model_name(self) -> str:
@@ -172,6 +178,7 @@ class EngineCore:
             headers=request.headers,
             arrival=self._arrivals,
             session_id=request.session_id,
+            lora_path=request.lora_path,
         )
         self._arrivals += 1
         if self._keep_log:
@@ -240,6 +247,8 @@ class EngineCore:
         self._source.check(request)
         if request.rid in self._running:
             raise refused(f"Duplicate request ID detected: {request.rid}")
+        if request.lora_path and request.lora_path not in self.lora_paths:
+            raise refused(f"Got LoRA adapter that has never been loaded: {request.lora_path}")
         self.limits.check(len(request.unchecked), request.params)
         ids = request.unchecked
         if np.any((ids < 0) | (ids >= self.vocab_size)):

@@ -107,6 +107,7 @@ class LoggedRequest:
         faulted: True if a fault was injected.
         call: The request's `PolicyRequest.call`, or None if the policy (or language model) was
             not called.
+        lora_path: The LoRA adapter that the request named, or None.
     """
 
     rid: str
@@ -127,3 +128,4 @@ class LoggedRequest:
     faulted: bool = False
     finished: int | None = None
     session_id: str | None = None
+    lora_path: str | None = None

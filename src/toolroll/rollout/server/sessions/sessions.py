@@ -57,7 +57,8 @@ class Store(Protocol):
 
 class Sessions:
     """All sessions of an endpoint, the least recently used first. `open_session` is the engine's.
-    `store` keeps the sessions on disk; if it is None, they are kept in memory only.
+    `store` keeps the sessions on disk; if it is None, they are kept in memory only. `ended` is
+    called with the id of each session that is dropped.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class Sessions:
         settings: EndpointSettings,
         open_session: Callable[[str], Callable[[], None]],
         store: Store | None = None,
+        ended: Callable[[str], object] = str,
     ) -> None:
+        self._ended = ended
         self._settings = settings
         self._open_session = open_session
         self._store = store
@@ -205,6 +208,7 @@ class Sessions:
         live = self._sessions.pop(session_id, None)
         if live is not None:
             live.end_at_engine()
+            self._ended(session_id)
             live.pending.cancel()
             if self._store is not None:
                 self._store.finish(live)
@@ -216,6 +220,7 @@ class Sessions:
         live = self.find(session_id)
         del self._sessions[session_id]
         live.end_at_engine()
+        self._ended(session_id)
         if self._store is not None:
             return await asyncio.shield(self._store.finish(live))
         await live.end()
