@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil, comb, copysign, expm1, log1p, sqrt
+from math import ceil, sqrt
 from statistics import NormalDist, fmean
+
+from toolroll.rollout.errors import UsageError
+
+try:
+    from scipy.stats import binomtest
+    from scipy.stats import t as student
+except ImportError as error:
+    raise UsageError("comparing runs needs scipy: pip install scipy") from error
 
 LEVEL = 0.95
 POWER = 0.8
@@ -63,27 +71,21 @@ class Difference:
         """Return how many such tasks show a difference of `true` with the probability `POWER`."""
         return ceil(self.tasks * (self.detectable / true) ** 2)
 
-    # Wallace's transformation of Student's t to a normal variable (1959). The error of a p-value
-    # near 0.05 is below 0.001 from 5 tasks on, and below 0.0001 from 10 tasks on.
-
     def _tail(self, t: float) -> float:
         """Return the probability that Student's t is larger than `t`."""
-        n = max(1, self.tasks - 1)
-        return _NORMAL.cdf(copysign((8 * n + 1) / (8 * n + 3) * sqrt(n * log1p(t * t / n)), -t))
+        return float(student.sf(t, max(1, self.tasks - 1)))
 
     @property
     def _limit(self) -> float:
         """The t that is not exceeded, in either direction, with the probability `LEVEL`."""
-        n = max(1, self.tasks - 1)
-        normal = (8 * n + 3) / (8 * n + 1) * _NORMAL.inv_cdf((1 + LEVEL) / 2)
-        return sqrt(n * expm1(normal**2 / n))
+        return float(student.ppf((1 + LEVEL) / 2, max(1, self.tasks - 1)))
 
 
 def mcnemar(worse: int, better: int) -> float:
     """Return the p-value of McNemar's exact test for `worse` and `better` discordant pairs."""
-    count = worse + better
-    tail = sum(comb(count, k) for k in range(min(worse, better) + 1))
-    return min(1.0, 2 * tail / (1 << count))
+    if not worse + better:
+        return 1.0
+    return float(binomtest(worse, worse + better).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
