@@ -143,6 +143,22 @@ def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) 
         RayRunner(worker_factories.open_and_fail, processes=2, concurrency=2, samples=1)
 
 
+@pytest.mark.parametrize("error", [ConnectionError, RuntimeError, ValueError])
+async def test_a_cluster_that_cannot_be_reached_is_named(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """With each error that Ray has for it. Ray itself tries for minutes."""
+
+    def refuse(**options: Any) -> None:
+        raise error("no answer")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(UsageError, match=r"^cannot connect to Ray at 127\.0\.0\.1:1: no answer$"):
+        async with ray_worker.connected("127.0.0.1:1", 2):
+            raise AssertionError("connected")
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 

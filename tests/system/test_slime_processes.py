@@ -26,7 +26,10 @@ from support.slime_trainer import (
 )
 
 from toolroll.rollout.adapters.slime import close_rollout, generate, generate_rollout
+from toolroll.rollout.adapters.slime.generation import player
 from toolroll.rollout.adapters.slime.ray_player import RayPlayer
+from toolroll.rollout.runs.ray_worker import RayWorker
+from toolroll.rollout.runs.worker_pool import WorkerDiedError
 from toolroll.rollout.testing import PolicyRequest, Reply
 
 PROMPTS = [{"prompt": at} for at in range(4)]
@@ -164,6 +167,23 @@ async def test_a_parked_episode_is_continued_in_its_process(killed: bool) -> Non
     assert told(made) == told(flattened(alone))
     counts = [sample.metadata["toolroll"]["metrics"] for sample in made[8:12:2]]
     assert [(one["resumes"], one["restarts"]) for one in counts] == [(not killed, killed)] * 2
+
+
+async def test_a_process_that_died_has_no_parked_episodes_to_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def dies(self: RayWorker, method: str, *given: Any, **named: Any) -> Any:
+        asked.append(method)
+        raise WorkerDiedError("ActorDiedError")
+
+    asked: list[str] = []
+    monkeypatch.setattr(RayWorker, "call", dies)
+    async with serving() as (_, args):
+        args.toolroll_workers = 2
+        parked = Sample(prompt=0, group_index=0, metadata={"toolroll": {"metrics": {"parked": 1}}})
+        await player(args).close_parked([parked])
+        assert await player(args).parked_metrics() == {}
+    assert asked == ["close_parked", "parked_metrics", "parked_metrics"]
 
 
 async def test_slime_stops_the_episodes_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:

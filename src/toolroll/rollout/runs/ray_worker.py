@@ -163,7 +163,7 @@ async def connected(address: str, processes: int) -> AsyncIterator[None]:
     try:
         try:
             await asyncio.shield(connecting)
-        except (ConnectionError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError) as error:
             raise UsageError(f"cannot connect to Ray at {address}: {error}") from error
         _restore_handler()
         yield
