@@ -120,7 +120,8 @@ def _allowed(item: pytest.Item, report: Any) -> bool:
 
 def pytest_collection_finish() -> None:
     """Hide what exists from the garbage collector. Each model that is opened would otherwise visit
-    the million objects of pytest and of what the tests import.
+    the million objects of pytest and of what the tests import. While objects are frozen,
+    `paced_garbage` does nothing: its tests use `unfrozen`.
     """
     gc.collect()
     gc.freeze()

@@ -218,8 +218,10 @@ async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
         versions = versions_of(trajectory, mode)[1:end]
         logprobs, experts = computed(models, ids, versions, mixed=mixed)
         sampled = trajectory.loss_mask[1:end] == 1
+        if not sampled.any():  # an update met the prefill of the first turn
+            continue
         errors = np.abs(logprobs - trajectory.logprobs[1:end])[sampled]
-        assert errors.max(initial=0) < 1e-3
+        assert errors.max() < 1e-3
         others, _ = computed(models, ids, [version + 1 for version in versions], mixed=mixed)
         assert np.median(np.abs(others - trajectory.logprobs[1:end])[sampled]) > 0.1
         of_experts = versions_of_experts(trajectory, mode)[: end - 1]

@@ -23,7 +23,7 @@ class Framework:
 
 
 SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "gradient checked")
-"""What large runs need. In `support`, "-" means that the trainer has no such option."""
+"""What large runs need. In `support`, "-" means that the trainer does not use it."""
 
 _ONE = "the sequence with the most trained tokens"
 _ALL = "all sequences with {}; otherwise " + _ONE
@@ -99,7 +99,7 @@ FRAMEWORKS = (
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
         "max_resumes",
-        ("-", "-", "several", "-", "yes"),
+        ("-", "-", "several", "no", "yes"),
     ),
     Framework(
         "Atropos",

@@ -108,12 +108,12 @@ def _slime_stops(args: Any) -> Callable[[], bool]:
     return lambda: bool(state.aborted)
 
 
-async def with_sample_hooks(args: Any, item: Any, *, evaluation: bool) -> Any:
-    """Pass `made`, a sample or a list of samples, to slime's hooks for finished samples
+async def with_sample_hooks(args: Any, played: Any, *, evaluation: bool) -> Any:
+    """Pass `played`, a sample or a list of samples, to slime's hooks for finished samples
     (`--rollout-sample-hook-path`), and return their result.
     """
     if not attribute(args, "rollout_sample_hook_path"):
-        return item
+        return played
     return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(
-        args, item, evaluation=evaluation
+        args, played, evaluation=evaluation
     )
