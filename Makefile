@@ -76,7 +76,7 @@ test-peers: $(VENV)/.all tests/requirements-peers.txt
 	$(PIP) install -q --no-deps $(MILES) || echo "not installed: $(MILES)"
 	$(PYTEST) tests -m peers $(PYTEST_ARGS)
 
-# The adapters' tests on Python 3.12, with the newest versions of the trainers that need it, and with prime-rl, which does too.
+# The adapters' tests on Python 3.12, which SkyRL 0.4 and prime-rl need.
 test-newest-peers:
 	$(NEWEST_PYTHON) --version
 	$(MAKE) VENV=$(VENV)/newest PYTHON=$(NEWEST_PYTHON) $(VENV)/newest/.all

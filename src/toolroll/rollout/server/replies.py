@@ -81,8 +81,10 @@ class Serving:
         """Return the LoRA adapter that a request names as `MODEL:ADAPTER`, as SGLang's own API
         does, or None.
         """
-        own, prefix = model or "", f"{self.model_name}:"
-        return (own.removeprefix(prefix) or None) if own.startswith(prefix) else None
+        prefix = f"{self.model_name}:"
+        if model is None or not model.startswith(prefix):
+            return None
+        return model.removeprefix(prefix) or None
 
 
 class Reply(PendingRequest):
