@@ -333,19 +333,20 @@ async def test_a_stop_and_parked_episodes_leave_the_cache_to_others(
 
     async with serving(policy, pool=200) as (engine, args):
         args.partial_rollout = True
-        model = player(args).model
+        playing: Any = player(args)
+        waiting = playing.model.admission
         plays = [
             play(sample_type(prompt=0, index=index, session_id=str(index))) for index in (0, 1)
         ]
 
         async def one_waits() -> bool:
-            return engine.held == model.admission.held == 1
+            return engine.held == waiting.held == 1
 
         await until(one_waits, "one episode samples, and the other waits")
         stopped = True
-        await player(args).abort()
+        await playing.abort()
         cut = [(await each)[0] for each in plays]
-        assert all(map(is_aborted, cut)) and model.admission.held == 0
+        assert all(map(is_aborted, cut)) and waiting.held == 0
         tested = await play(sample_type(prompt=0, index=2, session_id="2"), evaluation=True)
         stopped = False
         gate.set()
