@@ -182,11 +182,17 @@ async def test_an_abort_with_the_last_token_leaves_nothing_to_resume(
 
 
 class Answers:
-    """An engine that has these answers. `asked`: the requests."""
+    """An engine that has these answers. `asked`: the requests. `stops`: the trainer stops with the
+    first one.
+    """
 
-    def __init__(self, *answers: Completion) -> None:
+    def __init__(self, *answers: Completion, stops: bool = False) -> None:
         self._answers = iter(answers)
+        self._stops = stops
         self.asked: list[GenerateRequest] = []
+
+    def stopped(self) -> bool:
+        return self._stops
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
@@ -274,3 +280,11 @@ async def test_the_least_number_of_tokens_counts_over_all_parts(tokenizer: Any) 
             calls, request(sampling_params=params), max_resumes=3, sleep=Pauses()
         )
     assert [entry.sampling_params["min_new_tokens"] for entry in engine.log] == [6, 2, 0]
+
+
+async def test_after_a_stop_an_aborted_turn_is_not_resumed() -> None:
+    """Also if nothing can wait for the trainer."""
+    part = Completion(np.array([1], dtype=np.int32), np.zeros(1, dtype=np.float32), "abort")
+    engine: Any = Answers(part, stops=True)
+    whole = await generate_resumed(engine, request(), max_resumes=3, sleep=Pauses())
+    assert (whole.output_ids.tolist(), whole.finish_reason, len(engine.asked)) == ([1], "abort", 1)

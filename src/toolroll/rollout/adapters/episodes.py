@@ -77,8 +77,8 @@ class EpisodeSettings(
 class EpisodePlayer:
     """Plays episodes with `settings` on `model`. `aclose` closes the model too.
 
-    A failed episode is not played again if `stopped()` is True. `name` converts a setting's name to
-    the framework's spelling for error messages.
+    A failed episode is not played again if the engine is `stopped()`. `name` converts a setting's
+    name to the framework's spelling for error messages.
 
     Example:
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
@@ -91,12 +91,10 @@ class EpisodePlayer:
         model: Model,
         settings: EpisodeSettings,
         *,
-        stopped: Callable[[], bool] = lambda: False,
         name: Callable[[str], str] = str,
     ) -> None:
         self.model = model
         self.settings = settings
-        self.stopped = stopped
         self._name = name
         self._make_agent = agent_maker(settings.agent)
         self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}
@@ -159,7 +157,7 @@ class EpisodePlayer:
                 result.status is Status.ABORTED
                 and result.stop_reason is not StopReason.ENGINE_ABORT
             )
-            if not failed or reruns == 0 or self.stopped():
+            if not failed or reruns == 0 or self.model.engine.stopped():
                 return result
             reruns -= 1
 

@@ -148,6 +148,10 @@ class Admission:
         self._admit_waiting()
         return episode.held
 
+    def stopped(self) -> bool:
+        """Return True while the trainer lets the running episode start no turn."""
+        return self._engine.stopped()
+
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:

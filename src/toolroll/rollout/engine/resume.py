@@ -43,10 +43,6 @@ _FROM_THE_START = ("json_schema", "regex", "ebnf", "structural_tag", "stop", "st
 class Parking(Protocol):
     """Where the running episode waits after an abort, until its trainer continues it."""
 
-    def stopped(self) -> bool:
-        """Return True while the trainer lets no turn start."""
-        ...
-
     async def wait(self, request: GenerateRequest, turn: Completion) -> bool:
         """Wait until the aborted `turn` may be resumed. Return False if it must not be."""
         ...
@@ -80,7 +76,7 @@ async def generate_resumed(
     progress = _before(progress, placeholders)
     whole = _completed(await engine.generate(request, progress=progress), params, placeholders)
     while _may_resume(whole, params):
-        if resumes < max_resumes and not (parking is not None and parking.stopped()):
+        if resumes < max_resumes and not engine.stopped():
             await sleep(min(_BACKOFF * 2**resumes, _BACKOFF_LIMIT))
             resumes += 1
         elif parking is None or not await parking.wait(request, whole):

@@ -27,7 +27,7 @@ from toolroll.rollout.adapters.slime.settings import (
     experts_shape,
     rollout_args,
 )
-from toolroll.rollout.engine import Engine, EngineConfig, Progress
+from toolroll.rollout.engine import Engine, Progress
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult
 
@@ -41,10 +41,6 @@ _STOPPED: ContextVar[Callable[[], bool]] = ContextVar("toolroll_slime_stopped", 
 """The function `stopped` of the running `Player.play`. One player may play samples of several
 rollouts at once, and only one of the rollouts may be stopped.
 """
-
-
-def _is_stopped() -> bool:
-    return _STOPPED.get()()
 
 
 def session_field(sample: Any) -> str:
@@ -63,19 +59,15 @@ class StoppableEngine(Engine):
     call of `generate` returns an abort without tokens.
     """
 
-    def __init__(self, config: EngineConfig, stopped: Callable[[], bool]) -> None:
-        super().__init__(config)
-        self._stopped = stopped
-
     def stopped(self) -> bool:
         """Return True if the rollout of the running episode was stopped."""
-        return self._stopped()
+        return _STOPPED.get()()
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
         """Return one turn. If the rollout was stopped, return an abort without tokens."""
-        if self._stopped():
+        if self.stopped():
             empty = np.zeros(0, dtype=np.float32) if request.return_logprob else None
             return Completion(np.zeros(0, dtype=np.int32), empty, "abort")
         return await super().generate(request, progress=progress)
@@ -84,7 +76,7 @@ class StoppableEngine(Engine):
         """Post `payload`. Agents that override `_call_llm` sample with this method. So if the
         rollout was stopped, a request to `/generate` gets an abort without tokens.
         """
-        if self._stopped() and url.endswith("/generate"):
+        if self.stopped() and url.endswith("/generate"):
             reason = {"type": "abort", "message": "the rollout was stopped"}
             meta = {"finish_reason": reason, "output_token_logprobs": [], "completion_tokens": 0}
             return {"text": "", "output_ids": [], "meta_info": meta}
@@ -97,16 +89,8 @@ class Player:
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
         self.limit = asyncio.Semaphore(settings.concurrency)
-        self.model = Model.from_args(
-            rollout_args(args, settings),
-            engine=lambda config: StoppableEngine(config, _is_stopped),
-        )
-        self._episodes = EpisodePlayer(
-            self.model,
-            settings,
-            stopped=_is_stopped,
-            name=lambda field: PREFIX + field,
-        )
+        self.model = Model.from_args(rollout_args(args, settings), engine=StoppableEngine)
+        self._episodes = EpisodePlayer(self.model, settings, name=lambda field: PREFIX + field)
         self.parked = ParkedEpisodes(
             most=-(-settings.max_parked // settings.workers),
             seconds=settings.parked_timeout,
