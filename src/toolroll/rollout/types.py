@@ -44,6 +44,7 @@ class StopReason(StrEnum):
     # too many unreadable calls in a row, or a single one if the policy is to stop at the first
     INVALID_CALLS = "invalid_calls"
     MAX_STEPS = "max_steps"
+    PROGRAM_TIMEOUT = "program_timeout"  # a program agent was stopped at its time limit
     LENGTH = "length"  # max_new_tokens truncated a turn
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
     ENGINE_ABORT = "engine_abort"  # aborted by the engine (for a weight update), and not resumed
@@ -56,7 +57,14 @@ class StopReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-_TRUNCATED = frozenset({StopReason.MAX_STEPS, StopReason.LENGTH, StopReason.CONTEXT_FULL})
+_TRUNCATED = frozenset(
+    {
+        StopReason.MAX_STEPS,
+        StopReason.PROGRAM_TIMEOUT,
+        StopReason.LENGTH,
+        StopReason.CONTEXT_FULL,
+    }
+)
 _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
@@ -320,7 +328,7 @@ class Environment(ABC):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute `action`. This is not called after `done`."""
 
-    def truncated_reward(self) -> float | None:
+    def truncated_reward(self) -> float | Awaitable[float | None] | None:
         """Return the reward of an episode that ended before `done`, for example at a limit of turns
         or tokens. None means 0.0, or the sum of the step rewards if `reward_mode` is "sum".
         """

@@ -157,6 +157,7 @@ class Endpoint(Serving):
 
     def _admit(self, live: LiveSession, request: Sampling, key: bytes) -> None:
         live.check()
+        live.check_turns()
         settings = self.settings
         if settings.model_names == "own" and request.model not in (None, self.model_name):
             problem = f"this endpoint serves {self.model_name!r}, not {request.model!r}"

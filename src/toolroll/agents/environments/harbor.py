@@ -1,0 +1,256 @@
+"""`harbor`: the task folders of a Harbor dataset, played in a local sandbox.
+
+A task is a folder with `task.toml`, `instruction.md`, `environment/`, `solution/` and `tests/`. The
+reward is what `tests/test.sh` writes to `/logs/verifier`.
+
+Invariants: the model cannot see the dataset's folder. A missing reward, or one that is not a finite
+number, is a failure of the environment, and never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.agents.environments.factory import Factory, openai_tool
+from toolroll.agents.loop.call_policy import tool_message
+from toolroll.agents.programs.sandbox import Limits, Sandbox
+from toolroll.parsers.types import ToolCall
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    StepResult,
+    Task,
+)
+
+SPLIT = "test"
+BASH = openai_tool(
+    "bash",
+    "Run a command with bash, and return its output.",
+    {
+        "type": "object",
+        "properties": {"command": {"type": "string"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    },
+)
+_COMMAND_LIMIT = 120.0
+"""The time limit of one call of `bash`, in seconds."""
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+_PLAIN = re.compile(r"\s*(#.*|(FROM|WORKDIR)\s.*)?", re.IGNORECASE)
+"""A line of a Dockerfile that changes nothing in the image."""
+
+
+class HarborTask(Environment):
+    """One trial of a task. The model has the tool `bash`. A reply without a call ends the trial.
+
+    `sandbox` exists from `reset` to `close`. `timeout`: the task's time limit for the agent in
+    seconds, or None.
+    """
+
+    can_wait = False  # the sandbox keeps running
+
+    def __init__(self, limits: Limits, folders: Sequence[str], dataset: Path, image: str) -> None:
+        self._options = limits, folders
+        self._dataset = dataset
+        self._image = image
+        self.timeout: float | None = None
+        self.rewards: dict[str, float] = {}
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """Start the sandbox, with the files of `environment/` in its working folder."""
+        self.check_image(task)
+        await self.start(task, hidden=[self._dataset])
+        if self.config.get("steps"):
+            problem = "has several steps: play it with Harbor (harbor_agent)"
+            raise UsageError(f"{self.task_folder} {problem}")
+        await self.sandbox.upload(self.task_folder / "environment", self.folder)
+        return Observation([{"role": "user", "content": self.instruction}], [BASH])
+
+    async def start(self, task: Task, hidden: Sequence[Path] = ()) -> None:
+        """Read `task`, and start its sandbox, in which the folders `hidden` are empty."""
+        self.task_folder, self.config = _read(task)
+        self.instruction = (self.task_folder / "instruction.md").read_text(encoding="utf-8")
+        self.folder = self.config.get("environment", {}).get("workdir") or "/app"
+        self.timeout = self.config.get("agent", {}).get("timeout_sec")
+        self.grading_timeout = float(self.config.get("verifier", {}).get("timeout_sec", 600.0))
+        limits, folders = self._options
+        self.sandbox = Sandbox(limits, folders, hidden)
+        await self.sandbox.start()
+
+    async def step(self, action: Action) -> StepResult:
+        """Run the commands of `action`. If it has none, grade the trial."""
+        if not action.tool_calls:
+            return StepResult(reward=await self._grade(), done=True)
+        messages = []
+        for call in action.tool_calls:
+            end = await self.sandbox.run(
+                str((call.arguments or {})["command"]),
+                self._variables("environment"),
+                folder=self.folder,
+                time_limit=_COMMAND_LIMIT,
+            )
+            failed = "" if end.status == 0 else f"[exit status {end.status}]"
+            messages.append(tool_message(call, f"{end.output}{failed}"))
+        return StepResult(messages)
+
+    async def truncated_reward(self) -> float | None:
+        """Grade the trial."""
+        return await self._grade()
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return the rewards by name."""
+        return self.rewards
+
+    async def close(self) -> None:
+        """End the sandbox."""
+        if "sandbox" in vars(self):
+            await self.sandbox.close()
+
+    async def _grade(self) -> float:
+        """Run `tests/test.sh`, and return the reward that it writes."""
+        await self.sandbox.upload(self.task_folder / "tests", "/tests")
+        end = await self.sandbox.run(
+            "rm -f /logs/verifier/reward.*; chmod +x /tests/test.sh; /tests/test.sh",
+            self._variables("environment", "verifier"),
+            folder=self.folder,
+            time_limit=self.grading_timeout,
+        )
+        if end.status is None:
+            raise EnvironmentFailure(f"tests/test.sh took more than {self.grading_timeout:g} s")
+        for name in ("reward.json", "reward.txt"):
+            content = await self.sandbox.read(f"/logs/verifier/{name}")
+            if content is not None:
+                self.rewards = read_rewards(content, name)
+                return the_reward(self.rewards)
+        raise EnvironmentFailure(
+            f"tests/test.sh wrote no reward (exit status {end.status}): {end.output[-1000:]}"
+        )
+
+    def _variables(self, *sections: str) -> dict[str, str]:
+        """Return the environment variables of the task, which may name those of this process."""
+        variables: dict[str, str] = {}
+        for section in sections:
+            for name, text in self.config.get(section, {}).get("env", {}).items():
+                variables[name] = _VARIABLE.sub(_value, str(text))
+        return variables
+
+    def check_image(self, task: Task) -> None:
+        """Raise `UsageError` if `task` needs an image, which a local sandbox does not have."""
+        folder, config = _read(task)
+        dockerfile = folder / "environment" / "Dockerfile"
+        lines = dockerfile.read_text(encoding="utf-8").splitlines() if dockerfile.is_file() else []
+        needs = not all(map(_PLAIN.fullmatch, lines))
+        needs |= bool(config.get("environment", {}).get("docker_image"))
+        needs |= (folder / "environment" / "docker-compose.yaml").exists()
+        if needs and self._image == "refuse":
+            raise UsageError(
+                f"{folder} needs an image, which the local back end does not have: play it with "
+                "Harbor (harbor_environment), or without the image (image=ignore)"
+            )
+
+
+def _read(task: Task) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of `task`, and the content of its `task.toml`."""
+    folder = Path(str(task.data["folder"]))
+    try:
+        return folder, tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder / 'task.toml'} cannot be read: {error}") from error
+
+
+def _value(match: re.Match[str]) -> str:
+    value = os.environ.get(match[1], match[2])
+    if value is None:
+        raise UsageError(f"task.toml names the environment variable {match[1]}, which is not set")
+    return value
+
+
+def read_rewards(content: bytes, name: str) -> dict[str, float]:
+    """Return the rewards in a file of the verifier. `reward.json` has a number, or numbers by name.
+
+    Raise `EnvironmentFailure` if one of them is not a finite number.
+    """
+    try:
+        loaded = orjson.loads(content) if name.endswith(".json") else float(content)
+        rewards = loaded if isinstance(loaded, dict) else {"reward": loaded}
+        numbers = {str(key): float(reward) for key, reward in rewards.items()}
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFailure(f"{name} has no numbers: {content[:200]!r}") from error
+    if not numbers or not all(map(math.isfinite, numbers.values())):
+        raise EnvironmentFailure(f"{name} must have finite numbers, not {content[:200]!r}")
+    return numbers
+
+
+def the_reward(rewards: Mapping[str, float]) -> float:
+    """Return the reward named `reward`, or the only one."""
+    if "reward" not in rewards and len(rewards) > 1:
+        raise EnvironmentFailure(f"none of the rewards {', '.join(rewards)} is named `reward`")
+    return rewards.get("reward", next(iter(rewards.values())))
+
+
+class HarborFactory(Factory):
+    """The tasks of the folder `path`, sorted by name."""
+
+    name = "harbor"
+    description = "The task folders of a Harbor dataset."
+    splits: tuple[str, ...] = (SPLIT,)
+
+    def __init__(self, path: Path, limits: Limits, folders: Sequence[str], image: str) -> None:
+        self._path = path
+        self._made_of = limits, folders, path, image
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the folders that have a `task.toml`. `path` may be such a folder itself."""
+        self.check_split(split)
+        found = [self._path, *sorted(self._path.iterdir())] if self._path.is_dir() else []
+        folders = [folder for folder in found if (folder / "task.toml").is_file()]
+        return [
+            Task(folder.name, index, split, {"folder": str(folder)})
+            for index, folder in enumerate(folders)
+        ]
+
+    def make(self, options: EnvironmentOptions) -> Environment:
+        """Return a new environment."""
+        self.check_settings(options)
+        return HarborTask(*self._made_of)
+
+    def reference(self, task: Task) -> Sequence[Action] | None:
+        """Return `solution/solve.sh` as one command, or None if the solution has other files."""
+        solution = Path(str(task.data["folder"])) / "solution"
+        if [path.name for path in solution.glob("*")] != ["solve.sh"]:
+            return None
+        command = (solution / "solve.sh").read_text(encoding="utf-8")
+        return [Action("", (ToolCall("bash", {"command": command}, ""),)), Action("Done.")]
+
+
+def harbor(
+    path: str = ".",
+    disk: int = 2**30,
+    memory: int | None = None,
+    processes: int = 1024,
+    folders: list[str] = [],  # noqa: B006 - never changed
+    image: str = "refuse",
+) -> HarborFactory:
+    """Return the tasks of a Harbor dataset.
+
+    Args:
+        path: the folder of the dataset, or of one task.
+        disk: the limit of all files of a trial, in bytes.
+        memory: the limit of the data of each process, in bytes.
+        processes: the limit of processes; it has no effect for root.
+        folders: folders below /tmp or /home that the sandbox sees too.
+        image: what to do with a task that needs an image: refuse, or ignore the image.
+    """
+    limits = Limits(disk, memory, processes)
+    return HarborFactory(Path(path).absolute(), limits, folders, image)

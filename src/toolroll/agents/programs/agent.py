@@ -1,0 +1,401 @@
+"""`ProgramAgent`: plays an episode with a program, such as a coding agent, that calls the model.
+
+The program runs in the environment's sandbox. Its requests, over HTTP, are one session of an
+endpoint, which all episodes of a model share. The program's end is the episode's only action, with
+the model's last text. The environment then grades the sandbox.
+
+Invariants: the result has all sequences of the session. If the engine, the endpoint or the sandbox
+failed, or if the program ended before the model answered once, the episode is ABORTED. A program
+that fails after that, or that reaches a limit, is graded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, Protocol, cast
+
+from pydantic import Field, model_validator
+
+from toolroll.agents.environments.adapt import as_environment
+from toolroll.agents.loop.call_policy import CallPolicy, taken
+from toolroll.agents.loop.episode_tracker import EpisodeTracker
+from toolroll.agents.loop.play import Played, Rules, play, to_its_end
+from toolroll.agents.programs.harbor_trial import HarborTrial
+from toolroll.agents.programs.sandbox import Exit, Sandbox
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, UsageError
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner
+from toolroll.rollout.server.endpoint import Endpoint
+from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.http.access import session_key
+from toolroll.rollout.server.http.app import EndpointServer
+from toolroll.rollout.server.requests.sampling import session_defaults
+from toolroll.rollout.server.sessions.session_store import (
+    SessionStore,
+    session_result,
+    store_settings,
+)
+from toolroll.rollout.settings import AgentSettings, Settings, Verify
+from toolroll.rollout.types import (
+    Environment,
+    InteractionResult,
+    Message,
+    StopReason,
+    Task,
+    Tool,
+)
+
+_WEEK = 7 * 24 * 3600.0
+_NOT_IN_ID = re.compile(r"[^A-Za-z0-9._:@-]+")
+_NAMES = {*AgentSettings.model_fields} - {"agent", "command", "step_timeout"}
+"""The settings of other agents, which have no effect."""
+
+
+class ProgramSettings(Settings):
+    """What runs in each trial: a `command`, or an agent of Harbor."""
+
+    command: str | None = None
+    variables: dict[str, str] = Field(
+        default_factory=dict, description="Further environment variables of the program."
+    )
+    timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Time limit of the program in seconds; default: the task's, or 3600.",
+    )
+    sessions: Path | None = Field(
+        default=None, description="The folder in which every answer is kept as soon as it is given."
+    )
+    host: str = Field(default="127.0.0.1", description="The address that the endpoint listens on.")
+    server_tools: Literal["refuse", "drop"] = "drop"  # Codex offers one in every request
+    verify: Verify = "sample"
+    harbor_agent: str | None = Field(
+        default=None, description="An agent of Harbor, such as codex, which Harbor starts."
+    )
+    harbor_python: str = Field(
+        default="python3", description="The Python interpreter in which Harbor is installed."
+    )
+    harbor_environment: str = Field(
+        default="local", description="Harbor's back end, such as docker; local: this library's."
+    )
+    harbor_args: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments for Harbor's agent."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> ProgramSettings:
+        if (self.command is None) == (self.harbor_agent is None):
+            raise ValueError("the agent `program` needs either a command or a harbor_agent")
+        return self
+
+
+class ProgramEnvironment(Protocol):
+    """What the agent uses of an environment, if it exists."""
+
+    sandbox: Sandbox
+    """The sandbox of the trial, which runs from `reset` to `close`."""
+    folder: str
+    """The folder in which the program starts."""
+    timeout: float | None
+    """The time limit of the program in seconds."""
+
+
+@asynccontextmanager
+async def open_server(model: Model, settings: ProgramSettings) -> AsyncIterator[EndpointServer]:
+    """Serve `model` to programs on this machine. Each session has its own key.
+
+    If `settings.sessions` names a folder, the sessions of trials that were killed are finished
+    there: their answers become episodes without a reward.
+    """
+    store = None
+    if settings.sessions is not None:
+        facts = await model.run_in_thread(store_settings, model, model.name)
+        store = SessionStore(settings.sessions, facts)
+    endpoint_settings = EndpointSettings(
+        host=settings.host,
+        port=0,
+        api_key=secrets.token_hex(16),
+        verify=settings.verify,
+        server_tools=settings.server_tools,
+        idle=_WEEK,  # a trial drops its own session
+    )
+    async with EndpointServer(Endpoint(model, endpoint_settings, store)) as server:
+        for live in server.endpoint.sessions.all():
+            await server.endpoint.sessions.drop(live.id)
+        yield server
+
+
+class ProgramConversation:
+    """The session of one episode, whose only reply is the program's end. `grades`: True if the
+    program also grades the trial, and so must run to its end.
+    """
+
+    def __init__(
+        self,
+        server: EndpointServer,
+        sandbox: Sandbox,
+        first: Sequence[Message],
+        name: str,
+        *,
+        command: str,
+        folder: str,
+        timeout: float,
+        variables: Mapping[str, str],
+        max_turns: int,
+        grades: bool,
+    ) -> None:
+        self.messages = [dict(message) for message in first]
+        self.tools: list[Tool] = []
+        self.reason = StopReason.DONE
+        self.info: dict[str, Any] = {}
+        self._server = server
+        self._sandbox = sandbox
+        self._run = partial(sandbox.run, command, folder=folder, time_limit=timeout)
+        self._variables = variables
+        self._name = f"{_NOT_IN_ID.sub('-', name).strip('-.:_@')[:80]}-{uuid.uuid4().hex[:12]}"
+        self._max_turns = max_turns
+        self._grades = grades
+        self.live = server.endpoint.sessions.empty(self._name)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that lead the program to the session."""
+        key = session_key(str(self._server.settings.api_key), self._name)
+        url, model = f"{self._server.url}/sessions/{self._name}", self._server.endpoint.model_name
+        text = "\n\n".join(str(message["content"]) for message in self.messages)
+        return {
+            "ANTHROPIC_API_KEY": key,
+            "ANTHROPIC_BASE_URL": url,
+            "ANTHROPIC_MODEL": model,
+            "OPENAI_API_KEY": key,
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_MODEL": model,
+            "INSTRUCTION": text,
+            "IS_SANDBOX": "1",  # Claude Code runs as root only if this is set
+            **self._variables,
+        }
+
+    async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
+        """Run the program to its end, and return the model's last text."""
+        began = perf_counter()
+        defaults = session_defaults(sampling_params)
+        self.live = self._server.endpoint.sessions.create(self._name, defaults)
+        self.live.max_turns = self._max_turns
+        end = await self._run_until_stopped()
+        seconds = perf_counter() - began
+        self.info["program"] = {
+            "session": self._name,
+            "status": end.status,
+            "output": end.output[-4000:],
+        }
+        aborted = self._check(end)
+        message: Message = {"role": "assistant", "content": self._last_text()}
+        turn_end = "abort" if aborted else "stop"
+        return AssistantTurn(ParsedReply(message["content"]), message, turn_end, {}, seconds)
+
+    async def _run_until_stopped(self) -> Exit:
+        """Run the program until it ends, the engine aborts a request, or a limit is reached."""
+        running = asyncio.ensure_future(self._run(self.variables))
+        stopped = asyncio.ensure_future(self.live.stopped.wait())
+        try:
+            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if self.live.stopped.is_set() and not self.live.failures:
+                self.reason = StopReason.MAX_STEPS
+                if self._grades:
+                    await asyncio.wait((running,))
+        finally:
+            stopped.cancel()
+            running.cancel()
+            await asyncio.wait((running,))
+        if running.cancelled():
+            await self._sandbox.kill()
+            return Exit(None, "")
+        end = running.result()
+        if end.status is None:
+            self.reason = StopReason.PROGRAM_TIMEOUT
+        return end
+
+    def _check(self, end: Exit) -> bool:
+        """Return whether the engine aborted a request. Raise an error if the trial has no valid
+        outcome.
+        """
+        for error in self.live.failures.values():
+            if isinstance(error, ApiError) and error.code == "engine_aborted":
+                return True
+            raise error if isinstance(error, RolloutError) else EngineError(str(error)) from error
+        self.live.check()
+        if self._server.endpoint.sessions.get(self._name) is not self.live:
+            raise EnvironmentFailure("the program deleted its session")
+        if not self.live.trace:
+            raise EnvironmentFailure(
+                f"the program ended (exit status {end.status}) before the model answered once: "
+                f"{end.output[-1000:]}"
+            )
+        return False
+
+    def _last_text(self) -> str:
+        last = self.live.tree.last_turn()
+        return str(last.messages()[-1].get("content") or "") if last is not None else ""
+
+    def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
+        """Do nothing, because the program has ended."""
+
+    def exclude(self, turn: AssistantTurn, reason: str) -> None:
+        """Do nothing, because a reply of a program is never invalid."""
+
+    async def settle(self) -> None:
+        """Abort the requests in flight, and verify the session."""
+        await self.live.end()
+        await self._server.endpoint.settle(self.live)
+
+    def cancel_checks(self) -> None:
+        """Do nothing, because `close` ends them."""
+
+    async def close(self, reward: float | None) -> None:
+        """End the session. If sessions are kept, it gets `reward`."""
+        sessions = self._server.endpoint.sessions
+        if sessions.get(self._name) is self.live:
+            self.live.reward = reward
+            await sessions.drop(self._name)
+
+
+@dataclass(eq=False)
+class ProgramAgent:
+    """Plays `model` through a program. It can play any number of episodes at once."""
+
+    model: Model
+    settings: ProgramSettings
+    step_timeout: float | None = None
+
+    async def asolve(
+        self,
+        env: Any,
+        rollout_args: Any = None,
+        sampling_params: Mapping[str, Any] | None = None,
+        task_index: int | None = None,
+        max_num_steps: int = 30,
+        *,
+        task: Task | None = None,
+        seed: int = 0,
+        session_id: str | None = None,
+    ) -> InteractionResult:
+        """Play one episode of `env`, in which the model answers at most `max_num_steps` requests.
+        The parameters are those of `Agent.asolve`.
+
+        Raise `UsageError`, `EngineUnreachableError` and `CancelledError`. Every other failure
+        becomes the result's status, stop reason and `info["error"]`.
+        """
+        task = task or Task(str(task_index), task_index or 0)
+        environment = as_environment(env)
+        if self.settings.harbor_agent is not None:
+            environment = HarborTrial(environment, self.settings.harbor_environment)
+        threads = self.model.run_in_thread
+        runner = EnvironmentRunner(environment, task, seed, threads, self.step_timeout)
+        name = session_id or task.id
+        conversation: ProgramConversation | None = None
+
+        async def begin(tracker: EpisodeTracker) -> ProgramConversation:
+            nonlocal conversation
+            first = await runner.reset(task.index)
+            tracker.info.update(first.info)
+            conversation = await self._begin(environment, first.messages, name, max_num_steps)
+            return conversation
+
+        reward = None
+        try:
+            rules = Rules(CallPolicy(), sampling_params or {}, max_num_steps=1)
+            played = await play(runner, begin, rules, session_id=name)
+            reward = played.reward
+            return _result(played)
+        finally:
+            if conversation is not None:
+                await to_its_end(conversation.close(reward))
+
+    async def _begin(
+        self, environment: Environment, first: Sequence[Message], name: str, max_turns: int
+    ) -> ProgramConversation:
+        settings = self.settings
+        sandboxed = cast(ProgramEnvironment, environment)
+        try:
+            sandbox, folder = sandboxed.sandbox, sandboxed.folder
+        except AttributeError as error:
+            raise UsageError(
+                f"{type(environment).__name__} cannot be played by a program: its reset must set "
+                "the attributes sandbox, folder and timeout (see docs/coding-agents.md)"
+            ) from error
+        key = (open_server, settings.host, settings.sessions)
+        server = await self.model.shared(key, partial(open_server, self.model, settings))
+        command, timeout = settings.command, settings.timeout or sandboxed.timeout or 3600.0
+        if isinstance(environment, HarborTrial):
+            command, timeout = self._harbor_command(environment), environment.timeout
+        return ProgramConversation(
+            server,
+            sandbox,
+            first,
+            name,
+            command=str(command),
+            folder=folder,
+            timeout=timeout,
+            variables=settings.variables,
+            max_turns=max_turns,
+            grades=isinstance(environment, HarborTrial),
+        )
+
+    def _harbor_command(self, trial: HarborTrial) -> str:
+        settings = self.settings
+        return trial.command(
+            settings.harbor_python,
+            str(settings.harbor_agent),
+            self.model.name or "toolroll",
+            settings.timeout,
+            settings.harbor_args,
+        )
+
+
+def _result(played: Played[ProgramConversation]) -> InteractionResult:
+    tracker, conversation = played.tracker, played.conversation
+    metrics = tracker.metrics(played.runner.metrics())
+    if conversation is None:
+        return InteractionResult.of(
+            (),
+            prompt="",
+            reward=None,
+            messages=[],
+            info=tracker.info,
+            stop_reason=played.reason,
+            metrics=metrics,
+        )
+    live, info = conversation.live, {**tracker.info, **conversation.info}
+    reason = played.reason
+    if reason is StopReason.DONE:
+        timed_out = info.get("harbor_exception") == "AgentTimeoutError"
+        reason = StopReason.PROGRAM_TIMEOUT if timed_out else conversation.reason
+    if live.tree.forks:
+        info["forks"] = list(live.tree.forks)
+    result = session_result(live, played.reward, reason, info)
+    result.metrics = metrics | result.metrics | {"seconds": metrics["seconds"]}
+    return result
+
+
+def make_program_agent(model: Model, settings: Mapping[str, Any]) -> ProgramAgent:
+    """Return the agent of the entry point `program` in the group `toolroll.agents`.
+
+    `settings`: `step_timeout` and the fields of `ProgramSettings`. The rules for replies have no
+    effect.
+    """
+    own = dict(settings)
+    limits = taken(own, "step_timeout")
+    taken(own, "max_observation_bytes", *_NAMES)
+    return ProgramAgent(model, ProgramSettings.read(own, where="--agent-args"), **limits)
