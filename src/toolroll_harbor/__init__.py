@@ -136,6 +136,7 @@ async def main(arguments: dict[str, Any]) -> None:
         "message": failure.exception_message if failure is not None else None,
     }
     OUTCOME.write_text(json.dumps(outcome))
+    sys.stdout.write(f"{outcome['exception']}: {outcome['message']}\n" if failure else "")
 
 
 if __name__ == "__main__":

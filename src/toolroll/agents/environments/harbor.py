@@ -77,15 +77,19 @@ class HarborTask(Environment):
         await self.sandbox.upload(self.task_folder / "environment", self.folder)
         return Observation([{"role": "user", "content": self.instruction}], [BASH])
 
-    async def start(self, task: Task, hidden: Sequence[Path] = ()) -> None:
-        """Read `task`, and start its sandbox, in which the folders `hidden` are empty."""
+    async def start(
+        self, task: Task, *, folders: Sequence[Path] = (), hidden: Sequence[Path] = ()
+    ) -> None:
+        """Read `task`, and start its sandbox, which also sees `folders`, and in which the folders
+        `hidden` are empty.
+        """
         self.task_folder, self.config = _read(task)
         self.instruction = (self.task_folder / "instruction.md").read_text(encoding="utf-8")
         self.folder = self.config.get("environment", {}).get("workdir") or "/app"
         self.timeout = self.config.get("agent", {}).get("timeout_sec")
         self.grading_timeout = float(self.config.get("verifier", {}).get("timeout_sec", 600.0))
-        limits, folders = self._options
-        self.sandbox = Sandbox(limits, folders, hidden)
+        limits, visible = self._options
+        self.sandbox = Sandbox(limits, [*visible, *folders], hidden)
         await self.sandbox.start()
 
     async def step(self, action: Action) -> StepResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -32,12 +33,16 @@ class HarborTrial(Environment):
         self._env = env
         self._back_end = back_end
         self.folder = "/tmp"
+        spec = find_spec("toolroll_harbor")
+        assert spec is not None
+        self._script = Path(str(spec.origin))
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the sandbox."""
         if self._back_end == "local":
             self._env.check_image(task)
-        await self._env.start(task)
+        folders = [Path(str(task.data["folder"])), self._script.parent]
+        await self._env.start(task, folders=folders)
         self.sandbox = self._env.sandbox
         limits = (self._env.timeout or 3600.0, self._env.grading_timeout, _PREPARING)
         self.timeout = sum(limits)
@@ -45,8 +50,6 @@ class HarborTrial(Environment):
 
     def command(self, python: str, agent: str, model: str, timeout: float | None, args: Any) -> str:
         """Return the command that plays the trial with Harbor's `agent`."""
-        spec = find_spec("toolroll_harbor")
-        assert spec is not None
         arguments = {
             "task": str(self._env.task_folder),
             "agent": agent,
@@ -55,7 +58,7 @@ class HarborTrial(Environment):
             "timeout": timeout,
             "args": args,
         }
-        return shlex.join([python, str(spec.origin), json.dumps(arguments)])
+        return shlex.join([python, str(self._script), json.dumps(arguments)])
 
     async def step(self, action: Action) -> StepResult:
         """Return the reward of Harbor's verifier."""
