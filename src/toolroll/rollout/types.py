@@ -57,14 +57,7 @@ class StopReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-_TRUNCATED = frozenset(
-    {
-        StopReason.MAX_STEPS,
-        StopReason.PROGRAM_TIMEOUT,
-        StopReason.LENGTH,
-        StopReason.CONTEXT_FULL,
-    }
-)
+_TRUNCATED = frozenset(map(StopReason, "max_steps program_timeout length context_full".split()))
 _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
