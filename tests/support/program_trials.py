@@ -54,10 +54,9 @@ def replies(command: str = WRITE) -> list[str]:
     return [call("bash", command=command), "Done."]
 
 
-def command_of(source: str = "") -> str:
-    """The command that runs the program. `source` is Python code in place of the program."""
-    code = source or AGENT.read_text()
-    return shlex.join([sys.executable, "-c", code])
+def command_of(file: Path = AGENT) -> str:
+    """The command that runs the program in `file`, which a sandbox may not see."""
+    return shlex.join([sys.executable, "-c", file.read_text()])
 
 
 def program(model: Model, command: str | None = None, **settings: Any) -> ProgramAgent:
