@@ -119,10 +119,12 @@ class LiveSession:
         error = request.error
         if error is None:
             self.failures.pop(request.key, None)
-        elif (refusal := api_error(error)).status >= 500:
+            return
+        refusal = api_error(error)
+        if refusal.status >= 500 or refusal.code == "engine_refused":
             self.failures[request.key] = error
-            if refusal.code == "engine_aborted":
-                self.stopped.set()
+        if refusal.code == "engine_aborted":
+            self.stopped.set()
 
     def add_chat(self, prompt: Prompt, result: CompletionResult, origin: Origin) -> list[TurnNode]:
         """Add the replies `result` to the session, and return their turns."""
