@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import urllib.request
+from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 TOOLS = [{"name": "Bash", "description": "Run a command.", "input_schema": SCHEMA}]
@@ -14,7 +15,7 @@ REMINDER = "<system-reminder>Do not forget the list of things to do.</system-rem
 asked = 0
 
 
-def ask(messages, **options):
+def ask(messages: Any, **options: Any) -> Any:
     request = urllib.request.Request(
         os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages?beta=true",
         json.dumps({"model": "any", "max_tokens": 4096, "messages": messages, **options}).encode(),
@@ -24,11 +25,11 @@ def ask(messages, **options):
         return json.load(response)["content"]
 
 
-def text(content, **more):
+def text(content: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": content, **more}
 
 
-def step(history):
+def step(history: Any) -> Any:
     global asked
     asked += 1
     sent = json.loads(json.dumps(history))
@@ -42,7 +43,7 @@ def step(history):
 
 task = os.environ["INSTRUCTION"]
 ask([{"role": "user", "content": task}], system=[text("Give a title.")])
-history = [{"role": "user", "content": [text(task)]}]
+history: Any = [{"role": "user", "content": [text(task)]}]
 while True:
     reply = step(history)
     history.append({"role": "assistant", "content": reply})

@@ -62,7 +62,7 @@ async def run(tokenizer: Any, folder: Path, samples: int, killer: Killer) -> Non
         killer.reached("command")
         return await do(sandbox, *words, **options)
 
-    Sandbox._do = watched  # type: ignore[method-assign]
+    Sandbox._do = watched  # type: ignore[assignment, method-assign]
     tasks = factory(folder / "tasks")
     with RunDirectory(folder / "run", tasks.name, {}) as kept:
         async with serving(tokenizer, reply) as (_, model):

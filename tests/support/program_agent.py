@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 import urllib.request
+from typing import Any
 
 TOOL = {"name": "bash", "parameters": {"type": "object", "properties": {"command": {}}}}
 
 
-def ask(messages):
+def ask(messages: Any) -> Any:
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
         json.dumps(
@@ -28,7 +29,7 @@ def ask(messages):
         return json.load(response)["choices"][0]["message"]
 
 
-messages = [{"role": "user", "content": os.environ["INSTRUCTION"]}]
+messages: Any = [{"role": "user", "content": os.environ["INSTRUCTION"]}]
 while True:
     messages.append(ask(messages))
     if not messages[-1].get("tool_calls"):

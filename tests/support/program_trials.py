@@ -16,7 +16,7 @@ from toolroll.agents.programs.agent import ProgramAgent, make_program_agent
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode
+from toolroll.rollout.types import Agent, Episode
 
 TOML = """\
 schema_version = "1.4"
@@ -70,7 +70,7 @@ def factory(folder: Path, **options: Any) -> HarborFactory:
 
 
 async def play(
-    tasks: HarborFactory, agent: ProgramAgent, **settings: Any
+    tasks: HarborFactory, agent: Agent, **settings: Any
 ) -> dict[tuple[str, int], Episode]:
     """Play all `tasks`, and return the episodes by task and sample."""
     played: dict[tuple[str, int], Episode] = {}

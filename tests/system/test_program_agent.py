@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.episodes import agent as own_agent
 from support.episodes import call, judge_tokens, serving
 from support.program_trials import (
     REWARD,
@@ -19,12 +20,24 @@ from support.program_trials import (
     replies,
     write_task,
 )
+from support.toy_environment import Pond
 
+from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.programs.sandbox import Exit, Sandbox
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import PolicyRequest, load_embedded_tokenizer
-from toolroll.rollout.types import EnvironmentOptions, Episode, Status, StopReason
+from toolroll.rollout.types import (
+    Action,
+    EnvironmentOptions,
+    Episode,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+)
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 
@@ -146,6 +159,44 @@ async def test_a_missing_or_invalid_reward_is_infrastructure(
 ) -> None:
     write_task(tmp_path, test=test)
     assert problem in error_of(await played(tmp_path, replies(), reruns=0))
+
+
+class Greet(SandboxEnvironment):
+    """An environment that is graded by a function."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.sandbox = Sandbox()
+        await self.sandbox.start()
+        return Observation([{"role": "user", "content": "Write hello to greeting.txt."}])
+
+    async def step(self, action: Action) -> StepResult:
+        greeting = await self.sandbox.read("/app/greeting.txt")
+        return StepResult(reward=float(greeting == b"hello"), done=True)
+
+
+async def test_an_environment_may_grade_with_a_function(tmp_path: Path) -> None:
+    async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
+        result = await program(model).asolve(Greet(), None, {}, 0)
+        assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)
+        with pytest.raises(UsageError, match="Pond cannot be played by a program"):
+            await program(model).asolve(Pond(), None, {}, 0)
+
+
+async def test_the_environment_keeps_its_contract_and_the_solution_earns_1(tmp_path: Path) -> None:
+    write_task(tmp_path, "a")
+    write_task(tmp_path, "b")
+    tasks = factory(tmp_path)
+    results = await check(tasks, tasks.tasks("test"))
+    assert [(each.name, each.detail) for each in results if each.status != "ok"] == []
+    assert "2 of 2 earn 1.0" in [each.detail for each in results]
+
+
+async def test_the_library_s_own_agent_plays_the_tasks_too(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
+        [episode] = (await play(factory(tmp_path), own_agent(model))).values()
+    assert episode.result.reward == 1.0
+    assert episode.result.metrics["executed_calls/bash"] == 1
 
 
 async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:

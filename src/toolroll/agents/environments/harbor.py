@@ -20,10 +20,11 @@ from typing import Any
 import orjson
 
 from toolroll.agents.environments.factory import Factory, openai_tool
+from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.programs.sandbox import Limits, Sandbox
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -51,20 +52,13 @@ _PLAIN = re.compile(r"\s*(#.*|(FROM|WORKDIR)\s.*)?", re.IGNORECASE)
 """A line of a Dockerfile that changes nothing in the image."""
 
 
-class HarborTask(Environment):
-    """One trial of a task. The model has the tool `bash`. A reply without a call ends the trial.
-
-    `sandbox` exists from `reset` to `close`. `timeout`: the task's time limit for the agent in
-    seconds, or None.
-    """
-
-    can_wait = False  # the sandbox keeps running
+class HarborTask(SandboxEnvironment):
+    """One trial of a task. The model has the tool `bash`. A reply without a call ends the trial."""
 
     def __init__(self, limits: Limits, folders: Sequence[str], dataset: Path, image: str) -> None:
         self._options = limits, folders
         self._dataset = dataset
         self._image = image
-        self.timeout: float | None = None
         self.rewards: dict[str, float] = {}
 
     async def reset(self, task: Task, seed: int) -> Observation:
@@ -96,10 +90,11 @@ class HarborTask(Environment):
         """Run the commands of `action`. If it has none, grade the trial."""
         if not action.tool_calls:
             return StepResult(reward=await self._grade(), done=True)
+        commands = [_command(call) for call in action.tool_calls]
         messages = []
-        for call in action.tool_calls:
+        for call, command in zip(action.tool_calls, commands, strict=True):
             end = await self.sandbox.run(
-                str((call.arguments or {})["command"]),
+                command,
                 self._variables("environment"),
                 folder=self.folder,
                 time_limit=_COMMAND_LIMIT,
@@ -115,11 +110,6 @@ class HarborTask(Environment):
     def metrics(self) -> Mapping[str, float]:
         """Return the rewards by name."""
         return self.rewards
-
-    async def close(self) -> None:
-        """End the sandbox."""
-        if "sandbox" in vars(self):
-            await self.sandbox.close()
 
     async def _grade(self) -> float:
         """Run `tests/test.sh`, and return the reward that it writes."""
@@ -162,6 +152,13 @@ class HarborTask(Environment):
                 f"{folder} needs an image, which the local back end does not have: play it with "
                 "Harbor (harbor_environment), or without the image (image=ignore)"
             )
+
+
+def _command(call: ToolCall) -> str:
+    command = (call.arguments or {}).get("command")
+    if call.name != "bash" or not isinstance(command, str):
+        raise ActionError("the only tool is bash, with the argument command, a text")
+    return command
 
 
 def _read(task: Task) -> tuple[Path, dict[str, Any]]:

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from toolroll.agents.environments.adapt import as_environment
+from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.play import Played, Rules, play, to_its_end
@@ -35,6 +36,7 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runs.environment_results import MOST_BYTES
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
@@ -49,7 +51,6 @@ from toolroll.rollout.server.sessions.session_store import (
 )
 from toolroll.rollout.settings import AgentSettings, Settings, Verify
 from toolroll.rollout.types import (
-    Environment,
     InteractionResult,
     Message,
     StopReason,
@@ -99,17 +100,6 @@ class ProgramSettings(Settings):
         if (self.command is None) == (self.harbor_agent is None):
             raise ValueError("the agent `program` needs either a command or a harbor_agent")
         return self
-
-
-class ProgramEnvironment(Protocol):
-    """What the agent uses of an environment, if it exists."""
-
-    sandbox: Sandbox
-    """The sandbox of the trial, which runs from `reset` to `close`."""
-    folder: str
-    """The folder in which the program starts."""
-    timeout: float | None
-    """The time limit of the program in seconds."""
 
 
 @asynccontextmanager
@@ -278,6 +268,7 @@ class ProgramAgent:
     model: Model
     settings: ProgramSettings
     step_timeout: float | None = None
+    max_observation_bytes: int = MOST_BYTES
 
     async def asolve(
         self,
@@ -298,11 +289,15 @@ class ProgramAgent:
         becomes the result's status, stop reason and `info["error"]`.
         """
         task = task or Task(str(task_index), task_index or 0)
-        environment = as_environment(env)
-        if self.settings.harbor_agent is not None:
-            environment = HarborTrial(environment, self.settings.harbor_environment)
-        threads = self.model.run_in_thread
-        runner = EnvironmentRunner(environment, task, seed, threads, self.step_timeout)
+        environment = self._environment(env)
+        runner = EnvironmentRunner(
+            environment,
+            task,
+            seed,
+            self.model.run_in_thread,
+            self.step_timeout,
+            max_observation_bytes=self.max_observation_bytes,
+        )
         name = session_id or task.id
         conversation: ProgramConversation | None = None
 
@@ -323,31 +318,34 @@ class ProgramAgent:
             if conversation is not None:
                 await to_its_end(conversation.close(reward))
 
+    def _environment(self, env: Any) -> SandboxEnvironment:
+        environment = as_environment(env)
+        if self.settings.harbor_agent is not None:
+            return HarborTrial(environment, self.settings.harbor_environment)
+        if isinstance(environment, SandboxEnvironment):
+            return environment
+        raise UsageError(
+            f"{type(environment).__name__} cannot be played by a program: it must be a "
+            "SandboxEnvironment (docs/coding-agents.md)"
+        )
+
     async def _begin(
-        self, environment: Environment, first: Sequence[Message], name: str, max_turns: int
+        self, environment: SandboxEnvironment, first: Sequence[Message], name: str, max_turns: int
     ) -> ProgramConversation:
         settings = self.settings
-        sandboxed = cast(ProgramEnvironment, environment)
-        try:
-            sandbox, folder = sandboxed.sandbox, sandboxed.folder
-        except AttributeError as error:
-            raise UsageError(
-                f"{type(environment).__name__} cannot be played by a program: its reset must set "
-                "the attributes sandbox, folder and timeout (see docs/coding-agents.md)"
-            ) from error
-        key = (open_server, settings.host, settings.sessions)
+        key = (settings.host, settings.sessions, settings.verify, settings.server_tools)
         server = await self.model.shared(key, partial(open_server, self.model, settings))
-        command, timeout = settings.command, settings.timeout or sandboxed.timeout or 3600.0
-        if isinstance(environment, HarborTrial):
-            command, timeout = self._harbor_command(environment), environment.timeout
+        command, limits = settings.command, (settings.timeout, environment.timeout, 3600.0)
+        if isinstance(environment, HarborTrial):  # Harbor limits its agent itself
+            command, limits = self._harbor_command(environment), (None, environment.timeout, 3600.0)
         return ProgramConversation(
             server,
-            sandbox,
+            environment.sandbox,
             first,
             name,
             command=str(command),
-            folder=folder,
-            timeout=timeout,
+            folder=environment.folder,
+            timeout=next(limit for limit in limits if limit is not None),
             variables=settings.variables,
             max_turns=max_turns,
             grades=isinstance(environment, HarborTrial),
@@ -392,10 +390,10 @@ def _result(played: Played[ProgramConversation]) -> InteractionResult:
 def make_program_agent(model: Model, settings: Mapping[str, Any]) -> ProgramAgent:
     """Return the agent of the entry point `program` in the group `toolroll.agents`.
 
-    `settings`: `step_timeout` and the fields of `ProgramSettings`. The rules for replies have no
+    `settings`: `step_timeout`, `max_observation_bytes` and the fields of `ProgramSettings`. The rules for replies have no
     effect.
     """
     own = dict(settings)
-    limits = taken(own, "step_timeout")
-    taken(own, "max_observation_bytes", *_NAMES)
+    limits = taken(own, "step_timeout", "max_observation_bytes")
+    taken(own, *_NAMES)
     return ProgramAgent(model, ProgramSettings.read(own, where="--agent-args"), **limits)

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from toolroll.agents.environments.harbor import HarborTask, read_rewards, the_reward
+from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
@@ -20,19 +21,18 @@ _PREPARING = 1800.0
 """Seconds for building and installing, besides the time limits of the agent and the verifier."""
 
 
-class HarborTrial(Environment):
+class HarborTrial(SandboxEnvironment):
     """One trial of the task that `env` reads. `back_end` is Harbor's, or `local`: then the agent
     works in the same sandbox in which Harbor runs.
     """
 
-    can_wait = False
+    folder = "/tmp"
 
     def __init__(self, env: Environment, back_end: str) -> None:
         if not isinstance(env, HarborTask):
             raise UsageError(f"Harbor cannot play {type(env).__name__}: use the environment harbor")
         self._env = env
         self._back_end = back_end
-        self.folder = "/tmp"
         spec = find_spec("toolroll_harbor")
         assert spec is not None
         self._script = Path(str(spec.origin))
@@ -77,7 +77,3 @@ class HarborTrial(Environment):
     def metrics(self) -> dict[str, float]:
         """Return the rewards by name."""
         return self._env.rewards
-
-    async def close(self) -> None:
-        """End the sandbox."""
-        await self._env.close()
