@@ -59,11 +59,7 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         shutil.copytree(source_dir, target_dir, symlinks=True, dirs_exist_ok=True)
 
-    async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        await self.upload_file(source_path, str(target_path))
-
-    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        await self.upload_dir(source_dir, str(target_dir))
+    download_file, download_dir = upload_file, upload_dir  # the files are this machine's
 
     async def exec(
         self,

@@ -11,9 +11,10 @@ from typing import Any
 
 from support.episodes import call
 
-from toolroll.agents.environments.harbor import HarborFactory, harbor
+from toolroll.agents.environments.harbor import HarborTask
 from toolroll.agents.programs.agent import ProgramAgent, make_program_agent
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Agent, Episode
@@ -64,13 +65,13 @@ def program(model: Model, command: str | None = None, **settings: Any) -> Progra
     return make_program_agent(model, {"command": command or command_of(), **settings})
 
 
-def factory(folder: Path, **options: Any) -> HarborFactory:
+def factory(folder: Path, **options: Any) -> EnvironmentClass:
     """The tasks in `folder`."""
-    return harbor(str(folder), **options)
+    return EnvironmentClass(HarborTask, "harbor", {"path": str(folder), **options})
 
 
 async def play(
-    tasks: HarborFactory, agent: Agent, **settings: Any
+    tasks: EnvironmentClass, agent: Agent, **settings: Any
 ) -> dict[tuple[str, int], Episode]:
     """Play all `tasks`, and return the episodes by task and sample."""
     played: dict[tuple[str, int], Episode] = {}

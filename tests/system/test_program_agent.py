@@ -178,7 +178,7 @@ async def test_an_environment_may_grade_with_a_function(tmp_path: Path) -> None:
     async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
         result = await program(model).asolve(Greet(), None, {}, 0)
         assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)
-        with pytest.raises(UsageError, match="Pond cannot be played by a program"):
+        with pytest.raises(UsageError, match="a program cannot play Pond"):
             await program(model).asolve(Pond(), None, {}, 0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.patience import PATIENCE
 from support.program_trials import processes_of, refusal
 
-from toolroll.agents.programs.sandbox import OUTPUT, Exit, Limits, Sandbox
+from toolroll.agents.programs.sandbox import OUTPUT, Exit, Sandbox
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
@@ -72,7 +72,7 @@ async def test_a_process_that_is_left_behind_holds_nothing_up_and_ends_with_the_
 
 
 async def test_the_memory_of_a_process_is_limited() -> None:
-    async with Sandbox(Limits(memory=2**26)) as sandbox:
+    async with Sandbox(memory=2**26) as sandbox:
         end = await sandbox.run(f"{sys.executable} -c 'bytearray(2**28)'", {})
         assert end.status == 1
         assert "MemoryError" in end.output

@@ -10,31 +10,24 @@ number, is a failure of the environment, and never a reward of 0.
 from __future__ import annotations
 
 import math
-import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from os.path import expandvars
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
-from toolroll.agents.environments.factory import Factory, openai_tool
+from toolroll.agents.environments.factory import openai_tool
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import tool_message
-from toolroll.agents.programs.sandbox import Limits, Sandbox
+from toolroll.agents.programs.sandbox import Sandbox
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    EnvironmentOptions,
-    Observation,
-    StepResult,
-    Task,
-)
+from toolroll.rollout.runs.environment_class import SPLIT
+from toolroll.rollout.types import Action, Observation, StepResult, Task
 
-SPLIT = "test"
 BASH = openai_tool(
     "bash",
     "Run a command with bash, and return its output.",
@@ -47,27 +40,65 @@ BASH = openai_tool(
 )
 _COMMAND_LIMIT = 120.0
 """The time limit of one call of `bash`, in seconds."""
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _PLAIN = re.compile(r"\s*(#.*|(FROM|WORKDIR)\s.*)?", re.IGNORECASE)
 """A line of a Dockerfile that changes nothing in the image."""
 
 
 class HarborTask(SandboxEnvironment):
-    """One trial of a task. The model has the tool `bash`. A reply without a call ends the trial."""
+    """The task folders of a Harbor dataset.
 
-    def __init__(self, limits: Limits, folders: Sequence[str], dataset: Path, image: str) -> None:
-        self._options = limits, folders
-        self._dataset = dataset
+    The model has the tool `bash`. A reply without a call ends the trial.
+
+    Args:
+        path: The folder of the dataset, or of one task.
+        disk: The limit of all files of a trial, in bytes.
+        memory: The limit of the data of each process, in bytes.
+        processes: The limit of processes. It has no effect for root.
+        folders: Folders below /tmp or /home that the sandbox sees too.
+        image: What to do with a task that needs an image: refuse, or ignore the image.
+    """
+
+    def __init__(
+        self,
+        path: str = ".",
+        disk: int = 2**30,
+        memory: int | None = None,
+        processes: int = 1024,
+        folders: Sequence[str] = (),
+        image: Literal["refuse", "ignore"] = "refuse",
+    ) -> None:
+        self._limits: dict[str, Any] = {"disk": disk, "memory": memory, "processes": processes}
+        self._folders = folders
+        self._dataset = Path(path).absolute()
         self._image = image
         self.rewards: dict[str, float] = {}
+
+    @staticmethod
+    def tasks(path: str = ".") -> list[Task]:
+        """Return the folders in `path` that have a `task.toml`, or `path` itself."""
+        parent = Path(path).absolute()
+        found = [parent, *sorted(parent.iterdir())] if parent.is_dir() else []
+        folders = [folder for folder in found if (folder / "task.toml").is_file()]
+        return [
+            Task(folder.name, index, SPLIT, {"folder": str(folder)})
+            for index, folder in enumerate(folders)
+        ]
+
+    @staticmethod
+    def reference(task: Task) -> Sequence[Action] | None:
+        """Return `solution/solve.sh` as one command, or None if the solution has other files."""
+        solution = Path(str(task.data["folder"])) / "solution"
+        if [path.name for path in solution.glob("*")] != ["solve.sh"]:
+            return None
+        command = (solution / "solve.sh").read_text(encoding="utf-8")
+        return [Action("", (ToolCall("bash", {"command": command}, ""),)), Action("Done.")]
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the sandbox, with the files of `environment/` in its working folder."""
         self.check_image(task)
         await self.start(task, hidden=[self._dataset])
         if self.config.get("steps"):
-            problem = "has several steps: play it with Harbor (harbor_agent)"
-            raise UsageError(f"{self.task_folder} {problem}")
+            raise UsageError(f"{task.id} has several steps: play it with Harbor (harbor_agent)")
         await self.sandbox.upload(self.task_folder / "environment", self.folder)
         return Observation([{"role": "user", "content": self.instruction}], [BASH])
 
@@ -82,8 +113,7 @@ class HarborTask(SandboxEnvironment):
         self.folder = self.config.get("environment", {}).get("workdir") or "/app"
         self.timeout = self.config.get("agent", {}).get("timeout_sec")
         self.grading_timeout = float(self.config.get("verifier", {}).get("timeout_sec", 600.0))
-        limits, visible = self._options
-        self.sandbox = Sandbox(limits, [*visible, *folders], hidden)
+        self.sandbox = Sandbox([*self._folders, *folders], hidden, **self._limits)
         await self.sandbox.start()
 
     async def step(self, action: Action) -> StepResult:
@@ -133,11 +163,11 @@ class HarborTask(SandboxEnvironment):
 
     def _variables(self, *sections: str) -> dict[str, str]:
         """Return the environment variables of the task, which may name those of this process."""
-        variables: dict[str, str] = {}
-        for section in sections:
-            for name, text in self.config.get(section, {}).get("env", {}).items():
-                variables[name] = _VARIABLE.sub(_value, str(text))
-        return variables
+        return {
+            name: expandvars(str(text))
+            for section in sections
+            for name, text in self.config.get(section, {}).get("env", {}).items()
+        }
 
     def check_image(self, task: Task) -> None:
         """Raise `UsageError` if `task` needs an image, which a local sandbox does not have."""
@@ -170,13 +200,6 @@ def _read(task: Task) -> tuple[Path, dict[str, Any]]:
         raise UsageError(f"{folder / 'task.toml'} cannot be read: {error}") from error
 
 
-def _value(match: re.Match[str]) -> str:
-    value = os.environ.get(match[1], match[2])
-    if value is None:
-        raise UsageError(f"task.toml names the environment variable {match[1]}, which is not set")
-    return value
-
-
 def read_rewards(content: bytes, name: str) -> dict[str, float]:
     """Return the rewards in a file of the verifier. `reward.json` has a number, or numbers by name.
 
@@ -198,60 +221,3 @@ def the_reward(rewards: Mapping[str, float]) -> float:
     if "reward" not in rewards and len(rewards) > 1:
         raise EnvironmentFailure(f"none of the rewards {', '.join(rewards)} is named `reward`")
     return rewards.get("reward", next(iter(rewards.values())))
-
-
-class HarborFactory(Factory):
-    """The tasks of the folder `path`, sorted by name."""
-
-    name = "harbor"
-    description = "The task folders of a Harbor dataset."
-    splits: tuple[str, ...] = (SPLIT,)
-
-    def __init__(self, path: Path, limits: Limits, folders: Sequence[str], image: str) -> None:
-        self._path = path
-        self._made_of = limits, folders, path, image
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Return the folders that have a `task.toml`. `path` may be such a folder itself."""
-        self.check_split(split)
-        found = [self._path, *sorted(self._path.iterdir())] if self._path.is_dir() else []
-        folders = [folder for folder in found if (folder / "task.toml").is_file()]
-        return [
-            Task(folder.name, index, split, {"folder": str(folder)})
-            for index, folder in enumerate(folders)
-        ]
-
-    def make(self, options: EnvironmentOptions) -> Environment:
-        """Return a new environment."""
-        self.check_settings(options)
-        return HarborTask(*self._made_of)
-
-    def reference(self, task: Task) -> Sequence[Action] | None:
-        """Return `solution/solve.sh` as one command, or None if the solution has other files."""
-        solution = Path(str(task.data["folder"])) / "solution"
-        if [path.name for path in solution.glob("*")] != ["solve.sh"]:
-            return None
-        command = (solution / "solve.sh").read_text(encoding="utf-8")
-        return [Action("", (ToolCall("bash", {"command": command}, ""),)), Action("Done.")]
-
-
-def harbor(
-    path: str = ".",
-    disk: int = 2**30,
-    memory: int | None = None,
-    processes: int = 1024,
-    folders: list[str] = [],  # noqa: B006 - never changed
-    image: str = "refuse",
-) -> HarborFactory:
-    """Return the tasks of a Harbor dataset.
-
-    Args:
-        path: the folder of the dataset, or of one task.
-        disk: the limit of all files of a trial, in bytes.
-        memory: the limit of the data of each process, in bytes.
-        processes: the limit of processes; it has no effect for root.
-        folders: folders below /tmp or /home that the sandbox sees too.
-        image: what to do with a task that needs an image: refuse, or ignore the image.
-    """
-    limits = Limits(disk, memory, processes)
-    return HarborFactory(Path(path).absolute(), limits, folders, image)

@@ -19,19 +19,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
-
-from pydantic import Field, model_validator
+from typing import Any
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.play import Played, Rules, play, to_its_end
+from toolroll.agents.loop.result import build_result
 from toolroll.agents.programs.harbor_trial import HarborTrial
-from toolroll.agents.programs.sandbox import Exit, Sandbox
+from toolroll.agents.programs.program_settings import ProgramSettings
+from toolroll.agents.programs.sandbox import Exit
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
@@ -49,57 +48,13 @@ from toolroll.rollout.server.sessions.session_store import (
     session_result,
     store_settings,
 )
-from toolroll.rollout.settings import AgentSettings, Settings, Verify
-from toolroll.rollout.types import (
-    InteractionResult,
-    Message,
-    StopReason,
-    Task,
-    Tool,
-)
+from toolroll.rollout.settings import AgentSettings
+from toolroll.rollout.types import InteractionResult, Message, StopReason, Task, Tool
 
 _WEEK = 7 * 24 * 3600.0
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._:@-]+")
 _NAMES = {*AgentSettings.model_fields} - {"agent", "command", "step_timeout"}
 """The settings of other agents, which have no effect."""
-
-
-class ProgramSettings(Settings):
-    """What runs in each trial: a `command`, or an agent of Harbor."""
-
-    command: str | None = None
-    variables: dict[str, str] = Field(
-        default_factory=dict, description="Further environment variables of the program."
-    )
-    timeout: float | None = Field(
-        default=None,
-        gt=0,
-        description="Time limit of the program in seconds; default: the task's, or 3600.",
-    )
-    sessions: Path | None = Field(
-        default=None, description="The folder in which every answer is kept as soon as it is given."
-    )
-    host: str = Field(default="127.0.0.1", description="The address that the endpoint listens on.")
-    server_tools: Literal["refuse", "drop"] = "drop"  # Codex offers one in every request
-    verify: Verify = "sample"
-    harbor_agent: str | None = Field(
-        default=None, description="An agent of Harbor, such as codex, which Harbor starts."
-    )
-    harbor_python: str = Field(
-        default="python3", description="The Python interpreter in which Harbor is installed."
-    )
-    harbor_environment: str = Field(
-        default="local", description="Harbor's back end, such as docker; local: this library's."
-    )
-    harbor_args: dict[str, Any] = Field(
-        default_factory=dict, description="Further arguments for Harbor's agent."
-    )
-
-    @model_validator(mode="after")
-    def _one(self) -> ProgramSettings:
-        if (self.command is None) == (self.harbor_agent is None):
-            raise ValueError("the agent `program` needs either a command or a harbor_agent")
-        return self
 
 
 @asynccontextmanager
@@ -128,35 +83,26 @@ async def open_server(model: Model, settings: ProgramSettings) -> AsyncIterator[
 
 
 class ProgramConversation:
-    """The session of one episode, whose only reply is the program's end. `grades`: True if the
-    program also grades the trial, and so must run to its end.
-    """
+    """The session of one episode, whose only reply is the program's end."""
 
     def __init__(
         self,
         server: EndpointServer,
-        sandbox: Sandbox,
+        settings: ProgramSettings,
+        environment: SandboxEnvironment,
         first: Sequence[Message],
         name: str,
-        *,
-        command: str,
-        folder: str,
-        timeout: float,
-        variables: Mapping[str, str],
         max_turns: int,
-        grades: bool,
     ) -> None:
         self.messages = [dict(message) for message in first]
         self.tools: list[Tool] = []
         self.reason = StopReason.DONE
         self.info: dict[str, Any] = {}
         self._server = server
-        self._sandbox = sandbox
-        self._run = partial(sandbox.run, command, folder=folder, time_limit=timeout)
-        self._variables = variables
+        self._settings = settings
+        self._environment = environment
         self._name = f"{_NOT_IN_ID.sub('-', name).strip('-.:_@')[:80]}-{uuid.uuid4().hex[:12]}"
         self._max_turns = max_turns
-        self._grades = grades
         self.live = server.endpoint.sessions.empty(self._name)
 
     @property
@@ -174,7 +120,7 @@ class ProgramConversation:
             "OPENAI_MODEL": model,
             "INSTRUCTION": text,
             "IS_SANDBOX": "1",  # Claude Code runs as root only if this is set
-            **self._variables,
+            **self._settings.variables,
         }
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
@@ -185,32 +131,39 @@ class ProgramConversation:
         self.live.max_turns = self._max_turns
         end = await self._run_until_stopped()
         seconds = perf_counter() - began
-        self.info["program"] = {
-            "session": self._name,
-            "status": end.status,
-            "output": end.output[-4000:],
-        }
-        aborted = self._check(end)
-        message: Message = {"role": "assistant", "content": self._last_text()}
-        turn_end = "abort" if aborted else "stop"
-        return AssistantTurn(ParsedReply(message["content"]), message, turn_end, {}, seconds)
+        output = end.output[-4000:]
+        self.info["program"] = {"session": self._name, "status": end.status, "output": output}
+        finish_reason = "abort" if self._check(end) else "stop"
+        last = self.live.tree.last_turn()
+        text = str(last.messages()[-1].get("content") or "") if last is not None else ""
+        message = {"role": "assistant", "content": text}
+        return AssistantTurn(ParsedReply(text), message, finish_reason, {}, seconds)
 
     async def _run_until_stopped(self) -> Exit:
         """Run the program until it ends, the engine aborts a request, or a limit is reached."""
-        running = asyncio.ensure_future(self._run(self.variables))
+        environment, settings = self._environment, self._settings
+        grades = isinstance(environment, HarborTrial)
+        limits = [environment.timeout] if grades else [settings.timeout, environment.timeout]
+        run = environment.sandbox.run(
+            environment.command if isinstance(environment, HarborTrial) else str(settings.command),
+            self.variables,
+            folder=environment.folder,
+            time_limit=next(filter(None, limits), 3600.0),
+        )
+        running = asyncio.ensure_future(run)
         stopped = asyncio.ensure_future(self.live.stopped.wait())
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self.live.stopped.is_set() and not self.live.failures:
                 self.reason = StopReason.MAX_STEPS
-                if self._grades:
+                if grades:  # it must run to its end
                     await asyncio.wait((running,))
         finally:
             stopped.cancel()
             running.cancel()
             await asyncio.wait((running,))
         if running.cancelled():
-            await self._sandbox.kill()
+            await environment.sandbox.kill()
             return Exit(None, "")
         end = running.result()
         if end.status is None:
@@ -234,10 +187,6 @@ class ProgramConversation:
                 f"{end.output[-1000:]}"
             )
         return False
-
-    def _last_text(self) -> str:
-        last = self.live.tree.last_turn()
-        return str(last.messages()[-1].get("content") or "") if last is not None else ""
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
         """Do nothing, because the program has ended."""
@@ -305,7 +254,12 @@ class ProgramAgent:
             nonlocal conversation
             first = await runner.reset(task.index)
             tracker.info.update(first.info)
-            conversation = await self._begin(environment, first.messages, name, max_num_steps)
+            own = self.settings
+            key = (own.host, own.sessions, own.verify, own.server_tools)
+            server = await self.model.shared(key, partial(open_server, self.model, own))
+            conversation = ProgramConversation(
+                server, own, environment, first.messages, name, max_num_steps
+            )
             return conversation
 
         reward = None
@@ -321,61 +275,18 @@ class ProgramAgent:
     def _environment(self, env: Any) -> SandboxEnvironment:
         environment = as_environment(env)
         if self.settings.harbor_agent is not None:
-            return HarborTrial(environment, self.settings.harbor_environment)
+            return HarborTrial(environment, self.settings, self.model.name or "toolroll")
         if isinstance(environment, SandboxEnvironment):
             return environment
-        raise UsageError(
-            f"{type(environment).__name__} cannot be played by a program: it must be a "
-            "SandboxEnvironment (docs/coding-agents.md)"
-        )
-
-    async def _begin(
-        self, environment: SandboxEnvironment, first: Sequence[Message], name: str, max_turns: int
-    ) -> ProgramConversation:
-        settings = self.settings
-        key = (settings.host, settings.sessions, settings.verify, settings.server_tools)
-        server = await self.model.shared(key, partial(open_server, self.model, settings))
-        command, limits = settings.command, (settings.timeout, environment.timeout, 3600.0)
-        if isinstance(environment, HarborTrial):  # Harbor limits its agent itself
-            command, limits = self._harbor_command(environment), (None, environment.timeout, 3600.0)
-        return ProgramConversation(
-            server,
-            environment.sandbox,
-            first,
-            name,
-            command=str(command),
-            folder=environment.folder,
-            timeout=next(limit for limit in limits if limit is not None),
-            variables=settings.variables,
-            max_turns=max_turns,
-            grades=isinstance(environment, HarborTrial),
-        )
-
-    def _harbor_command(self, trial: HarborTrial) -> str:
-        settings = self.settings
-        return trial.command(
-            settings.harbor_python,
-            str(settings.harbor_agent),
-            self.model.name or "toolroll",
-            settings.timeout,
-            settings.harbor_args,
-        )
+        name = type(environment).__name__
+        raise UsageError(f"a program cannot play {name}, which is no SandboxEnvironment")
 
 
 def _result(played: Played[ProgramConversation]) -> InteractionResult:
-    tracker, conversation = played.tracker, played.conversation
-    metrics = tracker.metrics(played.runner.metrics())
+    without_tokens, conversation = build_result(played), played.conversation
     if conversation is None:
-        return InteractionResult.of(
-            (),
-            prompt="",
-            reward=None,
-            messages=[],
-            info=tracker.info,
-            stop_reason=played.reason,
-            metrics=metrics,
-        )
-    live, info = conversation.live, {**tracker.info, **conversation.info}
+        return without_tokens
+    live, info = conversation.live, without_tokens.info | conversation.info
     reason = played.reason
     if reason is StopReason.DONE:
         timed_out = info.get("harbor_exception") == "AgentTimeoutError"
@@ -383,6 +294,7 @@ def _result(played: Played[ProgramConversation]) -> InteractionResult:
     if live.tree.forks:
         info["forks"] = list(live.tree.forks)
     result = session_result(live, played.reward, reason, info)
+    metrics = without_tokens.metrics
     result.metrics = metrics | result.metrics | {"seconds": metrics["seconds"]}
     return result
 
@@ -390,8 +302,7 @@ def _result(played: Played[ProgramConversation]) -> InteractionResult:
 def make_program_agent(model: Model, settings: Mapping[str, Any]) -> ProgramAgent:
     """Return the agent of the entry point `program` in the group `toolroll.agents`.
 
-    `settings`: `step_timeout`, `max_observation_bytes` and the fields of `ProgramSettings`. The rules for replies have no
-    effect.
+    `settings`: `step_timeout`, `max_observation_bytes` and the fields of `ProgramSettings`.
     """
     own = dict(settings)
     limits = taken(own, "step_timeout", "max_observation_bytes")

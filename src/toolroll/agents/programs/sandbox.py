@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -76,22 +77,12 @@ class Exit:
     output: str
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of a sandbox. `disk`: bytes of all its files. `memory`: bytes of data of each
-    process. `processes` has no effect for root.
-    """
-
-    disk: int = 2**30
-    memory: int | None = None
-    processes: int = 1024
-
-
 class Sandbox:
     """The sandbox of one trial, while its `async with` block runs, or from `start` to `close`.
 
     `folders` of this machine that are below one of the sandbox's own folders, such as `/tmp`, are
-    visible too. `hidden` folders are empty.
+    visible too. `hidden` folders are empty. `disk`: the limit of all files, in bytes. `memory`: the
+    limit of the data of each process, in bytes. `processes` has no effect for root.
 
         async with Sandbox() as sandbox:
             print(await sandbox.run("ls -la", {}))
@@ -99,13 +90,20 @@ class Sandbox:
 
     def __init__(
         self,
-        limits: Limits | None = None,
         folders: Sequence[str | Path] = (),
         hidden: Sequence[str | Path] = (),
+        *,
+        disk: int = 2**30,
+        memory: int | None = None,
+        processes: int = 1024,
     ) -> None:
-        self.limits = limits or Limits()
+        self._disk = disk
+        self._limits = [f"--nproc={processes}", "--core=0"]
+        if memory is not None:
+            self._limits.append(f"--data={memory}")
         self._folders = [*map(str, folders), "--", *map(str, hidden)]
         self._process: asyncio.subprocess.Process | None = None
+        self._pid = 0
         self._enter: list[str] = []
 
     async def __aenter__(self) -> Sandbox:
@@ -121,7 +119,7 @@ class Sandbox:
         names = "--user --map-root-user --mount --pid --ipc --fork --kill-child"
         self._process = process = await asyncio.create_subprocess_exec(
             *(programs["setpriv"], "--pdeathsig", "KILL", programs["unshare"], *names.split()),
-            *("sh", "-c", _START, "sh", str(self.limits.disk), _OWN, *self._folders),
+            *("sh", "-c", _START, "sh", str(self._disk), _OWN, *self._folders),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -129,18 +127,21 @@ class Sandbox:
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        pid = (await process.stdout.readline()).decode().strip()
-        if not pid:
+        self._pid = int(await process.stdout.readline() or b"0")
+        if not self._pid:
             problem = (await process.stderr.read()).decode(errors="replace").strip()
             raise UsageError(
                 f"the local back end needs user namespaces, which this machine refuses: {problem}"
             )
         names = "--user --preserve-credentials --mount --pid --ipc"
         self._enter = [programs["setpriv"], "--pdeathsig", "KILL", programs["nsenter"]]
-        self._enter += ["--target", pid, *names.split(), programs["prlimit"]]
-        self._enter += [f"--nproc={self.limits.processes}", "--core=0"]
-        if self.limits.memory is not None:
-            self._enter.append(f"--data={self.limits.memory}")
+        self._enter += [
+            "--target",
+            str(self._pid),
+            *names.split(),
+            programs["prlimit"],
+            *self._limits,
+        ]
 
     async def run(
         self,
@@ -192,8 +193,8 @@ class Sandbox:
         """Kill all processes, and wait for their end. The files end with them."""
         process, self._process = self._process, None
         if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
+            with suppress(ProcessLookupError):  # after the first process, all others have ended
+                os.kill(self._pid or process.pid, signal.SIGKILL)
             await process.communicate()
 
     async def _do(
