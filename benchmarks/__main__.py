@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.clock import in_new_process
+from benchmarks.conversations import QWEN, workload
 from benchmarks.tables import Table, load, machine, named_figures, verdicts, with_figures
 
 PARTS = ("loop", "deltas", "templates", "throughput", "endpoint", "memory")
@@ -17,7 +18,7 @@ INTRODUCTION = """# Speed benchmarks
 `make bench` writes this page. Do not edit it. [Speed](speed.md) explains the figures.
 
 Compare ratios, not microseconds: they vary by 20 % or more between runs. CPU time is that of all
-processes of a row, without the engine's stub.
+processes of a row, without the engine's stub. The floor is the raw encode of the new bodies.
 """
 
 
@@ -64,9 +65,14 @@ def measured(part: str, *, quick: bool) -> Table:
 
 def write(path: Path, tables: Sequence[Table], *, quick: bool) -> None:
     """Write the page of all tables."""
-    about = f"Machine: {machine()}; {load()} at the end."
-    about += " Run with --quick: fewer rounds and episodes.\n" if quick else "\n"
-    path.write_text("\n".join([INTRODUCTION, about, *(table.text() for table in tables)]))
+    about = [
+        f"Machine: {machine()}; {load()} at the end.",
+        f"Conversations: {workload().source}; digits differ in each episode.",
+        f"Template: {QWEN}, unless a row names another.",
+        *(["Run with --quick: fewer rounds and episodes."] if quick else []),
+    ]
+    page = [INTRODUCTION, " ".join(about) + "\n", *(table.text() for table in tables)]
+    path.write_text("\n".join(page))
 
 
 def write_figures(path: Path, runs: Sequence[Sequence[Table]]) -> None:
@@ -77,6 +83,9 @@ def write_figures(path: Path, runs: Sequence[Sequence[Table]]) -> None:
     for table in (table for run in runs for table in run):
         for name, amount in table.figures.items():
             figures.setdefault(name, []).append(amount)
+    if not path.is_file():
+        print(f"No figures were replaced, because there is no {path}")
+        return
     page = path.read_text()
     path.write_text(with_figures(page, figures))
     unknown = sorted(named_figures(page) - set(figures))

@@ -22,10 +22,10 @@ import aiohttp
 import jinja2
 
 from benchmarks.clock import HELPERS, cpu
-from benchmarks.conversations import QWEN, other_digits, tokenizer, workload
+from benchmarks.conversations import other_digits, tokenizer, workload
 from benchmarks.loop import served_model
 from benchmarks.stub import stub
-from benchmarks.tables import Table, load, number
+from benchmarks.tables import Table, number
 from benchmarks.world import Material, material, replies
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
@@ -225,10 +225,8 @@ def run(*, quick: bool = False) -> Table:
     }
     total = sum(stretch.requests for stretch in stretches)
     made.notes += [
-        f"{talks.source}; template {QWEN}. Digits differ in each session. {total:,} replies, "
-        f"{misplaced} misplaced. {load().capitalize()} at the end.",
-        "The engine's stub and the clients run on the same cores: requests/s includes their time, "
-        "CPU does not. Memory is the growth of the resident process.",
+        f"{total:,} replies, {misplaced} misplaced. The clients run on the same cores: requests/s "
+        "includes their time, CPU does not. Memory is the growth of the resident process.",
     ]
     return made
 

@@ -21,7 +21,7 @@ import aiohttp
 
 from benchmarks import tight
 from benchmarks.clock import cpu
-from benchmarks.conversations import QWEN, tokenizer, workload
+from benchmarks.conversations import tokenizer, workload
 from benchmarks.peers import (
     missing,
     published_delta,
@@ -30,7 +30,7 @@ from benchmarks.peers import (
     strands_tool,
 )
 from benchmarks.stub import stub
-from benchmarks.tables import Required, Table, load, number, spread
+from benchmarks.tables import Required, Table, number, spread
 from benchmarks.world import TURNS, Material, RecordedFactory, call_of, material, replies
 from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.registry import get_parser
@@ -48,7 +48,6 @@ OURS, UNVERIFIED, TIGHT = "toolroll", 'toolroll, verify="off"', "tight loop"
 STRANDS, AIOHTTP, HTTPX = "strands-sglang", "published loop, aiohttp", "published loop, httpx"
 OTHERS = {"tight": TIGHT, "strands": STRANDS, "aiohttp": AIOHTTP, "httpx": HTTPX}
 LIMITS = (
-    (OURS, STRANDS, 1.0),
     (UNVERIFIED, STRANDS, 1.0),
     (OURS, AIOHTTP, 1.0),
     (OURS, HTTPX, 0.5),
@@ -251,10 +250,10 @@ def run(*, quick: bool = False) -> Table:
             shift = number_of_round % len(names)
             for name in names[shift:] + names[:shift]:
                 costs[name].append(asyncio.run(measured(loops[name], url, tok, given, episodes)))
-    return table(costs, episodes, talks.source, why)
+    return table(costs, episodes, why)
 
 
-def table(costs: dict[str, list[Cost]], episodes: int, source: str, why: str | None) -> Table:
+def table(costs: dict[str, list[Cost]], episodes: int, why: str | None) -> Table:
     """Tabulate medians and ranges."""
     made = Table(
         f"Whole episodes on an engine without latency: {episodes} at once, {TURNS} turns each",
@@ -289,8 +288,7 @@ def table(costs: dict[str, list[Cost]], episodes: int, source: str, why: str | N
         if other in costs
     ]
     made.notes += [
-        f"{source}; template {QWEN}. Digits differ in each episode. {len(costs[OURS])} rounds with "
-        f"all rows in each; medians. {load().capitalize()} at the end.",
+        f"Medians of {len(costs[OURS])} rounds with all rows in each.",
         "toolroll also validates calls against their schemas, and writes metrics and the episode "
         "file. The tight loop has no checks, traces or files.",
         "The published loop is that of slime's tau-bench example, which renders the whole "

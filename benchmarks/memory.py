@@ -15,11 +15,11 @@ from typing import Any
 
 from benchmarks import tight
 from benchmarks.clock import in_new_process
-from benchmarks.conversations import QWEN, tokenizer, workload
+from benchmarks.conversations import tokenizer, workload
 from benchmarks.endpoint import resident
 from benchmarks.loop import OURS, PARAMS, TIGHT, served_model
 from benchmarks.stub import stub
-from benchmarks.tables import Table, load, number
+from benchmarks.tables import Table, number
 from benchmarks.world import TURNS, Material, RecordedFactory, RecordedWorld, material, replies
 from toolroll.agents.tool_calling import make_agent
 from toolroll.rollout.engine import Engine
@@ -191,10 +191,8 @@ def run(*, quick: bool = False) -> Table:
         made.figures |= {f"{key}_collection": collection}
         made.figures["memory.before"] = statistics.median(grown.empty)
     made.notes += [
-        f"{talks.source}; template {QWEN}. Tokens per episode: {grown.tokens / many:,.0f}. "
-        f"{load().capitalize()} at the end.",
-        f"Collections: {COLLECTIONS}, on the event loop, with all episodes waiting in their last "
-        "step. Nothing is frozen, so each one also visits the packages and the tokenizer, as "
-        "before the first episode. toolroll's own runs collect less often.",
+        f"Tokens per episode: {grown.tokens / many:,.0f}. Medians of {COLLECTIONS} collections, "
+        "with all episodes waiting in their last step. They also visit the packages and the "
+        "tokenizer, as before the first episode. toolroll's own runs collect less often.",
     ]
     return made

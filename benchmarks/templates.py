@@ -22,7 +22,7 @@ from benchmarks.conversations import (
 )
 from benchmarks.deltas import FLOOR, Toolroll, floor
 from benchmarks.peers import readable
-from benchmarks.tables import Table, load, number
+from benchmarks.tables import Table, number
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Message, Tool
@@ -126,10 +126,7 @@ def run(*, quick: bool = False) -> Table:
             made.rows.append([name, f"refused: {error}", "", "", ""])
     ratios = [float(cells[2]) for cells in made.rows if cells[2]]
     made.figures |= {"templates.least": min(ratios), "templates.most": max(ratios)}
-    made.notes.append(
-        f'{talks.source}; {len(chosen)} of them, {turns} turns each, history="preserve". The '
-        f"floor is the raw encode of the new bodies. {load().capitalize()} at the end."
-    )
+    made.notes.append(f'{len(chosen)} conversations, {turns} turns each, history="preserve".')
     if skipped:
         made.notes.append(f"Skipped, because TOOLROLL_TEST_DATA is not set: {', '.join(skipped)}.")
     return made

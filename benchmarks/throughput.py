@@ -29,7 +29,7 @@ from benchmarks.clock import HELPERS, cpu
 from benchmarks.conversations import tokenizer, workload
 from benchmarks.loop import OURS, PARAMS, TIGHT, UNVERIFIED, measured, ours, served_model
 from benchmarks.stub import STEP, stub
-from benchmarks.tables import Required, Table, load, number
+from benchmarks.tables import Required, Table, number
 from benchmarks.world import TURNS, RecordedFactory, RecordedWorld, material, replies
 from toolroll.agents.tool_calling import make_agent
 from toolroll.rollout.runs.processes import ProcessRunner
@@ -246,8 +246,7 @@ def run(*, quick: bool = False) -> Table:
             made.required.append(Required(text, measurement.share, limit, least=True))
     made.notes.append(
         f"Measured for {seconds:g} s after {EPISODE:g} s of warm-up. The stub answers in steps of "
-        f"{STEP * 1000:g} ms, on the same cores as the loop. {talks.source}. "
-        f"{load().capitalize()} at the end."
+        f"{STEP * 1000:g} ms, on the same cores as the loop."
     )
     return made
 
