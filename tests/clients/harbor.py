@@ -21,6 +21,8 @@ from typing import Any
 from support.episodes import call, judge_tokens, serving
 from support.program_trials import REWARD, factory, play, write_task
 
+from clients.__main__ import install
+from clients.table import CLIENTS
 from toolroll.agents.programs.agent import make_program_agent
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import Episode
@@ -146,6 +148,9 @@ async def rows(agent: HarborAgent, way: str, clients: Path, python: str, samples
         for name, (test, _, _) in TASKS.items():
             task = write_task(Path(folder), name, test=f"{test}\n")
             (task / "instruction.md").write_text(f"Play the task {name}.\n")
+        if agent.folder:
+            stem = Path(agent.folder).parts[0]
+            install(next(each for each in CLIENTS if Path(each.program).stem == stem), clients)
         path = f"{clients / agent.folder}:{os.environ['PATH']}" if agent.folder else None
         settings: dict[str, Any] = {
             "variables": VARIABLES | ({"PATH": path} if path else {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.agents.programs.sandbox import Sandbox
 from toolroll.rollout.types import Environment
 
@@ -17,6 +18,10 @@ class SandboxEnvironment(Environment):
     sandbox: Sandbox
     folder = "/app"
     timeout: float | None = None
+
+    def program(self, settings: ProgramSettings) -> tuple[str, float]:
+        """Return the program's command and its time limit in seconds."""
+        return str(settings.command), settings.timeout or self.timeout or 3600.0
 
     async def close(self) -> None:
         """End the sandbox."""

@@ -141,14 +141,10 @@ class ProgramConversation:
 
     async def _run_until_stopped(self) -> Exit:
         """Run the program until it ends, the engine aborts a request, or a limit is reached."""
-        environment, settings = self._environment, self._settings
-        grades = isinstance(environment, HarborTrial)
-        limits = [environment.timeout] if grades else [settings.timeout, environment.timeout]
+        environment = self._environment
+        command, limit = environment.program(self._settings)
         run = environment.sandbox.run(
-            environment.command if isinstance(environment, HarborTrial) else str(settings.command),
-            self.variables,
-            folder=environment.folder,
-            time_limit=next(filter(None, limits), 3600.0),
+            command, self.variables, folder=environment.folder, time_limit=limit
         )
         running = asyncio.ensure_future(run)
         stopped = asyncio.ensure_future(self.live.stopped.wait())
@@ -156,7 +152,7 @@ class ProgramConversation:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self.live.stopped.is_set() and not self.live.failures:
                 self.reason = StopReason.MAX_STEPS
-                if grades:  # it must run to its end
+                if isinstance(environment, HarborTrial):  # which also grades
                     await asyncio.wait((running,))
         finally:
             stopped.cancel()
@@ -275,7 +271,8 @@ class ProgramAgent:
     def _environment(self, env: Any) -> SandboxEnvironment:
         environment = as_environment(env)
         if self.settings.harbor_agent is not None:
-            return HarborTrial(environment, self.settings, self.model.name or "toolroll")
+            back_end = self.settings.harbor_environment
+            return HarborTrial(environment, back_end, self.model.name or "toolroll")
         if isinstance(environment, SandboxEnvironment):
             return environment
         name = type(environment).__name__

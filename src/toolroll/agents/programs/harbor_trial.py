@@ -28,11 +28,11 @@ class HarborTrial(SandboxEnvironment):
 
     folder = "/tmp"
 
-    def __init__(self, env: Environment, settings: ProgramSettings, model: str) -> None:
+    def __init__(self, env: Environment, back_end: str, model: str) -> None:
         if not isinstance(env, HarborTask):
             raise UsageError(f"Harbor cannot play {type(env).__name__}: use the environment harbor")
         self._env = env
-        self._settings = settings
+        self._back_end = back_end
         self._model = model
         spec = find_spec("toolroll_harbor")
         assert spec is not None
@@ -41,27 +41,26 @@ class HarborTrial(SandboxEnvironment):
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the sandbox."""
         env = self._env
-        if self._settings.harbor_environment == "local":
+        if self._back_end == "local":
             env.check_image(task)
         await env.start(task, folders=[Path(str(task.data["folder"])), self._script.parent])
         self.sandbox = env.sandbox
-        self.timeout = (env.timeout or 3600.0) + env.grading_timeout + _PREPARING
+        self._limit = (env.timeout or 3600.0) + env.grading_timeout + _PREPARING
         return Observation([{"role": "user", "content": env.instruction}])
 
-    @property
-    def command(self) -> str:
-        """The command that plays the trial with Harbor."""
-        settings = self._settings
+    def program(self, settings: ProgramSettings) -> tuple[str, float]:
+        """Return the command that plays the trial with Harbor, which limits its agent itself."""
         provider = "anthropic" if settings.harbor_agent == "claude-code" else "openai"
         arguments = {
             "task": str(self._env.task_folder),
             "agent": settings.harbor_agent,
             "model": f"{provider}/{self._model}",
-            "environment": settings.harbor_environment,
+            "environment": self._back_end,
             "timeout": settings.timeout,
             "args": settings.harbor_args,
         }
-        return shlex.join([settings.harbor_python, str(self._script), json.dumps(arguments)])
+        words = [settings.harbor_python, str(self._script), json.dumps(arguments)]
+        return shlex.join(words), self._limit
 
     async def step(self, action: Action) -> StepResult:
         """Return the reward of Harbor's verifier."""

@@ -163,10 +163,8 @@ class Sandbox:
         except TimeoutError:
             status = None
             await self.kill()
-        with TemporaryFile() as file:
-            await self._do("tail", "-c", str(OUTPUT), _OUTPUT_FILE, output=file)
-            file.seek(0)
-            return Exit(status, file.read().decode(errors="replace"))
+        output = await self._output("tail", "-c", str(OUTPUT), _OUTPUT_FILE) or b""
+        return Exit(status, output.decode(errors="replace"))
 
     async def kill(self) -> None:
         """Kill all processes, except the first one."""
@@ -183,11 +181,7 @@ class Sandbox:
 
     async def read(self, path: str) -> bytes | None:
         """Return the first bytes of the file `path`, or None if there is no such file."""
-        with TemporaryFile() as file:
-            if await self._do("head", "-c", str(OUTPUT), path, output=file):
-                return None
-            file.seek(0)
-            return file.read()
+        return await self._output("head", "-c", str(OUTPUT), path)
 
     async def close(self) -> None:
         """Kill all processes, and wait for their end. The files end with them."""
@@ -196,6 +190,12 @@ class Sandbox:
             with suppress(ProcessLookupError):  # after the first process, all others have ended
                 os.kill(self._pid or process.pid, signal.SIGKILL)
             await process.communicate()
+
+    async def _output(self, *words: str) -> bytes | None:
+        with TemporaryFile() as file:
+            failed = await self._do(*words, output=file)
+            file.seek(0)
+            return None if failed else file.read()
 
     async def _do(
         self,

@@ -107,8 +107,12 @@ def usage(summary: Summary) -> dict[str, Any]:
             for name in ("prompt", "completion", "trained")
             if f"{name}_tokens" in totals
         }
-        | _delivered(totals)
-        | {"cached_share": summary.cached_share},
+        | {
+            "delivered": _share(totals["trained_tokens"], totals["completion_tokens"])
+            if summary.trainable
+            else None,
+            "cached_share": summary.cached_share,
+        },
         "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
         "invalid_calls": {
             "total": whole(totals["invalid_calls"]),
@@ -135,13 +139,6 @@ def usage(summary: Summary) -> dict[str, Any]:
         "forks": whole(totals["forks"]),
         "fork_reasons": dict(sorted(summary.fork_reasons.items())),
     }
-
-
-def _delivered(totals: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the share of the sampled tokens that are trained, unless no tokens are recorded."""
-    if "trained_tokens" not in totals:
-        return {}
-    return {"delivered": _share(totals["trained_tokens"], totals["completion_tokens"])}
 
 
 def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:

@@ -102,15 +102,10 @@ class LiveSession:
 
     def check_turns(self) -> None:
         """Raise `ApiError` if the session has `max_turns` turns, including those in flight."""
-        if self.max_turns is None or len(self.trace) + self._sampling < self.max_turns:
-            return
-        self.stopped.set()
-        problem = f"the session has {self.max_turns} turns, which is its limit"
-        raise ApiError(409, "turn_limit", problem)
-
-    @property
-    def _sampling(self) -> int:
-        return sum(not request.task.done() for request in self.pending.all())
+        limit = self.max_turns
+        if limit is not None and len(self.trace) + self.pending.in_flight >= limit:
+            self.stopped.set()
+            raise ApiError(409, "turn_limit", f"the session has {limit} turns, which is its limit")
 
     def ended(self, request: PendingRequest) -> None:
         """Record whether the task of `request` failed because of the engine or of the endpoint."""
