@@ -17,6 +17,7 @@ def ask(messages: Any) -> Any:
             {
                 "model": os.environ["OPENAI_MODEL"],
                 "messages": messages,
+                "temperature": 0,
                 "tools": [{"type": "function", "function": TOOL}],
             }
         ).encode(),

@@ -4,7 +4,8 @@ The program runs in the environment's sandbox. Its requests, over HTTP, are one 
 endpoint, which all episodes of a model share. The program's end is the episode's only action, with
 the model's last text. The environment then grades the sandbox.
 
-Invariants: the result has all sequences of the session. If the engine, the endpoint or the sandbox
+Invariants: the result has all sequences of the session. The run's sampling parameters replace those
+of the program, except for `max_new_tokens` and `stop`. If the engine, the endpoint or the sandbox
 failed, or if the program ended before the model answered once, the episode is ABORTED. A program
 that fails after that, or that reaches a limit, is graded.
 """
@@ -126,9 +127,14 @@ class ProgramConversation:
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
         """Run the program to its end, and return the model's last text."""
         began = perf_counter()
-        defaults = session_defaults(sampling_params)
+        try:
+            defaults = session_defaults(sampling_params)
+        except ApiError as error:
+            raise UsageError(str(error)) from error
         self.live = self._server.endpoint.sessions.create(self._name, defaults)
         self.live.max_turns = self._max_turns
+        own = ("max_new_tokens", "stop")  # the program may set these itself
+        self.live.fixed_params = {name: defaults[name] for name in defaults if name not in own}
         end = await self._run_until_stopped()
         seconds = perf_counter() - began
         output = end.output[-4000:]

@@ -100,7 +100,7 @@ class Reply(PendingRequest):
         # first, because it limits `n`
         self.params = sampling_params(
             parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
-        )
+        ) | dict(live.fixed_params)
         super().__init__(key, parsed.request.n)
         self.endpoint = endpoint
         self.dialect = dialect

@@ -70,6 +70,8 @@ class LiveSession:
     """The number of earlier sessions with the same name."""
     restored: dict[bytes, list[CompletionResult]] = field(default_factory=dict)
     """The answers that were restored from disk, by the key of their request."""
+    fixed_params: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters that requests cannot change."""
     max_turns: int | None = None
     """Requests that would add more turns are refused."""
     failures: dict[bytes, BaseException] = field(default_factory=dict)
