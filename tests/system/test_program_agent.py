@@ -27,7 +27,7 @@ from toolroll.agents.programs.sandbox import Exit, Sandbox
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.testing import PolicyRequest, load_embedded_tokenizer
+from toolroll.rollout.testing import Fault, PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import (
     Action,
     EnvironmentOptions,
@@ -212,6 +212,32 @@ async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:
     async with serving(load_embedded_tokenizer(), reply) as (_, model):
         episodes = await play(factory(tmp_path), program(model), reruns=0)
     assert error_of(episodes["greet", 0]).startswith("engine_error")
+
+
+async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> None:
+    """As before an update of the weights; the program would retry."""
+    write_task(tmp_path)
+    faults = lambda request: Fault(abort_after=2)
+    async with serving(load_embedded_tokenizer(), scripted(replies()), faults=faults) as (_, model):
+        agent = program(model, f"{command_of()}; sleep 87653")
+        [episode] = (await play(factory(tmp_path), agent, reruns=0)).values()
+    assert episode.result.stop_reason is StopReason.ENGINE_ABORT
+    assert episode.result.reward is None
+    assert processes_of("sleep 87653") == []
+
+
+async def test_a_program_that_deletes_its_session_is_aborted(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    delete = 'curl -s -X DELETE -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL"'
+    message = error_of(await played(tmp_path, replies(), f"{command_of()}; {delete}", reruns=0))
+    assert "the program deleted its session" in message
+
+
+async def test_a_program_cannot_use_the_session_of_another_trial(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    other = 'OPENAI_BASE_URL="${OPENAI_BASE_URL%/v1}x/v1"'
+    episode = await played(tmp_path, replies(), f"{command_of()}; {other} {command_of()}")
+    assert "HTTP Error 401" in episode.result.info["program"]["output"]
 
 
 async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
