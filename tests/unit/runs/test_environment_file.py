@@ -102,11 +102,9 @@ def test_a_class_without_tasks_has_one(file: Path) -> None:
 
 
 def test_tasks_may_depend_on_the_arguments(file: Path) -> None:
-    source = (
-        "class Own(Counter):\n    @staticmethod\n    def tasks(by=1):\n        return [{}] * by\n"
-    )
-    file.write_text(ENV + source)
-    assert len(find_environment(f"{file}:Own", {"by": 3}).tasks("test")) == 3
+    source = "\n    @staticmethod\n    def tasks(step=1):\n        return [{}] * step\n"
+    file.write_text(f"{ENV}class Own(Counter):{source}")
+    assert len(find_environment(f"{file}:Own", {"step": 3}).tasks("test")) == 3
     assert len(find_environment(f"{file}:Own", {"label": "m"}).tasks("test")) == 1
 
 
