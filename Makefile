@@ -6,14 +6,19 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
 	-e git+https://github.com/THUDM/slime@624b824a898ab0ec1fcb4d373004c7f3852bf515\#egg=slime
+MILES ?= git+https://github.com/radixark/miles@31f1ca961a94cb860cec3b2dea34ec332bfa8f76
+PRIME_RL ?= git+https://github.com/PrimeIntellect-ai/prime-rl@559b44772e471d1538537b8805cc77f3824a5e64
+NEWEST_PYTHON ?= python3.12
 # One test process per core, up to eight. One process runs all tests of a file (`scope_of` in tests/conftest.py has exceptions).
 XDIST ?= -n logical --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
+# pytest keeps the test files, with their asserts rewritten, as bytecode. Otherwise every process rewrites all of them again.
+unexport PYTHONDONTWRITEBYTECODE
 TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-harbor test-peers faults fuzz check docs bench clean
+.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-harbor test-peers test-newest-peers faults fuzz check docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -73,7 +78,16 @@ test-harbor: $(VENV)/.quick $(VENV)/harbor
 # PEERS may name local checkouts ("PATH -e PATH"): slime is installed with -e, because the files of its example are in no package.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
 	$(PIP) install -q --no-deps --src $(VENV)/src -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
+	$(PIP) install -q --no-deps $(MILES) || echo "not installed: $(MILES)"
 	$(PYTEST) tests -m peers $(PYTEST_ARGS)
+
+# The adapters' tests on Python 3.12, with the newest versions of the trainers that need it, and with prime-rl, which does too.
+test-newest-peers:
+	$(NEWEST_PYTHON) --version
+	$(MAKE) VENV=$(VENV)/newest PYTHON=$(NEWEST_PYTHON) $(VENV)/newest/.all
+	$(VENV)/newest/bin/python -m pip install -q --no-deps skyrl==0.4.0
+	$(VENV)/newest/bin/python -m pip install -q --no-deps $(PRIME_RL) || echo "not installed: $(PRIME_RL)"
+	$(VENV)/newest/bin/python -m pytest tests/unit/adapters tests/contract $(PYTEST_ARGS)
 
 # All fault-injection tests: failing environments, engines, disks and clients, and killed processes. The output ends with the number
 # of episodes that were lost, duplicated or changed.

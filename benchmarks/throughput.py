@@ -32,7 +32,7 @@ from benchmarks.stub import STEP, stub
 from benchmarks.tables import Required, Table, number
 from benchmarks.world import TURNS, RecordedFactory, RecordedWorld, material, replies
 from toolroll.agents.tool_calling import make_agent
-from toolroll.rollout.runs.processes import ProcessRunner
+from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import RunSettings
@@ -154,9 +154,7 @@ async def play(url: str, episodes: int, loop: str, processes: int, seconds: floa
                 playing = runner.run(some, lambda episode: None)
             else:
                 some = RecordedFactory(None).tasks("test")  # type: ignore[arg-type]
-                pool = ProcessRunner(
-                    open_, processes=processes, concurrency=episodes, samples=SAMPLES
-                )
+                pool = RayRunner(open_, processes=processes, concurrency=episodes, samples=SAMPLES)
                 playing = pool.run(some, lambda episode: None)
             watching = asyncio.create_task(driver.watch(time.process_time, every=0.05))
             running = asyncio.ensure_future(playing)

@@ -4,6 +4,7 @@ be.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # and the small matrices of the tests' models take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ ALLOWED = "TOOLROLL_TEST_DATA"
 
 LEFT_OUT = """\
 The quick tier leaves out:
-  tests/unit         the marker `slow`: all chat templates but six
+  tests/unit         the marker `slow`: all chat templates but six, and formats like another one but for their markers
   tests/adversarial  templates that were written to go wrong
   tests/faults       environments, engines and clients that misbehave
   tests/system       processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
@@ -57,6 +58,14 @@ BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_convers
 def tokenizer() -> Any:
     """The embedded tokenizer."""
     return load_embedded_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def unfrozen() -> Iterator[None]:
+    """Objects that the garbage collector visits, as in a process without pytest."""
+    gc.unfreeze()
+    yield
+    pytest_collection_finish()
 
 
 @pytest.fixture
@@ -107,6 +116,14 @@ def pytest_make_collect_report(
 def _allowed(item: pytest.Item, report: Any) -> bool:
     marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
     return marked or ALLOWED in str(report.longrepr)
+
+
+def pytest_collection_finish() -> None:
+    """Hide what exists from the garbage collector. Each model that is opened would otherwise visit
+    the million objects of pytest and of what the tests import.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 PASSED = "TOOLROLL_PASSED"

@@ -3,51 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 from typing import Any
 
 from support.desk_episodes import ByTask, known_tasks
 from support.forked_episodes import episode
-from support.trl_toy import InProcess, save_arms, small_model
+from support.trl_toy import InProcess, grpo_trainer, save_arms
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.adapters.trl import (
     make_rollout_func,
-    reward,
     to_output,
 )
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
-
-
-def trainer(folder: Path, rollout: Callable[..., Any], prompts: list[Any], **config: Any) -> Any:
-    """TRL's trainer of a small model, with `rollout` as its rollout function."""
-    from datasets import Dataset
-    from trl.trainer.grpo_config import GRPOConfig
-    from trl.trainer.grpo_trainer import GRPOTrainer
-
-    tokenizer = load_embedded_tokenizer()
-    settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "seed": 7,
-        **config,
-    }
-    return GRPOTrainer(
-        small_model(len(tokenizer)),
-        reward_funcs=reward,
-        args=GRPOConfig(**settings),
-        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-        processing_class=tokenizer,
-        rollout_func=rollout,
-    )
 
 
 def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
@@ -60,7 +29,7 @@ def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
             seen.append((prompts, rollout(prompts, training)))
             return seen[-1][1]
 
-        training = trainer(
+        training = grpo_trainer(
             tmp_path, recorded, [str(at) for at in known_tasks()], max_steps=20,
             max_completion_length=384, learning_rate=1e-3, num_generations=2,
             per_device_train_batch_size=4,
@@ -81,7 +50,7 @@ def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
 def test_an_aborted_episode_moves_no_advantage(tmp_path: Path) -> None:
     def advantages(rewards: list[float | None]) -> list[float]:
         results = [episode(value) for value in rewards]
-        training = trainer(
+        training = grpo_trainer(
             tmp_path, lambda prompts, training: to_output(results), ["0"],
             num_generations=len(results), per_device_train_batch_size=len(results),
         )  # fmt: skip
@@ -99,7 +68,7 @@ def test_the_mean_reward_of_a_two_armed_task_rises(tmp_path: Path) -> None:
         EpisodeSettings(env=save_arms(tmp_path), on_length="continue", verify="off"),
         engine=InProcess,
     )
-    training = trainer(
+    training = grpo_trainer(
         tmp_path, rollout, ["0"] * 16, max_steps=20, max_completion_length=1, learning_rate=2e-2,
         num_generations=16, per_device_train_batch_size=16, lr_scheduler_type="constant",
     )  # fmt: skip

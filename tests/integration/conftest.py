@@ -14,6 +14,7 @@ import pytest
 from support.processes import START_DEADLINE, Server
 from support.proxy import CountingProxy, counting_proxy
 from support.servers import router, sglang_server
+from support.tiny_model import tiny_moe
 from support.wire import Wire
 
 _HERE = Path(__file__).parent
@@ -58,6 +59,14 @@ def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sglang_float32(log_folder: Path) -> Iterator[Server]:
     """SGLang with the tiny model in float32."""
     with sglang_server(log_folder, name="sglang-float32") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sglang_moe(log_folder: Path) -> Iterator[Server]:
+    """SGLang with the tiny mixture of experts. Tests may load other weights."""
+    flags = ["--enable-return-routed-experts"]
+    with sglang_server(log_folder, model=tiny_moe(), flags=flags, name="sglang-moe") as server:
         yield server
 
 

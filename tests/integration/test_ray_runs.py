@@ -15,7 +15,7 @@ from support.faults.tally import Tally, contents
 
 from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.ray import RayRunner
+from toolroll.rollout.runs.ray_worker import connected
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.testing import (
@@ -86,7 +86,7 @@ async def test_a_node_that_dies_loses_and_doubles_nothing(
     node = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
     running = asyncio.create_task(
-        run(config(engine, tmp_path / "ray", ray=cluster.address, ray_workers=2), console)
+        run(config(engine, tmp_path / "ray", ray=cluster.address, processes=2), console)
     )
     file = tmp_path / "ray" / "episodes.jsonl"
     while not running.done() and not (file.is_file() and file.read_bytes().count(b"\n") >= 15):
@@ -104,9 +104,11 @@ async def test_a_node_that_dies_loses_and_doubles_nothing(
     tally.check()
 
 
-def test_a_local_cluster_is_a_new_one(
-    engine: EmbeddedEngine, cluster: Cluster, tmp_path: Path
+async def test_a_local_cluster_is_a_new_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if another one runs on this machine: it would end with its owner."""
-    RayRunner(config(engine, tmp_path, ray="local", ray_workers=1)).connect()
-    assert ray.get_runtime_context().gcs_address != cluster.address
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    async with connected("local", 1):
+        assert ray.get_runtime_context().gcs_address != cluster.address
+    assert not ray.is_initialized()

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
-import pytest
 from support.processes import Server
-from support.servers import sglang_server
-from support.tiny_model import EXPERTS, tiny_moe
+from support.tiny_model import EXPERTS
 from support.wire import Wire, until
 
 from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
@@ -23,13 +19,6 @@ from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
 
 LAYERS, TOP_K = EXPERTS
 PROMPT = list(range(1000, 1020))
-
-
-@pytest.fixture(scope="module")
-def server(log_folder: Path) -> Iterator[Server]:
-    flags = ["--enable-return-routed-experts"]
-    with sglang_server(log_folder, model=tiny_moe(), flags=flags, name="sglang-moe") as server:
-        yield server
 
 
 def asked(path: SessionPath, tokens: int) -> GenerateRequest:
@@ -61,14 +50,14 @@ async def _flushed(wire: Wire) -> bool:
 
 
 async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
-    server: Server, http: aiohttp.ClientSession
+    sglang_moe: Server, http: aiohttp.ClientSession
 ) -> None:
     """Three turns and a fork, with the prefix cache emptied between them."""
-    wire = Wire(http, server.url)
+    wire = Wire(http, sglang_moe.url)
     path = SessionPath(Session("s"))
     path.observe(PROMPT)
     sizes = []
-    async with Engine(EngineConfig(engine=server.url, return_routed_experts=True)) as engine:
+    async with Engine(EngineConfig(engine=sglang_moe.url, return_routed_experts=True)) as engine:
         for number in range(4):
             if number == 3:
                 path.fork([*path.input_ids[:30].tolist(), 7, 7], "rewritten")
@@ -88,9 +77,9 @@ async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
 
 
 async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(
-    server: Server, http: aiohttp.ClientSession
+    sglang_moe: Server, http: aiohttp.ClientSession
 ) -> None:
-    wire = Wire(http, server.url)
+    wire = Wire(http, sglang_moe.url)
     path = SessionPath(Session("s"))
     path.observe(PROMPT)
     parts: list[Completion] = []
@@ -101,7 +90,7 @@ async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(
             parts.append(part)
             return part
 
-    async with Watched(EngineConfig(engine=server.url, return_routed_experts=True)) as engine:
+    async with Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True)) as engine:
         begun = asyncio.Event()
         task = asyncio.ensure_future(
             generate_resumed(

@@ -96,6 +96,12 @@ async def test_the_router_drops_sampling_parameters_without_a_word(
     assert "logit_bias" not in seen.json()["sampling_params"]
 
 
+async def test_the_name_of_an_adapter_comes_through(routed: Wire) -> None:
+    """To workers without adapters, which refuse it."""
+    answer = await routed.generate(tokens(8), fields={"lora_path": "a"}, max_new_tokens=1)
+    assert answer.status == 400 and "LoRA adapter 'a' was requested" in answer.message
+
+
 async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
     """With the circuit breaker on, ten of them shut out every client."""
     for _ in range(12):

@@ -4,22 +4,72 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
 
 
-def bare(top: str, *names: str) -> None:
+def bare(*names: str) -> None:
     """Make packages importable without their `__init__`, which draws engines and CUDA. To be called
-    in a process of its own.
+    in a process of its own, or in `borrowed`.
     """
-    found = find_spec(top)
-    assert found is not None and found.submodule_search_locations
-    folder = Path(found.submodule_search_locations[0]).parent
-    for name in (top, *names):
+    for name in names:
+        found = find_spec(name.partition(".")[0])
+        assert found is not None and found.submodule_search_locations
+        folder = Path(found.submodule_search_locations[0]).parent
         module = ModuleType(name)
         module.__path__ = [str(folder.joinpath(*name.split(".")))]
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
+        module.__spec__.submodule_search_locations = module.__path__
         sys.modules[name] = module
+
+
+class _Absent(MetaPathFinder, Loader):
+    """Modules whose names are only imported, not used, and all modules below them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        below = any(fullname == one or fullname.startswith(f"{one}.") for one in self._names)
+        return ModuleSpec(fullname, self, is_package=True) if below else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = ModuleType(spec.name)
+        module.__getattr__ = lambda name: MagicMock()  # type: ignore[method-assign]
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def borrowed(names: str, *, without: str = "") -> Iterator[None]:
+    """`bare` for the packages in `names`, in this process, until the end of the block. `without`
+    names modules that are not installed, and that the code which is called does not use.
+    """
+    before, absent = dict(sys.modules), _Absent(without.split())
+    tops = {name.partition(".")[0] for name in (*names.split(), *without.split())}
+
+    def forget() -> None:
+        for name in [one for one in sys.modules if one.partition(".")[0] in tops]:
+            del sys.modules[name]
+
+    forget()
+    sys.meta_path.insert(0, absent)
+    bare(*names.split())
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(absent)
+        forget()
+        sys.modules.update(before)
 
 
 def run_apart(code: str) -> None:

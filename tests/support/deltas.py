@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,16 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 
+@cache
+def _encoder() -> Encoder:
+    return Encoder(load_embedded_tokenizer())
+
+
 def chat_deltas(steps: Iterable[Delta]) -> list[dict[str, Any]]:
     """The pieces of one choice as the deltas of a chat completion."""
     ids = np.zeros(0, dtype=np.int32)
     result = CompletionResult(id="x", created=0, model="m", prompt_ids=ids)
-    dialect = ChatCompletions(Encoder(load_embedded_tokenizer()), openrlhf_token_ids=False)
+    dialect = ChatCompletions(_encoder(), openrlhf_token_ids=False)
     writer = ChatWriter(dialect, ChatRequest(messages=[{}]), result)
     list(writer.start())
     events = [event for step in steps for event in writer.add(0, step)]

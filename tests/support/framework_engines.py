@@ -149,6 +149,7 @@ class ModelRequest:
     gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
     metadata: dict[str, Any] = field(default_factory=dict)
     tokenizer: Any = None
+    image_data: Any = None
 
 
 @dataclass

@@ -94,6 +94,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
             "GenerateFnInput": GenerateFnInput,
             "GenerateFnOutput": GenerateFnOutput,
         },
+        "miles.utils": {},
+        "miles.utils.lora": {
+            "LORA_ADAPTER_NAME": "miles_lora",
+            "lora_rollout_enabled": lambda args: not args.lora_train_only,
+        },
     }
     for name, contents in modules.items():
         module = ModuleType(name)

@@ -8,11 +8,18 @@ The tiers are `make test` (tests/unit without the marker `slow`), `make test-all
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from toolroll.parsers.base import ToolCallParser
+from toolroll.parsers.registry import built_in_parsers
+
+T = TypeVar("T")
 
 EXAMPLES = {"fast": 4, "dev": 20, "ci": 100, "nightly": 2000}
 """How many examples hypothesis tries of each property."""
@@ -75,3 +82,38 @@ def by_tier(templates: Iterable[str]) -> list[Any]:
         name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.slow)
         for name in templates
     ]
+
+
+def by_code(values: Iterable[T], name_of: Callable[[T], str]) -> list[Any]:
+    """`values` as parameters of a test, each for the parser named `name_of(value)`. Of parsers that
+    differ in their markers only, all but the first have the marker `slow`.
+    """
+    return [
+        pytest.param(value, marks=pytest.mark.slow) if name_of(value) in _repeated() else value
+        for value in values
+    ]
+
+
+@cache
+def _repeated() -> frozenset[str]:
+    """The names of the parsers that differ from an earlier one in their markers only."""
+    first: dict[object, str] = {}
+    for kind in built_in_parsers():
+        first.setdefault(_code_of(kind), kind.name)
+    return frozenset(kind.name for kind in built_in_parsers()) - {*first.values()}
+
+
+def _code_of(kind: type[ToolCallParser]) -> object:
+    """The methods of a parser and the form of its settings, without their texts."""
+    names = {name for base in kind.__mro__ for name in vars(base) if not name.startswith("__")}
+    return tuple((name, _form(getattr(kind, name))) for name in sorted(names - {"name", "aliases"}))
+
+
+def _form(value: Any) -> object:
+    if isinstance(value, str):
+        return bool(value)
+    if isinstance(value, tuple):
+        return tuple(map(_form, value))
+    if is_dataclass(value):
+        return tuple(_form(getattr(value, field.name)) for field in fields(value))
+    return value if callable(value) or isinstance(value, bool | None) else type(value)

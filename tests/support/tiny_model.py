@@ -1,5 +1,5 @@
 """A random model that is small enough for a CPU, with Qwen3's real tokenizer: 2 layers of Qwen2,
-9.8 million parameters; or 3 layers of Qwen3's mixture of experts.
+9.8 million parameters; or 3 layers of Qwen3's mixture of experts, 20 million.
 
 Invariants: built once per machine, from a fixed seed; its vocabulary (151,936) is larger than its
 tokenizer (151,669), as in Qwen, so an untrained model samples ids without text.
@@ -23,14 +23,18 @@ EXPERTS = (3, 2)
 
 
 @cache
-def tiny_moe() -> Path:
-    """The folder of a mixture of 8 experts."""
-    return tiny_model(experts=True)
+def tiny_moe(seed: int = 0) -> Path:
+    """The folder of a mixture of 8 experts, with the weights that `seed` draws."""
+    return tiny_model(experts=True, seed=seed)
 
 
 @cache
 def tiny_model(
-    dtype: Dtype = "float32", template: str | None = None, *, experts: bool = False
+    dtype: Dtype = "float32",
+    template: str | None = None,
+    *,
+    experts: bool = False,
+    seed: int = 0,
 ) -> Path:
     """The folder of the model, as `save_pretrained` writes it; `template`: its chat template
     (default: trl's `qwen3`).
@@ -41,12 +45,13 @@ def tiny_model(
     key: tuple[bytes | str, ...] = (
         dtype,
         source,
+        str(seed),
         *(path.read_bytes() for path in sources),
         *versions,
     )
 
     def build(folder: Path) -> None:
-        _save_weights(folder, dtype, experts=experts)
+        _save_weights(folder, dtype, experts=experts, seed=seed)
         save_qwen3(folder, source)
 
     return cached_folder(
@@ -54,7 +59,7 @@ def tiny_model(
     )
 
 
-def _save_weights(folder: Path, dtype: Dtype, *, experts: bool) -> None:
+def _save_weights(folder: Path, dtype: Dtype, *, experts: bool, seed: int) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -75,7 +80,7 @@ def _save_weights(folder: Path, dtype: Dtype, *, experts: bool) -> None:
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT_LENGTH,
         rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
+        tie_word_embeddings=not experts,  # SGLang gives Qwen3's mixture a head of its own
         bos_token_id=151_643,
         eos_token_id=151_645,
         # ten times the usual: else all tokens are equally likely, and logprobs are meaningless
@@ -83,7 +88,7 @@ def _save_weights(folder: Path, dtype: Dtype, *, experts: bool) -> None:
         **sizes,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = (Qwen3MoeForCausalLM if experts else Qwen2ForCausalLM)(config)
         model = model.to(getattr(torch, dtype))
     model.generation_config.update(

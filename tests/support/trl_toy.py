@@ -4,13 +4,15 @@ samples from the trainer's own model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.adapters.trl import reward
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
+from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
 
 ARMS = """
@@ -111,3 +113,40 @@ def save_arms(folder: Path) -> str:
     """Write the two-armed environment, and return its name."""
     (folder / "arms.py").write_text(ARMS)
     return f"{folder / 'arms.py'}:Arms"
+
+
+def grpo_trainer(
+    folder: Path,
+    rollout: Callable[..., Any],
+    prompts: list[Any],
+    *,
+    model: Any = None,
+    tokenizer: Any = None,
+    **config: Any,
+) -> Any:
+    """TRL's trainer of a small model, with `rollout` as its rollout function."""
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    tokenizer = load_embedded_tokenizer() if tokenizer is None else tokenizer
+    settings: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "seed": 7,
+        **config,
+    }
+    return GRPOTrainer(
+        small_model(len(tokenizer)) if model is None else model,
+        reward_funcs=reward,
+        args=GRPOConfig(**settings),
+        train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+        processing_class=tokenizer,
+        rollout_func=rollout,
+    )

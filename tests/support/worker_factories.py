@@ -4,6 +4,9 @@ pickled by name.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import ctypes
 import os
 import signal
 import threading
@@ -20,11 +23,11 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import load_embedded_tokenizer
-from toolroll.rollout.types import Action, Episode, StepResult, Task
+from toolroll.rollout.types import Action, StepResult, Task
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 SAMPLES = 3
@@ -56,33 +59,39 @@ async def open_and_fail(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequ
     raise KeyError("model")
 
 
-async def open_and_raise(
-    url: str, count: int, share: int, stack: AsyncExitStack
+async def open_and_raise(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """It raises an error that cannot be sent."""
+    error = RolloutError("it holds a lock")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    raise error
+
+
+async def open_and_stop(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """The run cannot continue, for a reason that cannot be sent."""
+    raise RunStoppedError("ten failed in a row", {"reason": threading.Lock()})
+
+
+async def open_and_suffer(
+    url: str, count: int, mark: Path, what: str, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    """Playing raises an error that cannot be sent."""
-    runner, tasks = await _open(PondFactory(count), url, share, stack)
-
-    async def play(task: Task, sample: int) -> Episode:
-        error = RolloutError("it holds a lock")
-        error.lock = threading.Lock()  # type: ignore[attr-defined]
-        raise error
-
-    runner.play = play  # type: ignore[method-assign]
-    return runner, tasks
+    """The first step of all does what `what` names. It writes a process id to `mark`."""
+    return await _open(_TroubledFactory(count, mark, what), url, share, stack)
 
 
-async def open_and_fork(
-    mark: Path, share: int, stack: AsyncExitStack
-) -> tuple[Runner, Sequence[Task]]:
-    """The first process forks another one, which has all its files open, and dies."""
-    fork_and_die(mark)
-    raise UsageError("the second process says so")
+def block(mark: Path) -> None:
+    """Hold the GIL."""
+    mark.write_text(str(os.getpid()))
+    ctypes.PyDLL(None).sleep(600)
+
+
+def stop(mark: Path) -> None:
+    """Stop the process, as a debugger does."""
+    mark.write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def fork_and_die(mark: Path) -> None:
-    """Once: the next process finds `mark`, which holds the forked one's id."""
-    if mark.exists():
-        return
+    """Fork a process that has all open files, and die."""
     child = os.fork()
     if child == 0:
         time.sleep(600)
@@ -117,6 +126,25 @@ class _OddFactory(PondFactory):
         return pond
 
 
+class _TroubledFactory(PondFactory):
+    def __init__(self, count: int, mark: Path, what: str) -> None:
+        super().__init__(count)
+        self._mark, self._what = mark, what
+
+    def make(self, options: Any) -> Any:
+        pond = super().make(options)
+        step = pond.step
+
+        def troubled(action: Action) -> StepResult:
+            with contextlib.suppress(FileExistsError):
+                self._mark.touch(exist_ok=False)
+                globals()[self._what](self._mark)
+            return step(action)
+
+        pond.step = troubled  # type: ignore[method-assign]
+        return pond
+
+
 async def _open(
     factory: PondFactory, url: str, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
@@ -127,3 +155,8 @@ async def _open(
     await stack.enter_async_context(served)
     settings = RunSettings(sampling_params=PARAMS, samples=SAMPLES, concurrency=share)
     return Runner(factory, lambda: agent(served, verify="sample"), settings), factory.tasks("test")
+
+
+async def open_and_cancel(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
+    """It cancels its own task."""
+    raise asyncio.CancelledError

@@ -227,12 +227,10 @@ class Waiter(Environment):
 """
 
 
-@pytest.mark.parametrize("spread", [["--processes", "2"], ["--ray", "local", "--ray-workers", "2"]])
+@pytest.mark.parametrize("spread", [["--processes", "2"], ["--ray", "local"]])
 async def test_an_environment_of_a_file_is_found_by_every_worker(
     spread: list[str], tmp_path: Path, tokenizer: Any
 ) -> None:
-    if "--ray" in spread:
-        pytest.importorskip("ray")
     (tmp_path / "wait.py").write_text(FILE)
     with serve_in_thread(EmbeddedEngine(tokenizer, reference_policy({}))) as engine:
         command = [sys.executable, "-c", MAIN, "run", "wait.py:Waiter", "--engine", engine.url]

@@ -5,8 +5,7 @@ dies.
 from __future__ import annotations
 
 import asyncio
-import gc
-import multiprocessing
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,19 +23,18 @@ from support import worker_factories
 from support.commands import run_command
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
+from support.ray_processes import local_cluster, workers
 from support.results import content
 from support.toy_environment import PondFactory, look
-from support.wire import until
 
 from toolroll.rollout.cli.run_command import run
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs import processes
-from toolroll.rollout.runs import worker_pool as spreading
+from toolroll.rollout.runs import ray_worker
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.processes import ProcessRunner
+from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.runs.run_config import RunConfig, load_config
-from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.runs.run_config import RunConfig
+from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     PolicyRequest,
@@ -52,25 +50,25 @@ SAMPLES = worker_factories.SAMPLES
 Key = tuple[str, int]
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "_PAUSE", 0.0)
-
-
 # --- processes ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def ponds() -> Iterator[EmbeddedEngine]:
+def cluster() -> Iterator[None]:
+    with local_cluster():
+        yield
+
+
+@pytest.fixture(scope="module")
+def ponds(cluster: None) -> Iterator[EmbeddedEngine]:
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), look, latency=0.01)) as served:
         yield served
 
 
 async def played(opened: Any, count: int, processes: int = 2, **more: Any) -> dict[Key, Any]:
     found: list[Episode] = []
-    runner = ProcessRunner(opened, processes=processes, concurrency=8, samples=SAMPLES)
+    runner = RayRunner(opened, processes=processes, concurrency=8, samples=SAMPLES)
     await runner.run(PondFactory(count).tasks("test"), found.append, **more)
-    assert multiprocessing.active_children() == []
     assert len({(one.task_id, one.sample) for one in found}) == len(found), "none twice"
     return {(one.task_id, one.sample): content(one, circumstances=False) for one in found}
 
@@ -91,29 +89,9 @@ async def test_the_episodes_are_those_of_one_process(ponds: EmbeddedEngine) -> N
     }
 
 
-async def test_nothing_to_do_starts_nothing(ponds: EmbeddedEngine) -> None:
+async def test_nothing_to_do_starts_nothing() -> None:
     done = {(f"t-{number}", sample) for number in range(2) for sample in range(SAMPLES)}
     assert await played(worker_factories.open_and_fail, 2, done=done) == {}
-
-
-async def test_where_the_system_reaps_children(ponds: EmbeddedEngine) -> None:
-    """SIGCHLD ignored, as some supervisors leave it to what they start: nobody is told that a
-    process has ended.
-    """
-    found: list[Episode] = []
-    runner = ProcessRunner(
-        partial(worker_factories.open_ponds, ponds.url, 2),
-        processes=2,
-        concurrency=8,
-        samples=SAMPLES,
-    )
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    try:
-        await runner.run(PondFactory(2).tasks("test"), found.append)
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-        multiprocessing.process._children.clear()  # type: ignore[attr-defined] # it counts them as running for ever
-    assert len(found) == 2 * SAMPLES
 
 
 async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) -> None:
@@ -125,71 +103,44 @@ async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) ->
         assert one["info"]["env/error"] == "Needy('no')"
 
 
-async def test_an_error_that_cannot_be_sent_is_told_in_its_words(ponds: EmbeddedEngine) -> None:
-    with pytest.raises(ExceptionGroup) as group:
-        await played(partial(worker_factories.open_and_raise, ponds.url, 2), 2)
-    assert group.group_contains(RolloutError, match="^it holds a lock$")
-
-
-async def test_a_process_that_died_is_missed_though_what_it_forked_lives_on(tmp_path: Path) -> None:
-    mark = tmp_path / "forked"
-    with pytest.raises(ExceptionGroup) as group:
-        await played(partial(worker_factories.open_and_fork, mark), 2, processes=1)
-    os.kill(int(mark.read_text()), signal.SIGKILL)  # it is alive: nobody waited for it
-    assert group.group_contains(UsageError, match="^the second process says so$")
-
-
-async def test_processes_that_died_leave_nothing_open(
-    ponds: EmbeddedEngine, impatient: None
+@pytest.mark.parametrize(
+    ("opened", "error", "words"),
+    [
+        (worker_factories.open_and_refuse, UsageError, "^there is no such model$"),
+        (worker_factories.open_and_fail, RolloutError, r"^a worker failed: KeyError\('model'\)$"),
+        (worker_factories.open_and_raise, RolloutError, "^it holds a lock$"),
+        (worker_factories.open_and_cancel, RolloutError, "^the call was cancelled in its process$"),
+        (worker_factories.open_and_stop, RunStoppedError, "^ten failed in a row$"),
+    ],
+)
+async def test_an_error_arrives_with_its_words(
+    cluster: None, opened: Any, error: type[Exception], words: str
 ) -> None:
-    opened = partial(worker_factories.open_ponds, ponds.url, 30)
-    runner = ProcessRunner(opened, processes=1, concurrency=4, samples=SAMPLES)
-    before, deaths = open_files(), 0
+    with pytest.raises(ExceptionGroup) as group:
+        await played(opened, 2)
+    assert group.group_contains(error, match=words)
 
-    async def closed() -> bool:
-        return open_files() - before <= 2
 
-    def take(one: Episode) -> None:
-        nonlocal deaths
-        children = multiprocessing.active_children()
-        if children and deaths < 4 and one.task_index % 10 == 5:
-            deaths += 1
-            os.kill(children[0].pid or 0, signal.SIGKILL)
-
-    gc.disable()
+@pytest.mark.parametrize("what", ["block", "stop", "fork_and_die"])
+async def test_a_process_that_does_not_respond_is_replaced(
+    ponds: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Also one that died and whose connections are still open, in a process that it forked."""
+    monkeypatch.setattr(ray_worker, "_STALL", 3.0)
+    mark = tmp_path / "mark"
+    opened = partial(worker_factories.open_and_suffer, ponds.url, 12, mark, what)
     try:
-        await runner.run(PondFactory(30).tasks("test"), take)
-        assert deaths == 4
-        # the engine's connections are in this process too
-        await until(closed, "the files of five processes closed")
+        found = await played(opened, 12)
     finally:
-        gc.enable()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(mark.read_text()), signal.SIGKILL)
+    assert len(found) == 12 * SAMPLES
 
 
-async def test_a_process_that_does_not_respond_is_killed(
-    ponds: EmbeddedEngine, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stopped process is like one whose environment holds the GIL."""
-    monkeypatch.setattr(processes, "_STALL", 10.0)
-    runner = ProcessRunner(
-        partial(worker_factories.open_ponds, ponds.url, 30),
-        processes=1,
-        concurrency=4,
-        samples=SAMPLES,
-    )
-    keys: list[Key] = []
-
-    def take(one: Episode) -> None:
-        keys.append((one.task_id, one.sample))
-        if len(keys) == 20:
-            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGSTOP)
-
-    await runner.run(PondFactory(30).tasks("test"), take)
-    assert len(keys) == len(set(keys)) == 30 * SAMPLES
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match="the extra `ray` of toolroll"):
+        RayRunner(worker_factories.open_and_fail, processes=2, concurrency=2, samples=1)
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -239,19 +190,19 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
     while not running.done() and lines(tmp_path / "two") < 15:
         await asyncio.sleep(0.02)
     before = lines(tmp_path / "two")
-    children = multiprocessing.active_children()
-    os.kill(children[0].pid or 0, signal.SIGKILL)
+    children = workers()
+    os.kill(children[0], signal.SIGKILL)
     outcome = await running
     assert len(children) == 2
     assert 15 <= before < 33 * SAMPLES, "it died in mid-run"
-    assert "ended with exit code -9" in caplog.text, "it played"
+    assert "died (attempt 1)" in caplog.text, "it played"
     assert outcome.summary.episodes == 33 * SAMPLES
     assert outcome.report["aborted"] == 0
     whole = contents(read_episodes(tmp_path / "one"))
     tally.tried()
     tally.played(list(read_episodes(tmp_path / "two")), whole, whole)
     tally.check()
-    assert multiprocessing.active_children() == []
+    assert workers() == []
 
 
 def command(engine: EmbeddedEngine, out: Path) -> list[str]:
@@ -275,7 +226,7 @@ def holding(stuck: list[PolicyRequest]) -> Any:
     return policy
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("seconds", [0.02, 1.0, 3.0])
 def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: float) -> None:
     pipes: Any = {
         "stdout": subprocess.PIPE,
@@ -289,8 +240,7 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
     ):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         deadline = time.monotonic() + PATIENCE
-        # the resource tracker is one
-        while len(children.read_text().split()) < 3 and time.monotonic() < deadline:
+        while not children.read_text() and time.monotonic() < deadline:
             time.sleep(0.005)
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
@@ -300,12 +250,12 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("how", ["terminal", "killed"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
 def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
-    tmp_path: Path, how: str, tally: Tally
+    tmp_path: Path, number: signal.Signals, tally: Tally
 ) -> None:
-    """A terminal sends its signal to all of them; one that is killed cannot say anything to the
-    others.
+    """A terminal or a scheduler sends its signal to all of them; one that is killed cannot say
+    anything to the others.
     """
     stuck: list[PolicyRequest] = []
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
@@ -316,17 +266,19 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
             deadline = time.monotonic() + PATIENCE
             while (len(stuck) < 3 or lines(tmp_path) < 3) and time.monotonic() < deadline:
                 time.sleep(0.02)
-            if how == "terminal":
-                os.killpg(process.pid, signal.SIGINT)
-            else:
+            if number == signal.SIGKILL:
                 process.kill()
+            else:
+                os.killpg(process.pid, number)
             # ends when the last one that writes there is gone
             out, errors = process.communicate(timeout=PATIENCE)
         assert len(stuck) == 3
         assert "Traceback" not in errors
-        if how == "terminal":
-            assert process.returncode == 128 + signal.SIGINT, errors
+        if number != signal.SIGKILL:
+            assert process.returncode == 128 + number, errors
             assert "the run is not finished: 3 of 6 episodes" in out
+        while sum(entry.aborted for entry in engine.log) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)  # Ray ends the processes of a command that is gone
         assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
@@ -335,8 +287,3 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
         tasks = find_environment("desk").tasks("test")[:6]
         tally.played(list(read_episodes(tmp_path)), [(task.id, 0) for task in tasks], {})
         tally.check()
-
-
-def test_processes_and_ray_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match=r"^give either --processes \(on this machine\) or --ray"):
-        load_config(None, {"env": "desk", "model": "embedded", "ray": "local", "processes": 2})

@@ -23,7 +23,7 @@ from unit.adapters.test_same_episodes import ADAPTERS
 from toolroll.parsers import formats
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
-from toolroll.rollout.adapters.frameworks import FRAMEWORKS
+from toolroll.rollout.adapters.frameworks import FRAMEWORKS, SUPPORT
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import environment_names
@@ -56,6 +56,9 @@ def test_the_command_and_the_table_name_what_exists() -> None:
         assert one.path in printed
         cells = one.name, one.version, one.path, one.forks, one.aborted, one.interrupted
         assert f"| {' | '.join(cells)} |" in table.replace("`", "")
+        assert f"| {one.name} | {' | '.join(one.support)} |" in table.replace("`", "")
+        for what, answer in zip(SUPPORT, one.support, strict=True):
+            assert f"{what}: {answer}" in printed
 
 
 def test_every_adapter_is_listed() -> None:

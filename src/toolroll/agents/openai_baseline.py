@@ -15,7 +15,7 @@ from typing import Any
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig, history_message
 from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.text_agent import TextAgent
-from toolroll.parsers.formats.plain import PlainParser
+from toolroll.parsers.base import PlainParser
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import AssistantTurn, with_call_ids

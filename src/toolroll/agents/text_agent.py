@@ -15,8 +15,7 @@ from typing import Any
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
-from toolroll.agents.loop.play import Rules, play
-from toolroll.agents.loop.result import build_result
+from toolroll.agents.loop.play import Rules, build_result, play
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.environment_results import MOST_BYTES

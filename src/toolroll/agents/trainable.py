@@ -34,7 +34,7 @@ from toolroll.agents.loop.hook_environment import (
     step_hook,
 )
 from toolroll.agents.loop.hook_value import hook_value, reading
-from toolroll.agents.loop.play import Played, Rules, play
+from toolroll.agents.loop.play import Played, Rules, build_result, play
 from toolroll.agents.loop.published_hooks import (
     ModelAdapter,
     episode_arguments,
@@ -45,7 +45,6 @@ from toolroll.agents.loop.published_hooks import (
     wrap_call_llm,
     wrap_parse_tool,
 )
-from toolroll.agents.loop.result import build_result
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import EnvironmentFailure, UsageError

@@ -281,3 +281,20 @@ def unclosed(call: ToolCall, close: str) -> ToolCall:
     return replace(
         call, status=CallStatus.UNCLOSED, error=f"the tool call is not closed with {close}"
     )
+
+
+class PlainParser(ToolCallParser):
+    """Reads no calls: all text after the reasoning is content. Use it if the server parses the
+    calls itself, or if the model makes no calls.
+    """
+
+    name = "plain"
+
+    def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
+        """Read all text as content."""
+        while True:
+            out.content(source.text[pos:])
+            pos = len(source.text)
+            if source.closed:
+                return
+            yield

@@ -11,10 +11,8 @@ import difflib
 from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 
-from toolroll.parsers.base import ToolCallParser
-from toolroll.parsers.formats.beam import BeamParser
+from toolroll.parsers.base import PlainParser, ToolCallParser
 from toolroll.parsers.formats.cohere import ApertusParser, CohereParser
-from toolroll.parsers.formats.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
 from toolroll.parsers.formats.dsml import (
     DeepSeekV4Parser,
     DeepSeekV32Parser,
@@ -24,19 +22,20 @@ from toolroll.parsers.formats.dsml import (
     Step3Parser,
 )
 from toolroll.parsers.formats.gemma4 import Gemma4Parser
-from toolroll.parsers.formats.gigachat3 import GigaChat3Parser
-from toolroll.parsers.formats.glm import Glm45Parser, HunyuanParser, IQuestParser
-from toolroll.parsers.formats.harmony import HarmonyParser
-from toolroll.parsers.formats.hermes import HermesParser, InternParser
+from toolroll.parsers.formats.glm import Glm45Parser, HunyuanParser, IQuestParser, K2HorizonParser
+from toolroll.parsers.formats.harmony import BeamParser, HarmonyParser
+from toolroll.parsers.formats.hermes import GigaChat3Parser, HermesParser, InternParser
 from toolroll.parsers.formats.inkling import InklingParser
-from toolroll.parsers.formats.k2_horizon import K2HorizonParser
-from toolroll.parsers.formats.kimi_k2 import KimiK2Parser
 from toolroll.parsers.formats.llama3 import Llama3Parser
-from toolroll.parsers.formats.minimax import DotsParser, MiniCPM5Parser, MiniMaxM2Parser
-from toolroll.parsers.formats.minimax_m3 import MiniMaxM3Parser
+from toolroll.parsers.formats.minimax import (
+    DotsParser,
+    MiniCPM5Parser,
+    MiniMaxM2Parser,
+    MiniMaxM3Parser,
+)
 from toolroll.parsers.formats.mistral import MistralParser
 from toolroll.parsers.formats.muse import MuseParser
-from toolroll.parsers.formats.plain import PlainParser
+from toolroll.parsers.formats.named_json import DeepSeekV3Parser, DeepSeekV31Parser, KimiK2Parser
 from toolroll.parsers.formats.pythonic import Lfm2Parser, PythonicParser
 from toolroll.parsers.formats.qwen3_coder import MiMoParser, Qwen3CoderParser
 from toolroll.parsers.reasoning import get_reasoning

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import copy
 import dataclasses
+import importlib
 import inspect
 import pickle
 from argparse import Namespace
@@ -131,6 +132,47 @@ def test_flags_are_the_settings() -> None:
         read_settings(parser.parse_args(["--toolroll-max-turns", "many"]))
 
 
+@pytest.mark.parametrize(
+    ("trained", "names"),
+    [({"lora_rank": 0}, None), ({"lora_rank": 8}, "miles_lora"),
+     ({"lora_adapter_path": "a"}, "miles_lora"), ({"lora_rank": 8, "lora_train_only": True}, None)],
+)  # fmt: skip
+async def test_the_adapter_that_miles_trains_samples_and_is_recorded(
+    trained: dict[str, Any], names: str | None
+) -> None:
+    async with serving(lora_paths=("miles_lora",)) as (engine, args):
+        vars(args).update({"lora_train_only": False, **trained})
+        asked = GenerateFnInput(GenerateState(args), Sample(prompt=0), dict(SAMPLING), False)
+        [made] = (await generate(asked)).samples
+    assert {entry.lora_path for entry in engine.log if entry.output_ids} == {names}
+    recorded = made.metadata["toolroll"].get("lora_paths", [None])
+    assert set(recorded) == {names} and made.reward == 1.0
+    assert names is None or len(recorded) == len(made.weight_versions)
+
+
+async def test_a_sample_with_an_adapter_of_its_own_is_refused(
+    engine_and_args: tuple[EmbeddedEngine, Namespace],
+) -> None:
+    engine, args = engine_and_args
+    sample = Sample(prompt=0, adapter=Namespace(name="a", slot=1))
+    with pytest.raises(UsageError, match="--multi-lora-n-adapters"):
+        await generate(GenerateFnInput(GenerateState(args), sample, dict(SAMPLING), False))
+    assert not any(entry.output_ids for entry in engine.log)
+
+
+async def test_a_nucleus_is_taken_because_miles_loss_reads_none(
+    engine_and_args: tuple[EmbeddedEngine, Namespace],
+) -> None:
+    engine, args = engine_and_args
+    args.rollout_top_p = 0.9
+    asked = GenerateFnInput(
+        GenerateState(args), Sample(prompt=0), {**SAMPLING, "top_p": 0.9}, False
+    )
+    [made] = (await generate(asked)).samples
+    assert made.reward == 1.0
+    assert {entry.sampling_params["top_p"] for entry in engine.log if entry.output_ids} == {0.9}
+
+
 @pytest.mark.peers
 def test_the_mirror_has_the_fields_of_miles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
@@ -141,3 +183,7 @@ def test_the_mirror_has_the_fields_of_miles(monkeypatch: pytest.MonkeyPatch) -> 
     names = [found.name for found in dataclasses.fields(real.Sample)]
     assert names == [found.name for found in dataclasses.fields(Sample)]
     assert real.Sample().to_dict().keys() == vars(Sample()).keys()
+    lora = importlib.import_module("miles.utils.lora")
+    assert lora.LORA_ADAPTER_NAME == "miles_lora"
+    trained = [Namespace(lora_rank=8, lora_train_only=only) for only in (False, True)]
+    assert [lora.lora_rollout_enabled(args) for args in trained] == [True, False]

@@ -307,6 +307,8 @@ def test_what_may_not_be_trained_is_not(sample_type: Any) -> None:
         sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(excluded,))
     )
     assert made.remove_sample and made.reward == 1.0
+    counted = made.prefix_cache_info
+    assert (counted.cached_tokens, counted.total_prompt_tokens) == (0, 0), "without metrics"
     text = _trajectory(6, 3, source="transcript")
     with pytest.raises(UsageError, match="transcript"):
         to_samples(sample_type(index=0), InteractionResult("", 1.0, [], {}, trajectories=(text,)))

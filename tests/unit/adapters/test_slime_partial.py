@@ -34,7 +34,7 @@ from toolroll.agents.environments.desk.environment import Desk
 from toolroll.rollout.adapters import miles
 from toolroll.rollout.adapters.parking import masked
 from toolroll.rollout.adapters.slime import aclose, generate, generate_rollout, training
-from toolroll.rollout.adapters.slime.player import _players, player
+from toolroll.rollout.adapters.slime.generation import _players, player
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
@@ -49,11 +49,18 @@ from toolroll.rollout.types import Trajectory, Turn
 
 
 class Environments:
-    """The environments that were reset, and those that were closed."""
+    """The environments that were reset, those that were closed, and the state of each then."""
 
     def __init__(self) -> None:
         self.opened: list[Desk] = []
         self.closed: list[Desk] = []
+        self.states: list[str] = []
+
+
+def state_of(desk: Desk) -> str:
+    assert desk._task is not None and desk._db is not None and desk._user is not None
+    rows, user = list(desk._db.iterdump()), desk._user.metrics()
+    return repr((desk._task.id, rows, user, desk._replies, desk._tool_errors, desk._done))
 
 
 @pytest.fixture
@@ -66,6 +73,8 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> Environments:
         return observation
 
     async def counted_close(self: Desk) -> None:
+        if self in counted.opened and self not in counted.closed:
+            counted.states.append(state_of(self))
         await close(self)
         if self in counted.opened:  # `reset` closes what it finds
             counted.closed.append(self)
@@ -541,6 +550,15 @@ async def uninterrupted(samples: list[Any], sample_type: Any) -> list[Any]:
     return flattened(made)
 
 
+async def check_the_ends(samples: list[Any], environments: Environments, sample_type: Any) -> None:
+    """Compare the rewards and the environments' last states with those without aborts."""
+    ended = sorted(environments.states)
+    environments.states.clear()
+    plain = await uninterrupted(samples, sample_type)
+    assert [made.reward for made in samples] == [other.reward for other in plain]
+    assert sorted(environments.states) == ended
+
+
 async def check_that_nothing_was_lost(
     samples: list[Any], engine: EmbeddedEngine, sample_type: Any, *, mask: bool = False
 ) -> None:
@@ -572,22 +590,21 @@ async def test_slime_s_partial_rollout_loses_nothing(
     slime_loop: Any, monkeypatch: pytest.MonkeyPatch, environments: Environments, mask: bool
 ) -> None:
     """Four rollouts of two groups in slime's own loop. In each, one group more has begun, and its
-    samples are cut at random.
+    samples are cut at random: those of group 2 twice.
     """
     sample_type = real_slime("slime.utils.types").Sample
     http = importlib.import_module("slime.utils.http_utils")
     monkeypatch.setattr(http, "_http_client", None)
     chance, never, rollout = random.Random(7), asyncio.Event(), 0
     held = {
-        f"g{group}/{at}": (chance.randrange(3), chance.randrange(9))
-        for group in (2, 4, 6)
+        (number, f"g{group}/{at}"): (chance.choice(calls), chance.randrange(9))
+        for number, group, calls in ((0, 2, (0, 1)), (1, 2, (2, 3)), (2, 6, (0, 1, 2)))
         for at in (0, 1, 3)
     }
 
     def policy(request: PolicyRequest) -> Reply:
-        call, tokens = held.get(request.routing_key, (None, 0))
-        over = int(request.routing_key[1]) != 2 * rollout + 2
-        hold = None if over or call != request.call else never
+        call, tokens = held.get((rollout, request.routing_key), (None, 0))
+        hold = None if call != request.call else never
         return Reply(plays_tasks(request)[request.call], hold=hold, hold_after=tokens)
 
     groups: list[Any] = []
@@ -615,6 +632,7 @@ async def test_slime_s_partial_rollout_loses_nothing(
     assert sum(made.metadata["toolroll"]["metrics"]["resumes"] for made in samples) == len(held)
     assert sum(made.metadata["toolroll"]["metrics"]["restarts"] for made in samples) == 0
     assert len(environments.opened) == len(environments.closed) == len(samples)
+    await check_the_ends(samples, environments, sample_type)
     await check_that_nothing_was_lost(
         [made for made in samples if any(made.loss_mask)], engine, sample_type, mask=mask
     )

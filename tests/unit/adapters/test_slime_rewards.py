@@ -93,3 +93,16 @@ def test_a_sample_without_a_group_or_a_reward_is_refused(sample_type: Any) -> No
         normalize_rewards(arguments(), [sample_type(index=3, reward=1.0)])
     with pytest.raises(UsageError, match="sample 3 has no reward: drop such groups"):
         normalize_rewards(arguments(), [sample_type(group_index=0, index=3)])
+
+
+def test_what_the_samples_of_an_episode_share(sample_type: Any) -> None:
+    """The `rollout_id`, or else the index. A sample without both is an episode of its own."""
+    args = arguments(grpo_std_normalization=False)
+    for name in ("rollout_id", "index"):
+        forked = [
+            sample_type(group_index=0, reward=1.0 - episode, **{name: episode})
+            for episode in (0, 0, 1, 1, 1)
+        ]
+        assert normalize_rewards(args, forked)[1] == pytest.approx([0.5, 0.5, -0.5, -0.5, -0.5])
+    alone = [sample_type(group_index=0, reward=reward) for reward in (1.0, 1.0, 0.0)]
+    assert normalize_rewards(args, alone)[1] == pytest.approx([1 / 3, 1 / 3, -2 / 3])

@@ -10,8 +10,7 @@ from gymnasium.spaces import Text
 from support.episodes import agent, call, judge, serving
 from support.listed_environment import TOOL
 
-from toolroll.agents.environments.adapt import as_environment
-from toolroll.agents.environments.gymnasium import GymStyleEnvironment, is_gym_style
+from toolroll.agents.environments.adapt import GymStyleEnvironment, as_environment, is_gym_style
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner

@@ -68,6 +68,7 @@ def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
     assert str(result.exception) == "--sync: must be 'always' or 'end'"
 
 
+@pytest.mark.usefixtures("unfrozen")
 @pytest.mark.parametrize(
     ("options", "is_paced"), [([], True), (["--pace-gc"], True), (["--no-pace-gc"], False)]
 )

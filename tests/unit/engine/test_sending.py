@@ -50,6 +50,14 @@ def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logpr
     }
 
 
+def test_an_adapter_is_named_beside_the_sampling_parameters() -> None:
+    params = {"top_k": 5, "lora_path": "one"}
+    body = orjson.loads(
+        Engine("http://nowhere")._body(request([1], sampling_params=params), "r", stream=False)
+    )
+    assert (body["sampling_params"], body["lora_path"]) == ({"top_k": 5}, "one")
+
+
 async def test_a_strided_array_is_sent_in_its_own_order() -> None:
     asked = GenerateRequest(np.arange(10, dtype=np.int32)[::2], {}, "s")
     assert orjson.loads(Engine("http://nowhere")._body(asked, "r", stream=False))["input_ids"] == [

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.formats import FORMATS
 from support.memory import peak
+from support.tiers import by_code
 from support.work import CountedText, Work
 
 from toolroll.parsers.base import ToolCallParser
@@ -28,10 +29,17 @@ LITERALS = ("t", "-", "tru")  # begun after an opener, and not what they seemed 
 # What a stream waits in: prose, white space, a name, a key, a number, a string.
 WAITS = ("", "[", "[f(a=", "[f(a='", "f(")
 HELD = ("word é ", " ", "a", "1")
-SIZES = (150, 300, 600)
+SIZES = (300, 600)
 PIECE = 16
 Read = Callable[[ToolCallParser, str], None]
-KINDS = pytest.mark.parametrize("kind", built_in_parsers(), ids=lambda kind: kind.name)
+
+
+def name_of(kind: type[ToolCallParser]) -> str:
+    """The name of a parser."""
+    return kind.name
+
+
+KINDS = pytest.mark.parametrize("kind", by_code(built_in_parsers(), name_of), ids=name_of)
 
 
 def at_once(parser: ToolCallParser, text: str) -> None:
@@ -92,7 +100,7 @@ def test_reading_is_linear(kind: type[ToolCallParser], work: Work) -> None:
 TAGGED = [kind for kind in built_in_parsers() if issubclass(kind, TagParser)]
 
 
-@pytest.mark.parametrize("kind", TAGGED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", by_code(TAGGED, name_of), ids=name_of)
 def test_values_that_are_not_closed_are_linear_work(kind: type[TagParser], work: Work) -> None:
     """Each value has its closing marker, or the tag that it swallowed, at the far end."""
     shape = kind.shape

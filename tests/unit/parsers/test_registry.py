@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,11 +108,20 @@ def test_an_entry_point_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     del sys.modules["toolroll_bang"]
 
 
-def test_a_name_of_sglang_without_sglang_says_so() -> None:
-    if "sglang.srt.function_call.function_call_parser" in sys.modules:
-        assert isinstance(get_parser("sglang:qwen25"), ToolCallParser)
-        return
-    with pytest.raises(UnknownParserError, match=r"needs SGLang|no tool-call parser"):
+def test_a_name_of_sglang_without_sglang_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang.srt.entrypoints.openai.protocol", None)
+    with pytest.raises(UnknownParserError, match="needs SGLang"):
+        get_parser("sglang:qwen25")
+
+
+def test_a_name_that_sglang_does_not_have_is_told_those_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    theirs = SimpleNamespace(ToolCallParserEnum={"qwen25": None, "glm": None})
+    module = SimpleNamespace(Tool=None, FunctionCallParser=theirs)
+    for name in ("entrypoints.openai.protocol", "function_call.function_call_parser"):
+        monkeypatch.setitem(sys.modules, f"sglang.srt.{name}", module)
+    with pytest.raises(UnknownParserError, match="named 'nobody'; it has qwen25, glm"):
         get_parser("sglang:nobody")
 
 

@@ -74,7 +74,7 @@ async def test_what_a_dead_player_had_is_given_out_again() -> None:
     players, found = [Mortal({"t-3": 2, "t-20": 9}), Mortal({"t-3": 2, "t-20": 9})], []
     await play_on_workers(
         todo,
-        [(players[0], 3), (players[1], 2)],
+        [(players[0].play, 3), (players[1].play, 2)],
         lambda one: found.append((one.task_id, one.sample)),
     )
     assert sorted(found) == sorted(todo), "each of them once"
@@ -85,7 +85,7 @@ async def test_what_a_dead_player_had_is_given_out_again() -> None:
 @pytest.mark.usefixtures("impatient")
 async def test_an_episode_that_kills_whoever_plays_it_ends_the_run() -> None:
     with pytest.raises(ExceptionGroup) as group:
-        await play_on_workers([("t-0", 1)], [(Mortal({"t-0": 99}), 1)], lambda one: None)
+        await play_on_workers([("t-0", 1)], [(Mortal({"t-0": 99}).play, 1)], lambda one: None)
     assert group.group_contains(
         RolloutError, match="10 workers died while playing task t-0, sample 1: is there enough"
     )

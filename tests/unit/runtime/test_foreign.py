@@ -300,7 +300,7 @@ async def test_a_run_does_not_return_while_episodes_are_left() -> None:
         RolloutError, match="1 of 5 episodes were not played, the first one task t, sample 2"
     ):
         await play_on_workers(
-            [("t", sample) for sample in range(5)], [(Lost(), 3)], episodes.append
+            [("t", sample) for sample in range(5)], [(Lost().play, 3)], episodes.append
         )
     assert len(episodes) == 4
 

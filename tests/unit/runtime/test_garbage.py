@@ -15,6 +15,8 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage
 from toolroll.rollout.settings import RolloutArgs
 
+pytestmark = pytest.mark.usefixtures("unfrozen")
+
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:

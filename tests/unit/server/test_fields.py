@@ -286,6 +286,31 @@ async def test_a_session_has_defaults_of_its_own(tokenizer: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "sampling_params.temprature")
 
 
+async def test_the_model_s_name_may_select_an_adapter(tokenizer: Any) -> None:
+    """The request's precedes the session's, which precedes the endpoint's."""
+    settings = {"model_names": "own", "sampling_params": {"lora_path": "a"}}
+    async with endpoint(
+        tokenizer, lambda request: "Hello.", settings=settings, lora_paths=("a", "b", "c:d")
+    ) as bench:
+        made = {"session_id": "s", "sampling_params": {"lora_path": "b"}}
+        assert (await bench.post("/sessions", made))[0] == 201
+        own = bench.endpoint.model_name
+        asked = [("s", own), ("t", own), ("s", f"{own}:c:d"), ("t", f"{own}:")]
+        for session, model in asked[:3]:
+            path = f"/sessions/{session}/v1/chat/completions"
+            status, answer = await bench.post(path, {"messages": [USER], "model": model})
+            assert status == 200 and answer["model"] == own
+        for model in (f"{own}:", "other:a"):
+            assert (await bench.post(CHAT, {"messages": [USER], "model": model}))[0] == 404
+        assert [entry.lora_path for entry in bench.engine.log] == ["b", "a", "c:d"]
+        names = [
+            turn["sampling_params"]["lora_path"]
+            for trajectory in await bench.trajectories()
+            for turn in trajectory["turns"]
+        ]
+        assert names == ["b", "c:d"]
+
+
 async def test_a_sessions_limit_precedes_the_endpoints(tokenizer: Any) -> None:
     settings = {"default_max_tokens": 20, "sampling_params": {"max_new_tokens": 30}}
     async with endpoint(tokenizer, lambda request: "Hello.", settings=settings) as bench:

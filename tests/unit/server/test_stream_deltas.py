@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from support.examples import EXAMPLES, TOOLS
 from support.formats import FORMATS, Format
 from support.fuzz import pieces_of
 from support.parsing import tool
-from support.tiers import fuzz_texts
+from support.tiers import by_code, fuzz_texts
 from tokenizers import AddedToken
 
 from toolroll.parsers.registry import built_in_parsers
@@ -32,7 +32,7 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.testing import TokenSplitter, load_embedded_tokenizer
 from toolroll.rollout.types import Completion
 
-NAMES = [kind.name for kind in built_in_parsers()]
+NAMES = by_code([kind.name for kind in built_in_parsers()], str)
 SEED = "session/17"
 OPENED = "{% if add_generation_prompt %}<think>\n{% endif %}"
 
@@ -67,12 +67,12 @@ class Case:
     tools: list[dict[str, Any]] | None
     stop_strings: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def in_reasoning(self) -> bool:
         cursor = self.served.template.start([{"role": "user", "content": "x"}])
         return cursor.opens_reasoning(self.served.parser.reasoning)
 
-    @property
+    @cached_property
     def turn(self) -> ParsedTurn:
         return parse_turn(
             self.served,
@@ -244,11 +244,14 @@ def test_text_is_sent_as_it_is_sampled(name: str, tools: Any) -> None:
         assert message()["content"] == said.strip()
 
 
-@pytest.mark.parametrize(
+PARALLEL = pytest.mark.parametrize(
     "form",
-    [form for form in FORMATS if form.parallel],
+    by_code([form for form in FORMATS if form.parallel], lambda form: form.name),
     ids=lambda form: f"{form.name}-{form.write.__name__}",
 )
+
+
+@PARALLEL
 def test_a_call_without_tools_is_sent_as_text(form: Format) -> None:
     name = {"glm47": "glm45"}.get(form.name, form.name)
     text = form.write([("get_weather", {"city": city}) for city in ("Paris", "Rome")])
@@ -260,11 +263,7 @@ def test_a_call_without_tools_is_sent_as_text(form: Format) -> None:
     assert "Paris" in steps[known][1]()["content"]
 
 
-@pytest.mark.parametrize(
-    "form",
-    [form for form in FORMATS if form.parallel],
-    ids=lambda form: f"{form.name}-{form.write.__name__}",
-)
+@PARALLEL
 def test_a_call_is_sent_before_the_next_one_is_finished(form: Format) -> None:
     name = {"glm47": "glm45"}.get(form.name, form.name)
     text = form.write([("get_weather", {"city": city, "days": 2}) for city in ("Paris", "Rome")])

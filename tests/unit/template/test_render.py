@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.oracle_scenarios import part, scenarios
 from support.qwen import all_templates, markers, trl_template
+from support.tiers import by_tier
 from transformers.utils import chat_template_utils
 
 from toolroll.rollout.errors import TemplateError
@@ -183,7 +184,7 @@ def joined(message: Any) -> Any:
 # --- every template -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", all_templates())
+@pytest.mark.parametrize("name", by_tier(all_templates()))
 def test_every_scenario_renders_as_transformers_renders_it(tokenizer: Any, name: str) -> None:
     source = all_templates()[name]
     both = Both(tokenizer, source, bos_token="<b>")  # Llama 3's template asks for one

@@ -17,6 +17,7 @@ import pytest
 from support.adversarial.dialogues import Message, tool
 from support.episodes import serving
 from support.qwen import tokenizer_for, trl_template
+from support.tiers import by_tier
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.engine.resume import join
@@ -234,7 +235,7 @@ def equal(one: Trajectory, other: Trajectory) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", by_tier(FAMILIES))
 async def test_every_change_of_an_episode_is_found(name: str) -> None:
     dialogue = await played(name)
     trajectories, record = dialogue.session.trajectories(), dialogue._record

@@ -23,7 +23,7 @@ from toolroll.parsers.openai import (
     openai_result,
 )
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
-from toolroll.rollout.engine import parse_completion
+from toolroll.rollout.engine import parse_completion, request_fields
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_results import checked_reward
@@ -108,7 +108,7 @@ def wrap_call_llm(
     async def generate(request: GenerateRequest) -> Completion:
         payload = {
             "input_ids": [int(index) for index in request.input_ids],
-            "sampling_params": dict(request.sampling_params),
+            **request_fields(request.sampling_params),
             "return_logprob": request.return_logprob,
         }
         body: Any = await run_hook(call_llm, f"{model.url}/generate", payload)

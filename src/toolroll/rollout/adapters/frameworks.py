@@ -10,7 +10,7 @@ class Framework:
     """A training framework. `version`: the tested version. `path`: the import path of the adapter's
     class or function for the framework. `forks`: how a forked episode is returned. `aborted`: how a
     failed episode is returned. `interrupted`: what keeps an episode during a weight update, or when
-    the trainer has enough samples.
+    the trainer has enough samples. `support` has one entry for each name in `SUPPORT`.
     """
 
     name: str
@@ -19,7 +19,11 @@ class Framework:
     forks: str
     aborted: str
     interrupted: str
+    support: tuple[str, ...]
 
+
+SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "gradient checked")
+"""What large runs need. In `support`, "-" means that the trainer has no such option."""
 
 _ONE = "the sequence with the most trained tokens"
 _ALL = "all sequences with {}; otherwise " + _ONE
@@ -32,6 +36,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout and in the fully asynchronous rollout",
+        ("yes", "no", "one", "no", "yes"),
     ),
     Framework(
         "miles",
@@ -40,6 +45,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout",
+        ("yes", "no", "one", "no", "yes"),
     ),
     Framework(
         "TRL",
@@ -48,6 +54,7 @@ FRAMEWORKS = (
         _ONE,
         "reward None, zero mask",
         "TRL interrupts no episode",
+        ("-", "-", "one", "no", "yes"),
     ),
     Framework(
         "verl",
@@ -56,6 +63,7 @@ FRAMEWORKS = (
         _ALL.format("GRPO"),
         "an error, so that verl normalizes the group without it",
         "verl's client resumes the turn (async_training.partial_rollout)",
+        ("yes", "-", "several", "yes", "yes"),
     ),
     Framework(
         "SkyRL",
@@ -64,6 +72,7 @@ FRAMEWORKS = (
         _ALL.format("step_wise_trajectories"),
         "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
         "SkyRL's engines pause and continue the turn",
+        ("yes", "no", "one", "yes", "yes"),
     ),
     Framework(
         "AReaL",
@@ -72,6 +81,7 @@ FRAMEWORKS = (
         _ALL.format("group_size"),
         "nothing with group_size; otherwise an error, for which AReaL rejects the group",
         "AReaL's client resumes the turn",
+        ("-", "-", "one", "yes", "yes"),
     ),
     Framework(
         "verifiers, prime-rl",
@@ -80,6 +90,7 @@ FRAMEWORKS = (
         "branches of the trace",
         "a trace with a ProviderError",
         "the endpoint resumes the turn (--max-resumes)",
+        ("yes", "no", "one", "no", "yes"),
     ),
     Framework(
         "OpenRLHF",
@@ -88,6 +99,7 @@ FRAMEWORKS = (
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
         "max_resumes",
+        ("-", "-", "several", "-", "yes"),
     ),
     Framework(
         "Atropos",
@@ -96,5 +108,6 @@ FRAMEWORKS = (
         "several nodes of the session",
         "an exception; nothing is stored",
         "max_resumes",
+        ("-", "-", "several", "-", "yes"),
     ),
 )

@@ -160,7 +160,7 @@ class ParkableEpisode:
             messages=[],
             info={},
             stop_reason=StopReason.ENGINE_ABORT,
-            metrics={"resumes": self.resumes, "parked_seconds": self.seconds},
+            metrics={"parked": 1, "resumes": self.resumes, "parked_seconds": self.seconds},
         )
         return replace(result, response=decode(ids[first:].tolist()))
 

@@ -249,12 +249,16 @@ def _number(value: float | None) -> str:
 
 def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
     """Print each adapter as a block of lines, so that no name is truncated."""
+    from toolroll.rollout.adapters.frameworks import SUPPORT
+
     for framework in frameworks:
         console.print(f"[bold]{framework.name}[/]", framework.version, highlight=False)
         print_line(console, f"  {framework.path}")
         print_line(console, f"  an episode that forked: {framework.forks}")
         print_line(console, f"  an aborted episode: {framework.aborted}")
         print_line(console, f"  an interrupted turn: {framework.interrupted}")
+        for what, answer in zip(SUPPORT, framework.support, strict=True):
+            print_line(console, f"  {what}: {answer}")
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:

@@ -20,7 +20,7 @@ from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.do_nothing import play_floor
-from toolroll.rollout.runs.processes import ProcessRunner
+from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
@@ -28,7 +28,7 @@ from toolroll.rollout.runs.report import read_summary, report, write_summary
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
-from toolroll.rollout.runs.setup import Plan, open_runner, prepare, worker_settings
+from toolroll.rollout.runs.setup import Plan, open_runner, prepare
 from toolroll.rollout.runs.totals import Summary
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
@@ -208,27 +208,20 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
     )
 
 
-def runner_of(plan: Plan) -> Runner | ProcessRunner | RayRunner:
-    """Return the runner for `plan`. It plays the episodes in this process, in worker processes on
-    this machine, or in worker processes on a Ray cluster.
+def runner_of(plan: Plan) -> Runner | RayRunner:
+    """Return the runner for `plan`. It plays the episodes in this process, or in processes of a Ray
+    cluster.
     """
     config = plan.config
-    if config.ray is not None:
-        return RayRunner(config)
-    if config.processes > 1:
-        return ProcessRunner(
-            partial(_open_worker, config),
-            processes=config.processes,
-            concurrency=config.concurrency,
-            samples=config.samples,
-        )
-    return Runner(plan.factory, plan.make_agent, config, plan.options)
-
-
-async def _open_worker(
-    config: RunConfig, share: int, stack: AsyncExitStack
-) -> tuple[Runner, Sequence[Task]]:
-    return await open_runner(worker_settings(config, share), stack)
+    if config.processes == 1 and config.ray is None:
+        return Runner(plan.factory, plan.make_agent, config, plan.options)
+    return RayRunner(
+        partial(open_runner, config.model_copy(update={"env": absolute_target(config.env)})),
+        processes=config.processes,
+        concurrency=config.concurrency,
+        samples=config.samples,
+        address=config.ray or "local",
+    )
 
 
 async def _check_addresses(config: RunConfig) -> None:

@@ -7,10 +7,11 @@ from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.engine.resume import PARKING, Parking, generate_resumed
-from toolroll.rollout.engine.sampling_params import effective_params
+from toolroll.rollout.engine.sampling_params import LORA_PATH, effective_params, request_fields
 from toolroll.rollout.engine.stream import Progress
 
 __all__ = [
+    "LORA_PATH",
     "PARKING",
     "EncodedRequest",
     "Engine",
@@ -23,4 +24,5 @@ __all__ = [
     "effective_params",
     "generate_resumed",
     "parse_completion",
+    "request_fields",
 ]

@@ -36,7 +36,7 @@ from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
-from toolroll.rollout.engine.sampling_params import check_names
+from toolroll.rollout.engine.sampling_params import check_names, request_fields
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (
     NETWORK_ERRORS,
@@ -258,7 +258,7 @@ class Engine(EngineClient):
         """Return the JSON to send."""
         rest = orjson.dumps(
             {
-                "sampling_params": dict(request.sampling_params),
+                **request_fields(request.sampling_params),
                 "return_logprob": request.return_logprob,
                 "stream": stream,
                 "rid": rid,

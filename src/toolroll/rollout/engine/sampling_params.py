@@ -13,7 +13,12 @@ from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import UsageError, prompt_too_long
 from toolroll.rollout.runtime.complaints import did_you_mean
 
-# The list that SGLang 0.5.23 prints in its error message for an unknown name.
+LORA_PATH = "lora_path"
+"""The parameter that names a LoRA adapter. SGLang reads it beside the sampling parameters. Here it
+is one of them, so that it reaches each request, and each turn records which adapter sampled it.
+"""
+
+# The list that SGLang 0.5.23 prints in its error message for an unknown name, and `LORA_PATH`.
 KNOWN = frozenset(
     (
         "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p "
@@ -24,7 +29,7 @@ KNOWN = frozenset(
         "custom_params beam_width "
         "watermark choice "
     ).split()
-)
+) | {LORA_PATH}
 
 # Dropped silently by sglang-router 0.3.2 (smg 1.13.0 keeps custom_params).
 DROPPED_BY_ROUTERS = frozenset(
@@ -51,6 +56,13 @@ def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = Fa
                 f"the router silently drops the sampling parameter {name!r}: connect to the worker "
                 f"directly to use it"
             )
+
+
+def request_fields(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request's JSON that hold `sampling_params`."""
+    params = dict(sampling_params)
+    lora = {LORA_PATH: params.pop(LORA_PATH)} if LORA_PATH in params else {}
+    return {"sampling_params": params, **lora}
 
 
 def effective_params(

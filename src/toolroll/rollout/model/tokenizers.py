@@ -9,12 +9,15 @@ embedded engine serves it without torch; SGLang and transformers can load it too
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
+import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.optional import import_transformers
 
 FOLDER = Path(__file__).with_name("tokenizer")
 
@@ -98,3 +101,25 @@ def load_embedded_tokenizer() -> Any:
     )
     tokenizer.chat_template = (FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
     return tokenizer
+
+
+_NOTICES = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+
+
+def import_transformers() -> ModuleType:
+    """Import `transformers`, which takes 1 to 2 seconds.
+
+    Suppress the notice that it prints if PyTorch is missing, because only its tokenizers are used
+    here.
+    """
+    if "transformers" in sys.modules:
+        return sys.modules["transformers"]
+    before = os.environ.get(_NOTICES)
+    os.environ[_NOTICES] = "1"
+    try:
+        return importlib.import_module("transformers")
+    finally:
+        if before is None:
+            del os.environ[_NOTICES]
+        else:
+            os.environ[_NOTICES] = before

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
@@ -62,6 +62,11 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
         default=None,
         description="A stop string; may be given several times.",
     )
+    lora_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The LoRA adapter that samples: its name in SGLang (--lora-paths).",
+    )
     user_model: str | None = Field(default=None, description="The model that plays the user.")
     user_url: str | None = Field(
         default=None,
@@ -88,17 +93,13 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
     processes: int = Field(
         default=1,
         ge=1,
-        description="Number of processes on this machine; each plays its share of --concurrency.",
+        description="Number of processes; each plays its share of --concurrency. More than "
+        "one needs Ray.",
     )
     ray: str | None = Field(
         default=None,
-        description="Distribute the episodes over the Ray cluster at this address; `local` starts "
-        "a cluster on this machine.",
-    )
-    ray_workers: int = Field(
-        default=4,
-        ge=1,
-        description="Number of processes on the cluster; each plays its share of --concurrency.",
+        description="Run the processes on the Ray cluster at this address; default: on this "
+        "machine.",
     )
     max_lost: float = Field(
         default=0.01,
@@ -121,15 +122,6 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
         if values.get("baseline_url") is None or values.get("agent") not in (None, "tool-calling"):
             return values
         return {**values, "agent": "baseline"}
-
-    @model_validator(mode="after")
-    def _one_spread(self) -> Self:
-        if self.ray is not None and self.processes > 1:
-            raise ValueError(
-                "give either --processes (on this machine) or --ray (on a cluster, with "
-                "--ray-workers), not both"
-            )
-        return self
 
     def params_of(self, seed: int) -> dict[str, Any]:
         """Return the sampling parameters of the episode whose seed is `seed`."""
@@ -157,7 +149,7 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
 
 _SAMPLING = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
-    "max_new_tokens stop"
+    "max_new_tokens stop lora_path"
 )
 PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
@@ -167,7 +159,7 @@ PANELS: Mapping[str, str] = {
     "Sampling": f"{_SAMPLING} sampling_params sampling_seed",
     "Simulated user": "user_model user_url user_strategy user_api_key_env",
     "Baseline": "baseline_url api_key_env",
-    "Execution": "concurrency processes ray ray_workers pace_gc",
+    "Execution": "concurrency processes ray pace_gc",
     "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns rerun_pause "
     "give_up_after max_lost",
     "Files": "out sync",
@@ -177,8 +169,8 @@ PANELS: Mapping[str, str] = {
 FREE = frozenset(
     "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
     "episode_timeout step_timeout reruns rerun_pause max_resumes "
-    "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray ray_workers "
-    "do_nothing pace_gc allow_unequal allow_model_mismatch out sync".split()
+    "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray do_nothing "
+    " pace_gc allow_unequal allow_model_mismatch out sync".split()
 )
 """The settings that may differ when a run is continued, such as addresses, the number of episodes,
 concurrency, time limits and the handling of failures.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, check_ids
@@ -67,25 +66,12 @@ def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
 
 
 async def open_runner(
-    settings: Mapping[str, Any], stack: AsyncExitStack
+    config: RunConfig, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    """Return the runner and the tasks of one worker. `settings`: from `worker_settings`."""
-    config = RunConfig.model_validate(settings)
+    """Return the runner and the tasks of one worker, which plays `share` concurrent episodes."""
+    config = config.model_copy(update={"concurrency": share})
     plan = await prepare(config, stack)
     return Runner(plan.factory, plan.make_agent, config, plan.options), plan.tasks
-
-
-def worker_settings(config: RunConfig, share: int) -> dict[str, Any]:
-    """Return the settings of one worker as plain data. `share`: the number of concurrent episodes
-    of this worker.
-    """
-    return config.model_dump(mode="json") | {
-        "env": absolute_target(config.env),
-        "concurrency": share,
-        "ray": None,
-        "processes": 1,
-        "out": None,
-    }
 
 
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:

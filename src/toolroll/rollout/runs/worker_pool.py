@@ -1,4 +1,4 @@
-"""Distribute episodes over worker processes, on this machine or on a cluster.
+"""Distribute episodes over worker processes.
 
 Invariants: if an episode's worker dies, the episode is played again, and stored once. If workers
 keep dying, the run ends.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import TypeVar
 
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs.runner import EpisodeKey, play_all
@@ -18,23 +18,18 @@ from toolroll.rollout.types import Episode
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+Play = Callable[[EpisodeKey], Awaitable[Episode]]
+
 ATTEMPTS = 10
-"""Give up the run after this many workers have died while playing the same episode."""
+"""Give up after this many workers have died while playing the same episode."""
 _PAUSE = 0.5  # seconds before an episode whose worker died is played again
 
 
 class WorkerDiedError(RolloutError):
     """Raised if a worker process ended without a result, for example because it was killed or ran
-    out of memory.
+    out of memory. A retry may succeed.
     """
-
-
-class Worker(Protocol):
-    """One process that plays several episodes at the same time."""
-
-    async def play(self, key: EpisodeKey) -> Episode:
-        """Play one episode. Raise `WorkerDiedError` if the process dies. A retry may succeed."""
-        ...
 
 
 def split_concurrency(concurrency: int, players: int) -> list[int]:
@@ -47,29 +42,36 @@ def split_concurrency(concurrency: int, players: int) -> list[int]:
 
 async def play_on_workers(
     todo: Iterable[EpisodeKey],
-    players: Iterable[tuple[Worker, int]],
+    players: Iterable[tuple[Play, int]],
     on_episode: Callable[[Episode], None],
 ) -> None:
-    """Play `todo` on `players`, which are pairs of a worker and the number of its concurrent
-    episodes.
+    """Play `todo` on `players`: pairs of a function that plays one episode on one worker, and the
+    number of concurrent episodes of that worker.
 
     Raise `RolloutError` if workers keep dying.
     """
-    plays = [partial(_play, player) for player, share in players for _ in range(share)]
+    plays = [partial(_play, play) for play, share in players for _ in range(share)]
     await play_all(list(todo), plays, on_episode)
 
 
-async def _play(player: Worker, key: EpisodeKey) -> Episode:
-    for attempt in range(1, ATTEMPTS + 1):
+async def _play(play: Play, key: EpisodeKey) -> Episode:
+    episode, _ = await play_until_survived(partial(play, key), f"task {key[0]}, sample {key[1]}")
+    return episode
+
+
+async def play_until_survived(play: Callable[[], Awaitable[T]], episode: str) -> tuple[T, int]:
+    """Await `play()`, again if its worker dies. Return its result, and how many workers died.
+    `episode`: its name in messages.
+
+    Raise `RolloutError` if workers keep dying.
+    """
+    for deaths in range(ATTEMPTS):
         try:
-            return await player.play(key)
+            return await play(), deaths
         except WorkerDiedError as error:
-            logger.warning(
-                "the worker of %s, sample %d died (attempt %d): %s", *key, attempt, error
-            )
-        if attempt < ATTEMPTS:
-            await asyncio.sleep(_PAUSE * attempt)
+            logger.warning("the worker of %s died (attempt %d): %s", episode, deaths + 1, error)
+        await asyncio.sleep(_PAUSE * (deaths + 1))
     raise RolloutError(
-        f"{ATTEMPTS} workers died while playing task {key[0]}, sample {key[1]}: is there enough "
-        "memory, and can a worker import the environment and the agent?"
+        f"{ATTEMPTS} workers died while playing {episode}: is there enough memory, and can a "
+        "worker import the environment and the agent?"
     )

@@ -159,7 +159,8 @@ class Endpoint(Serving):
         live.check()
         live.check_turns()
         settings = self.settings
-        if settings.model_names == "own" and request.model not in (None, self.model_name):
+        known = request.model in (None, self.model_name) or self.lora_path(request.model)
+        if settings.model_names == "own" and not known:
             problem = f"this endpoint serves {self.model_name!r}, not {request.model!r}"
             raise ApiError(404, "model_not_found", problem, param="model")
         if live.session.nodes >= settings.max_nodes:

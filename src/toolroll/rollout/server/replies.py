@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.reading.schema import Offered
-from toolroll.rollout.engine import EncodedRequest
+from toolroll.rollout.engine import LORA_PATH, EncodedRequest
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -77,6 +77,13 @@ class Serving:
         """The model's name for clients."""
         return self.model.name or "toolroll"
 
+    def lora_path(self, model: str | None) -> str | None:
+        """Return the LoRA adapter that a request names as `MODEL:ADAPTER`, as SGLang's own API
+        does, or None.
+        """
+        own, prefix = model or "", f"{self.model_name}:"
+        return (own.removeprefix(prefix) or None) if own.startswith(prefix) else None
+
 
 class Reply(PendingRequest):
     """One request to the endpoint, and its answer. `key` and `large`: see `Endpoint.start_reply`.
@@ -100,7 +107,10 @@ class Reply(PendingRequest):
         # first, because it limits `n`
         self.params = sampling_params(
             parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
-        ) | dict(live.fixed_params)
+        )
+        if lora_path := endpoint.lora_path(parsed.request.model):
+            self.params[LORA_PATH] = lora_path
+        self.params |= live.fixed_params
         super().__init__(key, parsed.request.n)
         self.endpoint = endpoint
         self.dialect = dialect

@@ -60,6 +60,7 @@ class SamplingDefaults(BaseModel):
     beam_width: Count | None = None
     watermark: Any = None
     choice: Any = None
+    lora_path: str | None = Field(default=None, min_length=1)
 
 
 def sampling_defaults(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Literal
@@ -54,6 +54,7 @@ class EngineCore:
         max_queued: int | None = None,
         keep_log: bool = True,
         incremental_streaming_output: bool = False,
+        lora_paths: Collection[str] = (),
         seed: int = 0,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -70,6 +71,7 @@ class EngineCore:
         self.log: list[LoggedRequest] = []
         self.model_path = self.model_name
         self.incremental_streaming_output = incremental_streaming_output
+        self.lora_paths = lora_paths
         self.url = ""
         self.address = (host, port)
         self._max_running = inf if max_running is None else max_running
@@ -162,6 +164,7 @@ class EngineCore:
             request.params,
             headers=request.headers,
             arrival=self._arrivals,
+            lora_path=request.lora_path,
         )
         self._arrivals += 1
         if self._keep_log:
@@ -227,6 +230,8 @@ class EngineCore:
         self._source.check(request)
         if request.rid in self._running:
             raise refused(f"Duplicate request ID detected: {request.rid}")
+        if request.lora_path and request.lora_path not in self.lora_paths:
+            raise refused(f"Got LoRA adapter that has never been loaded: {request.lora_path}")
         self.limits.check(len(request.unchecked), request.params)
         ids = request.unchecked
         if np.any((ids < 0) | (ids >= self.vocab_size)):

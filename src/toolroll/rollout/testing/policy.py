@@ -106,6 +106,7 @@ class LoggedRequest:
         faulted: True if a fault was injected.
         call: The request's `PolicyRequest.call`, or None if the policy (or language model) was
             not called.
+        lora_path: The LoRA adapter that the request named, or None.
     """
 
     rid: str
@@ -125,3 +126,4 @@ class LoggedRequest:
     aborted: bool = False
     faulted: bool = False
     finished: int | None = None
+    lora_path: str | None = None

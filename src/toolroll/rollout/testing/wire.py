@@ -92,6 +92,7 @@ class EngineRequest:
     top_logprobs_num: int = 0
     return_routed_experts: bool = False
     routed_experts_start_len: int = 0
+    lora_path: str | None = None
 
     @property
     def input_ids(self) -> npt.NDArray[np.int32]:
@@ -217,6 +218,7 @@ def read_generate(
         top_logprobs_num=_read_integer(body, "top_logprobs_num", 0),
         return_routed_experts=bool(body.get("return_routed_experts")),
         routed_experts_start_len=_read_integer(body, "routed_experts_start_len", 0),
+        lora_path=body.get("lora_path"),
     )
     requests = tuple(
         replace(base, rid=rids[number] if n == 1 else uuid.uuid4().hex, unchecked=prompt)

@@ -31,3 +31,16 @@ class _HostMemory:
 
 
 torch.cuda.cudart = lambda: _HostMemory
+
+
+def _pageable(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make` without its option to lock pages, which needs a GPU. LoRA asks for it on a CPU too."""
+
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
+
+    return made
+
+
+torch.tensor, torch.zeros = _pageable(torch.tensor), _pageable(torch.zeros)
+torch.Tensor.pin_memory = lambda tensor: tensor

@@ -16,7 +16,7 @@ import json
 from importlib import import_module
 from typing import Any, get_args
 
-from toolroll.rollout.adapters.slime.player import play_sample
+from toolroll.rollout.adapters.slime.generation import play_sample
 from toolroll.rollout.adapters.slime.settings import PREFIX, SlimeSettings
 
 __all__ = ["generate"]

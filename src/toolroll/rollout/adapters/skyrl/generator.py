@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from toolroll.rollout.adapters.episodes import EpisodeSettings, gather, task_index
 from toolroll.rollout.adapters.framework_engine import (
     VLLM_NAMES,
@@ -268,8 +270,9 @@ class ToolrollGenerator:
         }
 
     def _experts(self, sequences: Sequence[TrainingSequence]) -> list[Any] | None:
-        """Return the routed experts as nested lists [tokens - 1, layers, top_k], or None if SkyRL
-        does not ask for them. Raise `RolloutError` if the engine has not returned any yet.
+        """Return the routed experts [tokens - 1, layers, top_k], or None if SkyRL does not ask for
+        them: as arrays for SkyRL 0.4, as lists for 0.3. Raise `RolloutError` if the engine has not
+        returned any yet.
         """
         engines = getattr(self._cfg, "inference_engine", None)
         if not getattr(engines, "enable_return_routed_experts", False):
@@ -281,7 +284,8 @@ class ToolrollGenerator:
                 "SkyRL's engine has returned no routed experts, so their shape is not known: it "
                 "has answered no request yet, or does not return them"
             )
-        return [routed_experts(sequence, shape).tolist() for sequence in sequences]
+        rows = [routed_experts(sequence, shape).astype(np.int16) for sequence in sequences]
+        return rows if _takes_arrays() else [array.tolist() for array in rows]
 
 
 def _text(prompt: Any) -> Any:
@@ -353,6 +357,12 @@ def _metrics(episodes: Episodes) -> dict[str, float]:
             for name in names
         },
     }
+
+
+def _takes_arrays() -> bool:
+    """Return True if SkyRL 0.4 or later is imported."""
+    base = sys.modules.get("skyrl.train.generators.base")
+    return base is not None and "rollout_sample_support" in base.GeneratorOutput.__annotations__
 
 
 def _count_as_subclass() -> None:

@@ -12,7 +12,7 @@ Settings are attributes of `args` named `toolroll_*` (`--custom-config-path FILE
 create its own types.
 """
 
-from toolroll.rollout.adapters.slime.player import aclose, generate
+from toolroll.rollout.adapters.slime.generation import aclose, generate
 from toolroll.rollout.adapters.slime.rewards import normalize_rewards
 from toolroll.rollout.adapters.slime.samples import keep_group, to_samples
 from toolroll.rollout.adapters.slime.settings import SlimeSettings, read_settings

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.adapters.episodes import gather
-from toolroll.rollout.adapters.slime.player import player, with_sample_hooks
+from toolroll.rollout.adapters.slime.generation import player, with_sample_hooks
 from toolroll.rollout.adapters.slime.samples import failure, rollout_metrics
 from toolroll.rollout.adapters.slime.settings import attribute, check_supported, seeded
 from toolroll.rollout.errors import RolloutError, UsageError

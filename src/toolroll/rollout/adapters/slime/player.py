@@ -1,6 +1,4 @@
-"""`generate`: plays one sample's episode, for `--custom-generate-function-path`. slime's
-configuration names functions, not objects. So one `Player` per event loop and settings keeps what
-calls share: the model, environments and user simulators.
+"""`Player`: plays samples of slime on the model that slime's `args` name.
 
 Invariants: no turn starts after the rollout was stopped, because slime repeats its abort requests
 until the engines are idle. A failed episode is retried a limited number of times, and then reported
@@ -10,42 +8,36 @@ as aborted. The samples that slime passes are not changed.
 from __future__ import annotations
 
 import asyncio
-import sys
 import uuid
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer, PerLoop, task_index
+from toolroll.rollout.adapters.episodes import EpisodePlayer, task_index
 from toolroll.rollout.adapters.parking import ParkableEpisode, ParkedEpisodes
-from toolroll.rollout.adapters.slime.samples import EpisodeSamples, restarts, to_samples
+from toolroll.rollout.adapters.slime.samples import restarts, to_samples
 from toolroll.rollout.adapters.slime.settings import (
     PREFIX,
     SlimeSettings,
     attribute,
-    check_supported,
     clean_sampling_params,
     experts_shape,
-    masks_off_policy,
-    parks,
-    read_settings,
     rollout_args,
 )
 from toolroll.rollout.engine import Engine, EngineConfig, Progress
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult
 
 
-def _never() -> bool:
+def never() -> bool:
+    """Return False: the rollout is not stopped."""
     return False
 
 
-_STOPPED: ContextVar[Callable[[], bool]] = ContextVar("toolroll_slime_stopped", default=_never)
+_STOPPED: ContextVar[Callable[[], bool]] = ContextVar("toolroll_slime_stopped", default=never)
 """The function `stopped` of the running `Player.play`. One player may play samples of several
 rollouts at once, and only one of the rollouts may be stopped.
 """
@@ -112,7 +104,7 @@ class Player:
             name=lambda field: PREFIX + field,
         )
         self.parked = ParkedEpisodes(
-            most=settings.max_parked,
+            most=-(-settings.max_parked // settings.workers),
             seconds=settings.parked_timeout,
             versions=settings.max_weight_versions,
         )
@@ -124,7 +116,7 @@ class Player:
         sample: Any,
         sampling_params: Mapping[str, Any],
         *,
-        stopped: Callable[[], bool] = _never,
+        stopped: Callable[[], bool] = never,
         park: bool = False,
         mask: bool = False,
     ) -> list[Any]:
@@ -185,9 +177,9 @@ class Player:
             return episode.so_far(self.model.template.encoder.decode)
         return episode.result()
 
-    def is_parked(self, sample: Any) -> bool:
-        """Return True if the episode of `sample`, which `play` returned, is parked."""
-        return _parking_key(sample, vars(sample)[session_field(sample)]) in self.parked
+    async def parked_metrics(self) -> dict[str, float]:
+        """Return the number of parked episodes, and of dropped ones by limit."""
+        return self.parked.metrics("toolroll/")
 
     async def close_parked(self, samples: Iterable[Any]) -> None:
         """Close the parked episodes of `samples`, which `play` returned."""
@@ -213,95 +205,3 @@ async def _play_until(
         return await play()
     finally:
         _STOPPED.reset(token)
-
-
-_SLIME_LOOP = "slime.rollout.sglang_rollout"
-
-_players: PerLoop[Player] = PerLoop()
-
-
-def player(args: Any) -> Player:
-    """Return the player for the current `args` in the running loop."""
-    settings = read_settings(args)
-    key = settings.model_dump_json() + rollout_args(args, settings).model_dump_json()
-    return _players.get(key, lambda: Player(args, settings))
-
-
-async def aclose() -> None:
-    """Close the connections of the running event loop. A trainer that ends with its process need
-    not call this.
-    """
-    for opened in _players.pop():
-        await opened.aclose()
-
-
-async def generate(
-    args: Any, sample: Any, sampling_params: Mapping[str, Any], *, evaluation: bool = False
-) -> Any:
-    """Play the task whose index is `sample.prompt`. This is a custom generate function for slime,
-    which miles accepts too.
-
-    Return `EpisodeSamples`: a list with one sample, or, if the episode forked, with several samples
-    that share one `rollout_id`. If `evaluation` is True, return only the first sample.
-
-    A failure that the model did not cause gives one ABORTED sample without a reward, with a zero
-    mask and `remove_sample`. If `sample` is ABORTED, its parked episode is continued, or, if there
-    is none, played from the beginning. Raise `UsageError` if the settings are not valid.
-    """
-    return await play_sample(
-        args, sample, sampling_params, evaluation=evaluation, stopped=_slime_stops(args)
-    )
-
-
-async def play_sample(
-    args: Any,
-    sample: Any,
-    sampling_params: Mapping[str, Any],
-    *,
-    evaluation: bool,
-    stopped: Callable[[], bool],
-) -> Any:
-    """Play the sample's episode and return what `generate` returns. `stopped` is called before each
-    turn. Once it returns True, no further turn is started.
-    """
-    playing = player(args)
-    check_supported(args, evaluation=evaluation)
-    if isinstance(sample, EpisodeSamples):  # an aborted episode from the trainer's data buffer
-        sample = sample[0]
-    aborted = type(sample).Status.ABORTED
-    if (sample.response or sample.response_length) and sample.status is not aborted:
-        raise UsageError(
-            f"sample {sample.index} already has a response of {sample.response_length} tokens: "
-            "only an ABORTED sample can be continued; pass the sample without a response"
-        )
-    samples = await playing.play(
-        sample,
-        sampling_params,
-        stopped=stopped,
-        park=parks(args, playing.settings) and not evaluation,
-        mask=masks_off_policy(args),
-    )
-    # The trainer's own evaluation counts each sample of a list as an episode.
-    if evaluation:
-        return samples[0]
-    return EpisodeSamples(samples[:1] if samples[0].status is aborted else samples)
-
-
-def _slime_stops(args: Any) -> Callable[[], bool]:
-    """Return a function that returns True while slime's own loop aborts its rollout."""
-    module = sys.modules.get(_SLIME_LOOP)
-    if module is None:  # slime's own loop is not imported: another loop calls `generate`
-        return lambda: False
-    state = module.GenerateState(args)
-    return lambda: bool(state.aborted)
-
-
-async def with_sample_hooks(args: Any, item: Any, *, evaluation: bool) -> Any:
-    """Pass `made`, a sample or a list of samples, to slime's hooks for finished samples
-    (`--rollout-sample-hook-path`), and return their result.
-    """
-    if not attribute(args, "rollout_sample_hook_path"):
-        return item
-    return await import_module("slime.rollout.sample_hooks").apply_rollout_sample_hooks(
-        args, item, evaluation=evaluation
-    )

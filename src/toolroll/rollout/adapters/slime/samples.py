@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any
 
 from toolroll.rollout.adapters.sequences import TrainingSequence, routed_experts, training_sequences
+from toolroll.rollout.engine import LORA_PATH
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Trajectory
 
@@ -115,6 +116,10 @@ def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[s
         summary["error"] = result.info["error"]
     if trajectory is not None and trajectory.fork_reason is not None:
         summary["fork_reason"] = trajectory.fork_reason
+    turns = () if trajectory is None else trajectory.turns
+    lora_paths = [turn.sampling_params.get(LORA_PATH) for turn in turns]
+    if any(lora_paths):
+        summary["lora_paths"] = lora_paths
     return summary
 
 
@@ -142,6 +147,11 @@ def restarts(sample: Any, result: InteractionResult) -> float:
     if earlier is None or sample.status is not type(sample).Status.ABORTED:
         return 0.0
     return float(earlier["metrics"].get("restarts", 0.0)) + (not result.metrics.get("resumes"))
+
+
+def is_parked(sample: Any) -> bool:
+    """Return True if the episode of `sample`, which a player returned, was parked."""
+    return bool(sample.metadata[KEY]["metrics"].get("parked"))
 
 
 def failure(sample: Any) -> Any:
@@ -189,6 +199,7 @@ _PER_EPISODE = (
     "env_seconds",
     "resumes",
     "restarts",
+    "worker_deaths",
 )
 
 

@@ -9,11 +9,13 @@ episode.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Literal
 
 from pydantic import Field
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.engine import LORA_PATH
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.settings import RolloutArgs
 
@@ -28,6 +30,12 @@ class SlimeSettings(EpisodeSettings):
     --custom-config-path, which becomes an attribute of `args`.
     """
 
+    workers: int = Field(
+        default=1,
+        ge=1,
+        description="Play in this many processes of the trainer's Ray cluster; 1: in its own "
+        "event loop.",
+    )
     max_dropped: int = Field(
         default=64,
         ge=1,
@@ -84,8 +92,10 @@ def check_supported(args: Any, *, evaluation: bool) -> None:
     """Raise `UsageError` for options of slime that toolroll does not support."""
     if attribute(args, "rollout_top_p", 1.0) != 1.0 and not evaluation:
         raise UsageError(
-            "--rollout-top-p: slime trains on the kept token ids of each nucleus, which only its "
-            "own build of SGLang returns, and which toolroll does not record; set it to 1.0"
+            "--rollout-top-p: slime's loss needs the kept token ids of each nucleus "
+            "(rollout_top_p_token_ids). SGLang 0.5.15, which slime runs, returns them only with "
+            "slime's patch, in fields of its own, and SGLang 0.5.23 (return_sampling_mask) only "
+            "with a finite top_k. toolroll records neither: set it to 1.0"
         )
 
 
@@ -141,6 +151,22 @@ def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any
     if not attribute(args, "sglang_enable_deterministic_inference", False):
         return params
     return {**params, "sampling_seed": int(attribute(args, "rollout_seed", 0)) + place}
+
+
+def lora_params(args: Any, sample: Any) -> dict[str, str]:
+    """Return the parameter that names the LoRA adapter that miles trains. It is empty if miles
+    trains none, and for slime. Raise `UsageError` if the sample has an adapter of its own.
+    """
+    if vars(sample).get("adapter") is not None:
+        raise UsageError(
+            "a sample names its own adapter (--multi-lora-n-adapters): miles loads new weights "
+            "under the same name and needs a cache key for each version, which toolroll does not "
+            "send"
+        )
+    if not (attribute(args, "lora_rank", 0) or attribute(args, "lora_adapter_path")):
+        return {}
+    lora = import_module("miles.utils.lora")
+    return {LORA_PATH: lora.LORA_ADAPTER_NAME} if lora.lora_rollout_enabled(args) else {}
 
 
 def clean_sampling_params(sampling_params: Mapping[str, Any]) -> dict[str, Any]:

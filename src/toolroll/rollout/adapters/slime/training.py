@@ -22,12 +22,15 @@ from typing import Any
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.episodes import gather
 from toolroll.rollout.adapters.slime.evaluation import evaluate
-from toolroll.rollout.adapters.slime.player import Player, aclose, player, with_sample_hooks
+from toolroll.rollout.adapters.slime.generation import aclose, player, with_sample_hooks
+from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.ray_player import RayPlayer
 from toolroll.rollout.adapters.slime.rewards import normalizes_groups
 from toolroll.rollout.adapters.slime.samples import (
     EpisodeSamples,
     failure,
     has_aborted,
+    is_parked,
     leaves,
     rollout_metrics,
 )
@@ -125,7 +128,7 @@ async def collect(
         f"rollout/dynamic_filter/drop_{reason}": float(count)
         for reason, count in batch.dropped.items()
     }
-    metrics = rollout_metrics(batch.played) | playing.parked.metrics("toolroll/")
+    metrics = rollout_metrics(batch.played) | await playing.parked_metrics()
     # slime flattens a batch by the type of its first item, so no item may be a list.
     return [list(leaves(group)) for group in groups], metrics | dropped
 
@@ -154,7 +157,9 @@ class _Batch:
     noted in samples that are put back and have tokens, as slime does.
     """
 
-    def __init__(self, args: Any, playing: Player, data_source: Any, rollout_id: int) -> None:
+    def __init__(
+        self, args: Any, playing: Player | RayPlayer, data_source: Any, rollout_id: int
+    ) -> None:
         self.kept: list[list[Any]] = []
         self.played: list[list[Any]] = []
         self.dropped: Counter[str] = Counter()
@@ -255,7 +260,7 @@ class _Batch:
             raise
 
     async def _take(self, group: list[Any]) -> None:
-        if self._puts_back and any(map(self._playing.is_parked, leaves(group))):
+        if self._puts_back and any(map(is_parked, leaves(group))):
             self._continued[_place(group)] += 1
             if self._continued[_place(group)] <= _MOST_CONTINUED:
                 self._put_back(group)

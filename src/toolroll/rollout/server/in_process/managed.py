@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import SecretStr
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineClient, EngineConfig
+from toolroll.rollout.engine import LORA_PATH, Engine, EngineClient, EngineConfig
 from toolroll.rollout.errors import EngineError, UsageError, prompt_too_long
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import load_tokenizer
@@ -361,6 +361,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     payload = {
         "input_ids": sent,
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
+        LORA_PATH: endpoint.settings.sampling_params.get(LORA_PATH),
         "return_logprob": True,
         "logprob_start_len": 0,
         "top_logprobs_num": top,

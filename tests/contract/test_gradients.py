@@ -1,0 +1,572 @@
+"""One step of each trainer's own loss, on the CPU: its gradient is the one that is computed by hand
+from the episode file.
+
+The trainers' own code pads, groups, normalizes and computes the loss. `tests/support/gradients.py`
+has the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import aiohttp
+import numpy as np
+import pytest
+from openai import InternalServerError
+from support.bare import borrowed
+from support.framework_engines import (
+    GenerationHyperparameters,
+    GeneratorConfig,
+    SkyrlClient,
+    TrajectoryID,
+    install_areal,
+)
+from support.gradients import (
+    ABORTED,
+    PLAYED,
+    SAMPLES,
+    Played,
+    Script,
+    World,
+    assert_equal,
+    clipped,
+    engine_of,
+    gradient,
+    normalized,
+    play_group,
+    policy_of,
+    read,
+    step,
+    talk,
+)
+from support.trainer_source import theirs
+from support.trl_toy import grpo_trainer
+from support.vllm_mirror import LlmEngine, SamplingParams
+
+from toolroll.rollout.adapters import openrlhf
+from toolroll.rollout.adapters.areal import ToolrollWorkflow
+from toolroll.rollout.adapters.areal.workflow import _tensors
+from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.sequences import trained_sequences
+from toolroll.rollout.adapters.skyrl import ToolrollGenerator
+from toolroll.rollout.adapters.trl import to_output
+from toolroll.rollout.adapters.verl import to_fields
+from toolroll.rollout.server.in_process import ManagedServer
+
+torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
+
+SETTINGS = EpisodeSettings(env="desk", parser="hermes")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return asyncio.run(play_group(tmp_path_factory.mktemp("gradients")))
+
+
+def groups(world: World) -> list[list[Played]]:
+    """The episodes of the file by task."""
+    episodes = read(world.file)
+    return [[one for one in episodes if one.task == task] for task in PLAYED]
+
+
+def test_the_file_has_what_the_steps_must_tell_apart(world: World) -> None:
+    first, second = groups(world)
+    assert [one.reward for one in first] == [1.0, 0.0, 1.0]
+    assert [one.reward for one in second] == [1.0, 0.0, None]
+    assert [len(one.rows) > 1 for one in [*first, *second]] == [False, False, True] * 1 + [
+        True,
+        False,
+        False,
+    ]
+    assert second[2].tokens == 0 and len(second[2].rows[0].ids) > 0
+    policy = policy_of(world.folder)
+    ratios = []
+
+    def seen(logps: Any, rollout: Any) -> Any:
+        ratios.append((logps - rollout).exp().detach())
+        return logps.sum()
+
+    step(policy, [(row, seen) for one in [*first, *second] for row in one.rows])
+    share = (torch.cat(ratios) - 1).abs().gt(0.2).float().mean()
+    assert 0.2 < share < 0.8  # clipped
+
+
+# --- TRL ------------------------------------------------------------------------------------------
+
+
+def test_trl(world: World, tmp_path: Path) -> None:
+    """With truncated importance sampling, which reads the engine's logprobs."""
+    results = [result for task in PLAYED for result in world.group(task)]
+    training = grpo_trainer(
+        tmp_path, lambda prompts, training: to_output(results), ["0", "1"],
+        model=policy_of(world.folder), tokenizer=world.tokenizer, max_completion_length=4096,
+        num_generations=SAMPLES, per_device_train_batch_size=len(results),
+        vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=1.1,
+    )  # fmt: skip
+    training.use_vllm, training._last_loaded_step = True, training.state.global_step
+    rows = [{"prompt": str(task)} for task in PLAYED for _ in range(SAMPLES)]
+    training.current_gradient_accumulation_steps = 1
+    training.training_step(training.model, rows, None)
+    found = gradient(training.model)
+
+    terms = []
+    tokens = sum(len(one.most.trained) for group in groups(world) for one in group)
+    for group in groups(world):
+        for one, advantage in zip(group, normalized(group, eps=1e-4), strict=True):
+
+            def loss(logps: Any, rollout: Any, advantage: float = advantage) -> Any:
+                weight = (logps.detach() - rollout).exp().clamp(max=1.1)
+                return (clipped(logps, logps.detach(), advantage) * weight).sum() / tokens
+
+            terms.append((one.most, loss))
+    assert_equal(found, step(policy_of(world.folder), terms))
+
+
+# --- verl -----------------------------------------------------------------------------------------
+
+
+class Queue:
+    """verl's TransferQueue, in this process."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.join: Any = None
+
+    async def async_kv_batch_put(self, **given: Any) -> None:
+        self.kv_batch_put(**given)
+
+    def kv_batch_put(self, keys: Any, fields: Any, partition_id: str, tags: Any = None) -> None:
+        for at, key in enumerate(keys):
+            row = self.rows.setdefault(key, {})
+            for name, column in fields.items():
+                row[name] = column[at]
+
+    def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any) -> Any:
+        rows = [self.rows[key] for key in keys]
+        return self.join(
+            [{name: row[name] for name in select_fields if name in row} for row in rows]
+        )
+
+
+def test_verl(world: World) -> None:
+    """In the bypass mode, where the engine's logprobs are the old ones."""
+    with borrowed("verl.trainer.ppo.v1", without="transfer_queue peft"):
+        found = asyncio.run(verl_gradient(world))
+    tokens = sum(one.tokens for group in groups(world) for one in group)
+    terms = []
+    for group in groups(world):
+        for one, advantage in zip(group, normalized(group, eps=1e-6), strict=True):
+            terms += [
+                (row, lambda logps, old, a=advantage: clipped(logps, old, a).sum() / tokens)
+                for row in one.rows
+            ]
+    assert_equal(found, step(policy_of(world.folder), terms))
+
+
+async def verl_gradient(world: World) -> dict[str, Any]:
+    from tensordict import TensorDict
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+    from verl.utils import tensordict_utils
+    from verl.workers.config import ActorConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    agent_loop_tq: Any = import_module("verl.trainer.ppo.v1.agent_loop_tq")
+    trainer_base: Any = import_module("verl.trainer.ppo.v1.trainer_base")
+    queue = Queue()
+    queue.join = tensordict_utils.list_of_dict_to_tensordict
+    agent_loop_tq.tq = trainer_base.tq = queue
+
+    async def nothing(*given: Any, **named: Any) -> None:
+        pass
+
+    worker = SimpleNamespace(
+        _compute_score=nothing, _compute_teacher_logprobs=nothing,
+        _compute_multi_modal_inputs=lambda *given: {},
+        _compute_position_ids=lambda ids, mask, inputs: torch.arange(ids.shape[1])[None],
+    )  # fmt: skip
+    store = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess
+    for task in PLAYED:
+        for sample, result in enumerate(world.group(task)):
+            if result.reward is None:
+                continue  # the agent loop raises an error
+            outputs = []
+            for fields in to_fields(result, prompt_length=4096, response_length=4096, several=True):
+                fields["metrics"] = AgentLoopMetrics(**fields["metrics"])
+                outputs.append(AgentLoopOutput(**fields))
+            row = {"uid": f"task{task}", "session_id": sample, "global_steps": 0}
+            await store(worker, outputs, validate=False, **row)
+
+    class Batch(list[str]):
+        keys: ClassVar[list[str]] = list(queue.rows)
+        partition_id = "train"
+
+    algorithm = {
+        "use_kl_in_reward": False, "rollout_correction": {"bypass_mode": True},
+        "adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True,
+    }  # fmt: skip
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(
+            algorithm=Keys(algorithm),
+            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=SAMPLES)),
+        )
+    )
+    base = trainer_base.PPOTrainer
+    base._compute_old_log_prob(trainer, Batch(queue.rows), {})
+    base._compute_advantage(trainer, Batch(queue.rows), {})
+    names = ["prompts", "responses", "response_mask", "old_log_probs", "advantages"]
+    data: Any = queue.kv_batch_get(Batch.keys, "train", names)
+    policy = policy_of(world.folder)
+    logps = []
+    for stored in queue.rows.values():
+        scores = policy(stored["input_ids"][None]).logits[0].log_softmax(-1)
+        logps.append(scores.gather(-1, stored["input_ids"].roll(-1)[:, None])[:, 0])
+    nested = torch.nested.as_nested_tensor(logps, layout=torch.jagged)
+    tensordict_utils.assign_non_tensor(
+        data, dp_size=1, batch_num_tokens=int(data["response_mask"].values().sum()),
+        global_batch_size=len(data),
+    )  # fmt: skip
+    config = ActorConfig(strategy="fsdp", rollout_n=SAMPLES, ppo_micro_batch_size_per_gpu=1)
+    loss, _ = ppo_loss(config, {"log_probs": nested}, data)
+    loss.backward()
+    assert isinstance(data, TensorDict)
+    return gradient(policy)
+
+
+class Keys(dict[str, Any]):
+    """A mapping whose keys are attributes too, as a configuration's are."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+# --- SkyRL ----------------------------------------------------------------------------------------
+
+
+def test_skyrl(world: World) -> None:
+    """With step-wise trajectories and truncated importance sampling."""
+    inside = (
+        "skyrl skyrl.train skyrl.train.dataset skyrl.backends skyrl.backends.skyrl_train "
+        "skyrl.backends.skyrl_train.utils"
+    )
+    with borrowed(inside, without="jaxtyping skyrl_gym"):
+        found = skyrl_gradient(world)
+    tokens = sum(one.tokens for group in groups(world) for one in group)
+
+    def loss_of(advantage: float) -> Any:
+        def loss(logps: Any, rollout: Any) -> Any:
+            weight = (logps.detach() - rollout).exp().clamp(max=1.1)
+            return (clipped(logps, logps.detach(), advantage) * weight).sum() / tokens
+
+        return loss
+
+    terms = []
+    for group in groups(world):
+        for one, advantage in zip(group, normalized(group, eps=1e-6), strict=True):
+            terms += [(row, loss_of(advantage)) for row in one.rows]
+    assert_equal(found, step(policy_of(world.folder), terms))
+
+
+def skyrl_gradient(world: World) -> dict[str, Any]:
+    from skyrl.backends.skyrl_train import training_batch
+    from skyrl.backends.skyrl_train.utils import ppo_utils
+    from skyrl.train.dataset import preprocess
+
+    own = ToolrollGenerator(
+        GeneratorConfig(step_wise_trajectories=True), world.tokenizer, SkyrlClient(""), SETTINGS
+    )
+    results = [result for task in PLAYED for result in world.group(task)]
+    episodes = [(result, trained_sequences(result, several=True)) for result in results]
+    ids = [TrajectoryID(str(task), sample) for task in PLAYED for sample in range(SAMPLES)]
+    output = own._output(episodes, {"trajectory_ids": ids}, with_logprobs=True)
+    correction = Keys(
+        tis_ratio_type="token", token_tis_ratio_clip_high=1.1, sequence_mask_metric=None,
+        outlier_token_is_threshold_low=None, outlier_token_is_threshold_high=None,
+        token_mask_is_threshold_low=None, token_mask_is_threshold_high=None,
+    )  # fmt: skip
+    algorithm = SimpleNamespace(
+        max_seq_len=8192, off_policy_correction=correction, advantage_estimator="grpo", gamma=1.0,
+        lambd=1.0, grpo_norm_by_std=True, advantage_batch_normalize=False, eps_clip_low=0.2,
+        loss_reduction="token_mean", policy_loss_type="regular", eps_clip_high=0.2,
+    )  # fmt: skip
+    trainer = SimpleNamespace(
+        tokenizer=world.tokenizer, all_metrics={},
+        dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
+        cfg=SimpleNamespace(
+            generator=SimpleNamespace(step_wise_trajectories=True, n_samples_per_prompt=SAMPLES),
+            trainer=SimpleNamespace(
+                algorithm=algorithm, train_batch_size=2, policy_mini_batch_size=2,
+                critic=SimpleNamespace(model=SimpleNamespace(path=None)),
+                micro_train_batch_size_per_gpu=1,
+            ),
+        ),
+    )  # fmt: skip
+    convert, advantages, normalize = theirs(
+        "skyrl/train/trainer.py", "RayPPOTrainer.convert_to_training_input",
+        "RayPPOTrainer.compute_advantages_and_returns", "RayPPOTrainer._normalize_advantages",
+        **public(preprocess), **public(training_batch), np=np, torch=torch, math=math,
+        logger=SimpleNamespace(info=print), ppo_utils=ppo_utils,
+        SAMPLE_SUPPORT_FIELD="rollout_sample_support",
+        apply_loss_reduction_to_advantages_minibatch=(
+            ppo_utils.apply_loss_reduction_to_advantages_minibatch
+        ),
+    )  # fmt: skip
+    batch = convert(trainer, output, [each.instance_id for each in output["trajectory_ids"]])
+    batch["values"] = None  # of a critic
+    batch = advantages(trainer, batch)
+    batch = normalize(trainer, batch, batch.metadata["policy_mini_batch_boundaries"])
+    policy = policy_of(world.folder)
+    logps = padded_logps(policy, batch["sequences"], batch["attention_mask"])
+    logps = logps[:, -batch["response_mask"].shape[1] :]
+    loss, _ = ppo_utils.ppo_policy_loss(
+        logps, logps.detach(), batch["advantages"], algorithm, batch["loss_mask"],
+        batch["rollout_logprobs"],
+    )  # fmt: skip
+    loss.backward()
+    return gradient(policy)
+
+
+def public(module: Any) -> dict[str, Any]:
+    """The functions and classes that a module defines."""
+    own = module.__name__
+    return {k: v for k, v in vars(module).items() if getattr(v, "__module__", None) == own}
+
+
+def padded_logps(policy: Any, ids: Any, mask: Any) -> Any:
+    """The logprob of each token but the first of padded sequences, [rows, n - 1]."""
+    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    logits = policy(ids, attention_mask=mask, position_ids=positions).logits[:, :-1]
+    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+
+
+# --- AReaL ----------------------------------------------------------------------------------------
+
+
+def test_areal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `group_size`, and the engine's logprobs as the old ones (no recomputation)."""
+    own = ToolrollWorkflow(
+        GenerationHyperparameters(), world.tokenizer, SETTINGS, group_size=SAMPLES
+    )
+    with monkeypatch.context() as patched:
+        install_areal(patched)
+        rows = [_tensors(own._rows(world.group(task))) for task in PLAYED]
+    found = areal_gradient(world, rows)
+    tokens = sum(one.tokens for group in groups(world) for one in group)
+    terms = []
+    for group in groups(world):
+        for one, advantage in zip(group, normalized(group, eps=0.0, ddof=0), strict=True):
+            terms += [
+                (row, lambda logps, old, a=advantage: clipped(logps, old, a).sum() / tokens)
+                for row in one.rows
+            ]
+    assert_equal(found, step(policy_of(world.folder), terms))
+
+
+def areal_gradient(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    join, *_ = theirs(
+        "areal/utils/data.py", "concat_padded_tensors", "_pad_cat_dim0", "is_multi_modal_key",
+        torch=torch, F=torch.nn.functional,
+    )  # fmt: skip
+    actor = SimpleNamespace(
+        config=SimpleNamespace(
+            overlong_reward_penalty=False, use_decoupled_loss=False, recompute_logprob=False
+        ),
+        reward_bias=0.0, reward_scaling=1.0, reward_clip=20.0, reward_norm=None, adv_norm=None,
+        kl_ctl=0.0, kl_estimator=lambda old, ref: torch.zeros_like(old), discount=1.0,
+        gae_lambda=1.0, mask_no_eos_with_zero=False,
+    )  # fmt: skip
+    compute = theirs("areal/trainer/ppo/actor.py", "PPOActor._compute_advantages", torch=torch)
+    data = compute(actor, join(rows))
+    policy = policy_of(world.folder)
+    ids, mask = data["input_ids"].long(), data["attention_mask"].long()
+    logps = torch.nn.functional.pad(padded_logps(policy, ids, mask), (0, 1))
+    ppo = theirs("areal/utils/functional/functional.py", "ppo_actor_loss_fn", torch=torch)
+    nothing = lambda *given, **named: None
+    stats = SimpleNamespace(denominator=nothing, stat=nothing, scalar=nothing)
+    loss_of, _ = theirs(
+        "areal/trainer/ppo/actor.py", "grpo_loss_fn", "_resolve_proximal_logp", torch=torch,
+        ppo_actor_loss_fn=ppo, stats_tracker=stats, infer_token_denominator=nothing,
+        _log_proximal_approximation_stats=nothing, _log_version_staleness_stats=nothing,
+        PROX_LOGP_METHOD_RECOMPUTE="recompute", PROX_LOGP_METHOD_LOGLINEAR="loglinear",
+        PROX_LOGP_METHOD_METRICS="metrics",
+    )  # fmt: skip
+    loss = loss_of(logps, torch.zeros_like(logps), data, 0.2, None, None)
+    loss.backward()
+    return gradient(policy)
+
+
+# --- OpenRLHF -------------------------------------------------------------------------------------
+
+
+def test_openrlhf(world: World) -> None:
+    """With `group_norm` and truncated importance sampling. An abort is the agent's exception, and
+    ends the rollout.
+    """
+    inside = (
+        "openrlhf openrlhf.models openrlhf.trainer openrlhf.trainer.ppo_utils openrlhf.trainer.ray "
+        "openrlhf.utils"
+    )
+    without = (
+        "deepspeed peft vllm openrlhf.models.ring_attn_utils openrlhf.trainer.ray.launcher "
+        "openrlhf.trainer.ray.vllm_engine"
+    )
+    responses = asyncio.run(openrlhf_responses(world))
+    with borrowed(inside, without=without):
+        found = openrlhf_gradient(world, responses)
+    group = groups(world)[0]
+    tokens = sum(len(one.most.trained) for one in group)
+    terms = []
+    for one, advantage in zip(group, normalized(group, eps=1e-9), strict=True):
+
+        def loss(logps: Any, rollout: Any, advantage: float = advantage) -> Any:
+            weight = (logps.detach() - rollout).exp().clamp(0.9, 1.1)
+            return (clipped(logps, logps.detach(), advantage) * weight).sum() / tokens
+
+        terms.append((one.most, loss))
+    assert_equal(found, step(policy_of(world.folder), terms))
+
+
+class Talker(openrlhf.AgentExecutor):
+    async def run_agent(self, prompt: Any, label: Any, session_id: str) -> float:
+        return await talk(int(prompt), self.client.chat.completions.create, model=self.model_name)
+
+
+async def openrlhf_responses(world: World) -> list[Any]:
+    script, executor, made = Script(), Talker(), []
+    async with engine_of(world.folder, script) as (engine, _), aiohttp.ClientSession() as http:
+
+        async def play(task: int, sample: int) -> Any:
+            script.playing = (task, sample)
+            return await executor.execute(
+                prompt=str(task), label="", sampling_params=SamplingParams(), max_length=8192,
+                hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(engine.url, http),
+            )  # fmt: skip
+
+        made = [await play(0, sample) for sample in range(SAMPLES)]
+        with pytest.raises(InternalServerError):
+            await play(*ABORTED)
+    return made
+
+
+def openrlhf_gradient(world: World, responses: list[Any]) -> dict[str, Any]:
+    from openrlhf.models.actor import Actor
+    from openrlhf.models.loss import PolicyLoss
+    from openrlhf.trainer.ppo_utils import experience, experience_maker, samples_generator
+    from openrlhf.utils.loss_utils import get_loss_batch_info
+
+    args = SimpleNamespace(
+        rollout=SimpleNamespace(n_samples_per_prompt=SAMPLES, micro_batch_size=2),
+        train=SimpleNamespace(dynamic_batch_enable=False),
+        algo=SimpleNamespace(
+            advantage=SimpleNamespace(estimator="group_norm", gamma=1.0),
+            kl=SimpleNamespace(use_loss=False),
+        ),
+        reward=SimpleNamespace(
+            clip_range=(-10, 10), overlong_buffer_len=None, stop_properly_penalty_coef=None
+        ),
+        actor=SimpleNamespace(entropy_coef=None, aux_loss_coef=0.0),
+    )
+    actor = Actor(policy_of(world.folder))
+    actor.packing_samples = False
+    read_response = samples_generator.SamplesGenerator._process_response_into_experience
+    samples = [read_response(None, response, max_len=8192) for response in responses]
+    maker = object.__new__(experience_maker.RemoteExperienceMaker)
+    maker.strategy, maker.args = SimpleNamespace(args=args), args
+    maker.advantage_estimator, maker.kl_ctl = "group_norm", SimpleNamespace(value=0.0)
+    maker.tokenizer = world.tokenizer
+    batches = maker.split_rollout_samples(samples)
+    for batch in batches:  # the answers of the actor, without a reference model
+        with torch.no_grad():
+            batch.action_log_probs = actor(batch.sequences, batch.action_mask, batch.attention_mask)
+        batch.kl = torch.zeros_like(batch.action_log_probs)
+    items = []
+    for batch in maker.compute_advantages_and_returns(batches):
+        items += experience.remove_padding_in_sequences(experience.split_experience_batch(batch))
+    whole = experience.make_experience_batch(items)
+    train = theirs(
+        "openrlhf/trainer/ray/ppo_actor.py", "ActorPPOTrainer.training_step",
+        get_loss_batch_info=get_loss_batch_info, fields=dataclasses.fields,
+        Experience=experience.Experience, torch=torch,
+    )  # fmt: skip
+    trainer = SimpleNamespace(
+        actor=actor, args=args, aux_loss=False, replay_buffer=None, actor_optim=None,
+        actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]), ema_model=None,
+        actor_loss_fn=PolicyLoss(
+            is_correction_level="token", is_correction_mode="clip",
+            is_correction_threshold=(0.9, 1.1),
+        ),
+        strategy=SimpleNamespace(
+            ring_attn_group=None, backward=lambda loss, *given: loss.backward(),
+            optimizer_step=lambda *given, **named: None, get_grad_norm=lambda actor: 0.0,
+        ),
+    )  # fmt: skip
+    train(trainer, whole, 0.0, 0)
+    return gradient(actor.model)
+
+
+# --- Atropos --------------------------------------------------------------------------------------
+
+
+def test_atropos(world: World) -> None:
+    """With the loss of its example trainer, whose baseline and mean are over sequences."""
+    item = asyncio.run(atropos_group(world))
+    with borrowed("example_trainer"):
+        found = atropos_gradient(world, item)
+    rows = [(row, one.reward) for one in groups(world)[0] for row in one.rows]
+    scores = np.array([reward for _, reward in rows])
+    values = (scores - scores.mean()) / scores.std()
+
+    def loss_of(advantage: float) -> Any:
+        def loss(logps: Any, old: Any) -> Any:
+            # for a negative advantage, its clip bounds the loss from below
+            bound = clipped(logps, old, abs(advantage)) * math.copysign(1, advantage)
+            return bound.mean() / len(rows)
+
+        return loss
+
+    terms = [(row, loss_of(value)) for (row, _), value in zip(rows, values, strict=True)]
+    assert_equal(found, step(policy_of(world.folder), terms))
+
+
+async def atropos_group(world: World) -> dict[str, Any]:
+    """The first task as an environment sends it: a `ScoredDataGroup` with all nodes."""
+    script = Script()
+    item: dict[str, Any] = {"overrides": None}
+    names = ("tokens", "masks", "scores", "inference_logprobs")
+    item.update({name: [] for name in names})
+    async with engine_of(world.folder, script) as (engine, _):
+        server = SimpleNamespace(
+            config=SimpleNamespace(
+                base_url=f"{engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
+                model_name="embedded", tokenizer_name="none",
+            ),
+            sem=asyncio.Semaphore(4), eval_sem=asyncio.Semaphore(4), server_healthy=True,
+        )  # fmt: skip
+        for sample in range(SAMPLES):
+            script.playing = (0, sample)
+            managed = ManagedServer(server, world.tokenizer, tool_parser="hermes", history="fork")
+            async with managed:
+                reward = await talk(0, managed.chat_completion)
+                for node in managed.get_state()["nodes"]:
+                    for name, value in zip(
+                        names, (node.tokens, node.masked_tokens, reward, node.logprobs), strict=True
+                    ):
+                        item[name].append(value)
+    return item
+
+
+def atropos_gradient(world: World, item: dict[str, Any]) -> dict[str, Any]:
+    from example_trainer.data import pad_data_to_good_offset
+    from example_trainer.training import compute_grpo_loss
+
+    batches = pad_data_to_good_offset({"batch": [item]}, len(item["tokens"]))
+    tokens, labels, advantages, temperatures, logprobs = (one[0] for one in batches)
+    policy = policy_of(world.folder)
+    loss, _ = compute_grpo_loss(policy, tokens, labels, advantages, temperatures, 1, logprobs)
+    loss.backward()
+    return gradient(policy)

@@ -1,0 +1,126 @@
+"""LoRA adapters that the real SGLang serves, named by each request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+from support.lora_adapter import logprobs_with, lora_adapter
+from support.processes import Server
+from support.servers import sglang_server
+from support.tiny_model import tiny_model
+from support.wire import Wire
+
+from toolroll.rollout.engine import Engine
+from toolroll.rollout.errors import EngineError
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.server import Endpoint, EndpointSettings
+from toolroll.rollout.server.in_process import ToolrollClient
+from toolroll.rollout.session.path import SessionPath
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.trajectory_json import from_json, to_json
+from toolroll.rollout.settings import RolloutArgs
+from toolroll.rollout.types import GenerateRequest, Trajectory
+
+PROMPT = list(range(1000, 1020))
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path | None]:
+    folder = tmp_path_factory.mktemp("adapters")
+    paths: dict[str | None, Path | None] = {None: None}
+    for seed, name in enumerate(("one", "two")):
+        paths[name] = lora_adapter(folder / name, seed)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def server(log_folder: Path, adapters: dict[str | None, Path | None]) -> Iterator[Server]:
+    paths = [f"{name}={folder}" for name, folder in adapters.items() if name]
+    flags = ["--enable-lora", "--lora-backend", "torch_native", "--lora-paths", *paths]
+    with sglang_server(log_folder, flags=flags, name="sglang-lora") as server:
+        yield server
+
+
+def check(trajectory: Trajectory, adapters: dict[str | None, Path | None]) -> None:
+    """Compare each turn's logprobs with those of the model that the turn names."""
+    for turn in trajectory.turns:
+        ids, logprobs = trajectory.input_ids[: turn.stop], trajectory.logprobs
+        errors = {
+            name: np.abs(
+                logprobs_with(folder, ids, turn.start) - logprobs[turn.start : turn.stop]
+            ).max()
+            for name, folder in adapters.items()
+        }
+        assert (
+            errors.pop(turn.sampling_params.get("lora_path")) < 1e-3 and min(errors.values()) > 0.1
+        ), errors
+
+
+async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
+    server: Server, adapters: dict[str | None, Path | None]
+) -> None:
+    """Later turns find the earlier tokens in the cache of the same adapter only."""
+    path = SessionPath(Session("s"))
+    path.observe(PROMPT)
+    names = [None, "one", "one", "two", None]
+    async with Engine(server.url) as engine:
+        for name in names:
+            params = {"max_new_tokens": 8, "ignore_eos": True, "lora_path": name}
+            completion = await engine.generate(GenerateRequest(path.input_ids, params, "s"))
+            path.sample(completion, params)
+            path.observe([5, 6, 7])
+    [trajectory] = path.session.trajectories()
+    again = from_json(to_json(trajectory))
+    assert [turn.sampling_params.get("lora_path") for turn in again.turns] == names
+    check(again, adapters)
+
+
+async def test_an_unknown_name_is_refused_and_not_tried_again(server: Server) -> None:
+    async with Engine(server.url) as engine:
+        with pytest.raises(EngineError, match="never been loaded: three") as caught:
+            params = {"max_new_tokens": 2, "lora_path": "three"}
+            await engine.generate(GenerateRequest(np.array(PROMPT, dtype=np.int32), params, "s"))
+    assert (caught.value.status, caught.value.attempts) == (400, 1)
+
+
+async def test_new_weights_under_the_same_name_have_the_same_version(
+    server: Server, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """So the name is what tells them apart."""
+    wire, versions = Wire(http, server.url), []
+    for seed in (7, 8):
+        body = {"lora_name": "again", "lora_path": str(lora_adapter(tmp_path / str(seed), seed))}
+        assert (await wire.post("/load_lora_adapter", body)).status == 200
+        answer = await wire.generate(PROMPT, fields={"lora_path": "again"}, max_new_tokens=2)
+        versions.append(answer.meta["weight_versions"])
+        assert (await wire.post("/unload_lora_adapter", {"lora_name": "again"})).status == 200
+    assert versions[0] == versions[1]
+
+
+async def test_a_client_of_the_endpoint_names_an_adapter_with_the_model(
+    server: Server, adapters: dict[str | None, Path | None]
+) -> None:
+    args = RolloutArgs(engine=server.url, model=str(tiny_model()), parser="qwen25")
+    settings = EndpointSettings(model_names="own", sampling_params={"lora_path": "two"})
+    async with (
+        Model.from_args(args) as model,
+        Endpoint(model, settings) as endpoint,
+        ToolrollClient(endpoint) as client,
+    ):
+        for name in (endpoint.model_name, f"{endpoint.model_name}:one"):
+            await client.chat.completions.create(
+                model=name, messages=[{"role": "user", "content": "Hello."}], max_tokens=8
+            )
+        trajectories = await client.trajectories()
+    names = [
+        turn.sampling_params.get("lora_path")
+        for trajectory in trajectories
+        for turn in trajectory.turns
+    ]
+    assert names == ["two", "one"]
+    for trajectory in trajectories:
+        check(trajectory, adapters)

@@ -1,0 +1,233 @@
+"""Weight updates in the middle of turns, on the real SGLang with a tiny mixture of experts.
+
+Two checkpoints take turns. Each token is computed again with transformers, by the checkpoint whose
+version it has. TOOLROLL_WEIGHT_UPDATES is the number of updates of each mode (default: 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import aiohttp
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.processes import Server
+from support.tiny_model import EXPERTS, tiny_moe
+from support.wire import Wire
+
+from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
+from toolroll.rollout.session.path import SessionPath
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
+
+UPDATES = int(os.environ.get("TOOLROLL_WEIGHT_UPDATES", "4"))
+EPISODES, TURNS, TOKENS = 2, 2, 160
+LATEST = 100
+"""An update begins before a turn has more tokens than this, so that it comes in the turn."""
+LAYERS, TOP_K = EXPERTS
+CHECKPOINTS = 2
+Played = tuple[Trajectory, list[int]]
+"""A trajectory, and the version of the weights when each of its turns was requested."""
+
+
+class Watched(Engine):
+    """An engine client that keeps the parts of each turn."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.parts: list[Completion] = []
+
+    async def generate(self, request: GenerateRequest, **more: Any) -> Completion:
+        part = await super().generate(request, **more)
+        self.parts.append(part)
+        return part
+
+
+async def update(wire: Wire, version: int, mode: str) -> None:
+    """Load the checkpoint of `version`. Only `in_place` keeps the keys and values."""
+    assert (await wire.post("/pause_generation", {"mode": mode})).status == 200
+    body = {
+        "model_path": str(tiny_moe(version % CHECKPOINTS)),
+        "weight_version": str(version),
+        "flush_cache": mode != "in_place",
+    }
+    answer = await wire.post("/update_weights_from_disk", body)
+    assert answer.body["success"], answer.body
+    assert (await wire.post("/continue_generation", {})).status == 200
+
+
+async def play(wire: Wire, mode: str) -> tuple[list[Played], list[Completion]]:
+    """Episodes of several turns until all updates are done, and the parts of their turns."""
+    chance, middle, done = random.Random(17), asyncio.Event(), asyncio.Event()
+    version, left, played = 0, 5, list[Played]()
+
+    def sampled(ids: Sequence[int]) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0 and len(ids) <= LATEST:
+            middle.set()
+
+    async def updates() -> None:
+        nonlocal version, left
+        while version < UPDATES:
+            middle.clear()
+            left = chance.randrange(1, 20)
+            await middle.wait()
+            await update(wire, version + 1, mode)
+            version += 1
+        done.set()
+
+    async def episodes(number: int) -> None:
+        while not done.is_set():
+            path, requested = SessionPath(Session(f"s{number}")), []
+            path.observe([chance.randrange(1000, 100_000) for _ in range(20)])
+            for _ in range(TURNS):
+                params = {"max_new_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
+                start = path.experts_end
+                request = GenerateRequest(path.input_ids, params, "s", routed_experts_start=start)
+                requested.append(version)
+                path.sample(
+                    await generate_resumed(engine, request, max_resumes=1000, progress=sampled),
+                    params,
+                )
+                path.observe([5, 6, 7])
+            [trajectory] = path.session.trajectories()
+            played.append((trajectory, requested))
+
+    engine = Watched(EngineConfig(engine=wire.url, return_routed_experts=True))
+    async with engine:
+        await update(wire, 0, "abort")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(updates())
+            for number in range(EPISODES):
+                group.create_task(episodes(number))
+    return played, engine.parts
+
+
+def versions_of(trajectory: Trajectory, mode: str) -> list[int]:
+    """The version of the weights that sampled each token, or, if it was not sampled, the next one
+    that was.
+
+    After an update `in_place`, SGLang 0.5.23 gives the new version to one token too many: to the
+    one that the overlapped scheduler was sampling.
+    """
+    versions = [-1] * len(trajectory)
+    for turn in trajectory.turns:
+        before = None
+        for span in turn.weight_versions:
+            versions[span.start : span.stop] = [int(span.version)] * (span.stop - span.start)
+            if mode == "in_place" and before is not None:
+                versions[span.start] = before
+            before = int(span.version)
+    return filled(versions)
+
+
+def versions_of_experts(trajectory: Trajectory, mode: str) -> list[int]:
+    """The version of the weights whose experts each token but the last has: those that processed it
+    to sample the next token. `retract` computes the whole turn again, and SGLang returns that.
+    """
+    if mode != "retract":
+        return versions_of(trajectory, mode)[1:]
+    versions = [-1] * len(trajectory)
+    for turn in trajectory.turns:
+        versions[turn.start : turn.stop] = [int(turn.weight_versions[-1].version)] * turn.length
+    return filled(versions)[1:]
+
+
+def filled(versions: list[int]) -> list[int]:
+    """Replace -1 with the next version."""
+    for position in reversed(range(len(versions) - 1)):
+        if versions[position] < 0:
+            versions[position] = versions[position + 1]
+    return versions
+
+
+def checkable(trajectory: Trajectory, requested: list[int], mode: str) -> int:
+    """The number of tokens that can be computed again. If an update `in_place` met the prefill of a
+    turn, it is not known which weights sampled the turn's first token.
+    """
+    for turn, version in zip(trajectory.turns, requested, strict=True):
+        if mode == "in_place" and int(turn.weight_versions[0].version) != version:
+            return turn.start
+    return len(trajectory)
+
+
+def computed(
+    models: list[Any], ids: npt.NDArray[np.int32], versions: list[int], *, mixed: bool
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.integer[Any]]]:
+    """The logprobs of `ids[1:]` and the experts of `ids[:-1]`. Each comes from the checkpoint that
+    `versions` names, with the keys and values of the same checkpoint for all tokens before it, or,
+    if `mixed`, of the one that processed each of them.
+    """
+    import torch
+    from transformers import DynamicCache
+
+    def run(model: Any, start: int, stop: int, cache: Any = None) -> tuple[Any, Any]:
+        tokens = torch.tensor(ids[start : stop + 1].tolist())
+        output = model(
+            tokens[None, :-1], past_key_values=cache, use_cache=True, output_router_logits=True
+        )
+        logprobs = torch.log_softmax(output.logits[0], dim=-1).gather(1, tokens[1:, None])[:, 0]
+        chosen = [scores.topk(TOP_K).indices.sort().values for scores in output.router_logits]
+        return logprobs.numpy(), torch.cat(chosen, dim=1).numpy()
+
+    checkpoints = [version % CHECKPOINTS for version in versions]
+    with torch.inference_mode():
+        if mixed:
+            cache, parts, start = DynamicCache(), [], 0
+            for checkpoint, group in groupby(checkpoints):
+                stop = start + len(list(group))
+                parts.append(run(models[checkpoint], start, stop, cache))
+                start = stop
+            logprobs, experts = (np.concatenate(part) for part in zip(*parts, strict=True))
+            return logprobs, experts
+        whole = [run(model, 0, len(versions)) for model in models]
+    logprobs, experts = (np.stack(part) for part in zip(*whole, strict=True))
+    places = np.array(checkpoints), np.arange(len(versions))
+    return logprobs[places], experts[places]
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
+    sglang_moe: Server, http: aiohttp.ClientSession, mode: str
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    played, parts = await play(Wire(http, sglang_moe.url), mode)
+    turns = [turn for trajectory, _ in played for turn in trajectory.turns]
+    assert {span.version for turn in turns for span in turn.weight_versions[1:]} == {
+        str(version) for version in range(1, UPDATES + 1)
+    }, "each update comes in the middle of a turn"
+    assert {turn.length for turn in turns} == {TOKENS}
+    assert sum(len(part.output_ids) for part in parts) == TOKENS * len(turns)
+    models: list[Any] = [
+        AutoModelForCausalLM.from_pretrained(tiny_moe(seed), dtype=torch.float32)
+        for seed in range(CHECKPOINTS)
+    ]
+    checked = 0
+    for trajectory, requested in played:
+        end = checkable(trajectory, requested, mode)
+        ids, mixed = trajectory.input_ids[:end], mode == "in_place"
+        versions = versions_of(trajectory, mode)[1:end]
+        logprobs, experts = computed(models, ids, versions, mixed=mixed)
+        sampled = trajectory.loss_mask[1:end] == 1
+        errors = np.abs(logprobs - trajectory.logprobs[1:end])[sampled]
+        assert errors.max(initial=0) < 1e-3
+        others, _ = computed(models, ids, [version + 1 for version in versions], mixed=mixed)
+        assert np.median(np.abs(others - trajectory.logprobs[1:end])[sampled]) > 0.1
+        of_experts = versions_of_experts(trajectory, mode)[: end - 1]
+        if of_experts != versions:
+            _, experts = computed(models, ids, of_experts, mixed=mixed)
+        assert trajectory.routed_experts is not None
+        rows = trajectory.routed_experts.reshape(-1, LAYERS, TOP_K)[: end - 1]
+        same = np.sort(rows, axis=-1) == experts.reshape(rows.shape)
+        assert same.mean() > 0.999  # two experts may be nearly equal
+        checked += int(sampled.sum())
+    assert checked > TOKENS * len(turns) / 2

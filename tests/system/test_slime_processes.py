@@ -1,0 +1,203 @@
+"""The slime adapter with several processes: the samples are those of one event loop, whichever
+process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support import slime_mirror
+from support.ray_processes import local_cluster, workers
+from support.slime_mirror import DataSource, Sample, flattened, play_group, train_data
+from support.slime_trainer import (
+    SAMPLING,
+    every_sampled_token_is_as_served,
+    reference_lines,
+    serving,
+)
+
+from toolroll.rollout.adapters.slime import close_rollout, generate, generate_rollout
+from toolroll.rollout.adapters.slime.ray_player import RayPlayer
+from toolroll.rollout.testing import PolicyRequest, Reply
+
+PROMPTS = [{"prompt": at} for at in range(4)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with local_cluster():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def slime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    slime_mirror.install(monkeypatch)
+    yield
+    close_rollout()
+
+
+def turn_of(request: PolicyRequest) -> int:
+    """The number of the turn, also if the episode is played again in the same session."""
+    return request.text.count("<|turn|>assistant") - 1
+
+
+def says(request: PolicyRequest) -> str:
+    """The reference of the task, but the odd samples give up after one turn."""
+    group, at = map(int, request.routing_key.split("/"))
+    lines = reference_lines(group % len(PROMPTS))
+    turn = turn_of(request)
+    return "Goodbye." if (at % 2 and turn) or turn >= len(lines) else lines[turn]
+
+
+def told(samples: list[Sample]) -> list[tuple[Any, ...]]:
+    """What is trained, and the group and place of each sample."""
+    return [
+        (
+            *(made.group_index, made.index, made.rollout_id, made.session_id, made.tokens),
+            *(made.loss_mask, made.rollout_log_probs, made.reward, made.status),
+            *(made.weight_versions, made.response, made.remove_sample),
+        )
+        for made in samples
+    ]
+
+
+async def rollout(policy: Any, count: int, **settings: Any) -> tuple[list[list[Sample]], Any]:
+    """The groups of one rollout in `count` processes, and its metrics."""
+    async with serving(policy, weight_version="3") as (engine, args):
+        vars(args).update(settings, toolroll_workers=count)
+        args.rollout_batch_size = args.over_sampling_batch_size = len(PROMPTS)
+        source = DataSource(Sample, PROMPTS, n=4)
+        output = await asyncio.to_thread(generate_rollout, args, 0, source)
+        every_sampled_token_is_as_served([output], engine)
+        train_data(flattened(output.samples))
+        close_rollout()
+    return output.samples, output.metrics
+
+
+async def test_the_samples_are_those_of_one_loop() -> None:
+    alone, metrics = await rollout(says, 1)
+    spread, others = await rollout(says, 2)
+    assert [len(group) for group in spread] == [4] * len(PROMPTS)
+    assert told(flattened(spread)) == told(flattened(alone))
+    assert metrics | {"toolroll/env_seconds": 0} == others | {"toolroll/env_seconds": 0}
+
+
+async def test_a_process_that_is_killed_loses_nothing() -> None:
+    killed: list[int] = []
+
+    def policy(request: PolicyRequest) -> str:
+        if not killed and request.routing_key == "1/0" and turn_of(request) == 2:
+            killed.extend(workers())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+        return says(request)
+
+    alone, _ = await rollout(says, 1)
+    spread, metrics = await rollout(policy, 2)
+    assert len(killed) == 2
+    assert told(flattened(spread)) == told(flattened(alone))
+    deaths = [made.metadata["toolroll"]["metrics"]["worker_deaths"] for made in flattened(spread)]
+    assert sum(deaths) >= 1 and metrics["toolroll/worker_deaths"] == sum(deaths) / len(deaths)
+
+
+FILE = """
+import os
+from toolroll import Environment, Observation, StepResult
+
+class Process(Environment):
+    tasks = [{} for _ in range(4)]
+
+    def reset(self, task, seed):
+        return Observation([{"role": "user", "content": "Hello."}])
+
+    def step(self, action):
+        return StepResult(reward=float(os.getpid()), done=True)
+"""
+
+
+async def test_a_group_is_played_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "process.py").write_text(FILE)
+    groups, _ = await rollout(
+        lambda request: "Hello.", 2, toolroll_env=f"{tmp_path / 'process.py'}:Process"
+    )
+    processes = [{made.reward for made in group} for group in groups]
+    assert [len(one) for one in processes] == [1] * 4
+    assert processes[0] == processes[2] != processes[1] == processes[3]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_parked_episode_is_continued_in_its_process(killed: bool) -> None:
+    """If that process has died, the episode starts again."""
+    gate, held = asyncio.Event(), {"2/0": 0, "2/2": 2}
+
+    def policy(request: PolicyRequest) -> Reply:
+        hold = gate if held.get(request.routing_key) == turn_of(request) else None
+        return Reply(says(request), hold=hold, hold_after=2)
+
+    alone, _ = await rollout(says, 1)
+    async with serving(policy, weight_version="3") as (engine, args):
+        vars(args).update(partial_rollout=True, toolroll_workers=2, over_sampling_batch_size=3)
+        source = DataSource(Sample, PROMPTS, n=4)
+        first = await asyncio.to_thread(generate_rollout, args, 0, source)
+        [back] = source.buffer
+        parked = {made.session_id for made in back if made.status.name == "ABORTED"}
+        assert parked >= held.keys() and first.metrics["toolroll/parked"] == len(parked)
+        for pid in workers() if killed else ():
+            os.kill(pid, signal.SIGKILL)
+        held.clear()
+        args.over_sampling_batch_size = 2
+        second = await asyncio.to_thread(generate_rollout, args, 1, source)
+        assert second.metrics["toolroll/parked"] == 0
+        close_rollout()
+    made = flattened(first.samples + second.samples)
+    if not killed:
+        every_sampled_token_is_as_served([first, second], engine)
+    assert told(made) == told(flattened(alone))
+    counts = [sample.metadata["toolroll"]["metrics"] for sample in made[8:12:2]]
+    assert [(one["resumes"], one["restarts"]) for one in counts] == [(not killed, killed)] * 2
+
+
+async def test_slime_stops_the_episodes_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The running turn goes on to its end, and the next one does not start."""
+    state, sent, reached = Namespace(aborted=False), asyncio.Event(), set[str]()
+    module = ModuleType("slime.rollout.sglang_rollout")
+    vars(module)["GenerateState"] = lambda args: state
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    send = RayPlayer._send_stops
+
+    async def noted(self: RayPlayer) -> None:
+        aborted = state.aborted
+        await send(self)
+        if aborted:
+            sent.set()
+
+    monkeypatch.setattr(RayPlayer, "_send_stops", noted)
+
+    def policy(request: PolicyRequest) -> Reply:
+        if turn_of(request) == 1:
+            reached.add(request.routing_key)
+            state.aborted = state.aborted or len(reached) == 2
+        return Reply(says(request), hold=sent if turn_of(request) else None)
+
+    async def plays(args: Any, sample: Any) -> Any:
+        return await generate(args, sample, dict(SAMPLING))
+
+    async with serving(policy) as (engine, args):
+        vars(args).update(partial_rollout=True, toolroll_workers=2)
+        groups = DataSource(Sample, PROMPTS, n=1).get_samples(2)
+        cut = await asyncio.gather(*(play_group(args, group, plays) for group in groups))
+        assert len(engine.log) == 4
+        assert {made.status.name for made in flattened(cut)} == {"ABORTED"}
+        state.aborted = False
+        made = [await play_group(args, group, plays) for group in cut]
+    assert [one.metadata["toolroll"]["metrics"]["resumes"] for one in flattened(made)] == [1, 1]
+    assert {one.reward for one in flattened(made)} == {1.0}
