@@ -27,8 +27,7 @@ from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
-from toolroll.agents.loop.play import Played, Rules, play, to_its_end
-from toolroll.agents.loop.result import build_result
+from toolroll.agents.loop.play import Played, Rules, build_result, play, to_its_end
 from toolroll.agents.programs.harbor_trial import HarborTrial
 from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.agents.programs.sandbox import Exit
