@@ -84,7 +84,8 @@ async def test_a_program_is_played_graded_and_recorded(tmp_path: Path) -> None:
             assert result.reward == (1.0 if task == "right" else 0.25)
             assert result.stop_reason is StopReason.DONE
             assert [len(each.turns) for each in result.trajectories] == [2]
-            [first, _] = result.trajectories[0].turns
+            [first, last] = result.trajectories[0].turns
+            assert [first.reward, last.reward] == [0.0, result.reward]
             assert first.sampling_params["temperature"] == 1.0, "the run's, not the program's"
             assert result.messages[-1]["content"] == "Done."
             assert result.metrics["env/reward"] == result.reward

@@ -218,7 +218,7 @@ def build_result(
     if not trainable:
         tracker.info["trainable"] = False
     elif isinstance(conversation, Conversation):
-        trajectories = _rewarded(conversation.session.trajectories(), played.turn_rewards)
+        trajectories = rewarded(conversation.session.trajectories(), played.turn_rewards)
         prompt = conversation.first_prompt
         metrics["forks"] = float(len(conversation.forks))
         trained = [trajectory.trained_tokens for trajectory in trajectories]
@@ -240,7 +240,7 @@ def build_result(
     )
 
 
-def _rewarded(
+def rewarded(
     trajectories: Sequence[Trajectory], rewards: Sequence[float]
 ) -> tuple[Trajectory, ...]:
     """Return `trajectories` with the turns' `rewards`, which are in the order of the episode.

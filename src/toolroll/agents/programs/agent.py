@@ -27,7 +27,7 @@ from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
-from toolroll.agents.loop.play import Played, Rules, build_result, play, to_its_end
+from toolroll.agents.loop.play import Played, Rules, build_result, play, rewarded, to_its_end
 from toolroll.agents.programs.harbor_trial import HarborTrial
 from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.agents.programs.sandbox import Exit
@@ -296,6 +296,10 @@ def _result(played: Played[ProgramConversation]) -> InteractionResult:
     if live.tree.forks:
         info["forks"] = list(live.tree.forks)
     result = session_result(live, played.reward, reason, info)
+    turns = sum(turn.excluded != "context" for part in result.trajectories for turn in part.turns)
+    if played.reward is not None:  # it belongs to the last turn
+        shares = [*[0.0] * (turns - 1), played.reward]
+        result.trajectories = rewarded(result.trajectories, shares)
     metrics = without_tokens.metrics
     result.metrics = metrics | result.metrics | {"seconds": metrics["seconds"]}
     return result
