@@ -101,7 +101,8 @@ class ProgramConversation:
         self._server = server
         self._settings = settings
         self._environment = environment
-        self._name = f"{_NOT_IN_ID.sub('-', name).strip('-.:_@')[:80]}-{uuid.uuid4().hex[:12]}"
+        short = _NOT_IN_ID.sub("-", name).strip("-.:_@")[:80] or "trial"
+        self._name = f"{short}-{uuid.uuid4().hex[:12]}"
         self._max_turns = max_turns
         self.live = server.endpoint.sessions.empty(self._name)
 
