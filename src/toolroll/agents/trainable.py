@@ -184,8 +184,11 @@ class TrainableAgentMixin:
             played = await play(runner, begin, rules, session_id=name)
         finally:
             self._playing -= 1
+            held = model.admission.end(name)
             if model is self._opened and self._playing == 0:  # published code never calls `aclose`
                 await model.engine.aclose()  # a later episode opens new connections
+        if held:
+            played.tracker.counts["held_turns"] = held
         return self._finish(played)
 
     @property

@@ -239,6 +239,11 @@ class ModelSettings(EngineSettings):
     )
     verify: Verify = "sample"
     max_resumes: MaxResumes = 0
+    ban_placeholders: bool = Field(
+        default=False,
+        description="Ban the tokens that stand for an image, a video or audio, with logit_bias; "
+        "changes the logprobs, and needs an engine without a router.",
+    )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
@@ -251,6 +256,13 @@ class ProcessSettings(Settings):
     """How a process plays."""
 
     concurrency: int = Field(default=64, ge=1, description="Number of concurrent episodes.")
+    cache_share: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the engine's KV cache that the episodes may fill; with more of them, "
+        "some wait between turns; 0: none waits.",
+    )
     pace_gc: bool = Field(default=True, description="Run Python's garbage collector less often.")
 
 

@@ -47,6 +47,7 @@ class StopReason(StrEnum):
     PROGRAM_TIMEOUT = "program_timeout"  # a program agent was stopped at its time limit
     LENGTH = "length"  # max_new_tokens truncated a turn
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
+    PLACEHOLDER = "placeholder"  # the model sampled a token that stands for an image or a video
     ENGINE_ABORT = "engine_abort"  # aborted by the engine (for a weight update), and not resumed
     ENGINE_ERROR = "engine_error"
     ENVIRONMENT_ERROR = "environment_error"
@@ -57,7 +58,7 @@ class StopReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-_TRUNCATED = frozenset(map(StopReason, "max_steps program_timeout length context_full".split()))
+_TRUNCATED = {*map(StopReason, "max_steps program_timeout length context_full placeholder".split())}
 _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
@@ -104,8 +105,8 @@ class Completion:
 
     `output_ids` is int32 [n], including the stop token. `logprobs` is float32 [n] at the effective
     temperature, or None if logprobs were not requested. `finish_reason` is "stop", "length" or
-    "abort". `matched` is the stop token id or stop string. `text` is the engine's own detokenized
-    text without the stop token, for logs only. `latency` is in seconds, over all attempts.
+    "abort". `matched` is the stop token id or stop string, or the placeholder token before which
+    the turn was cut. `text` is the engine's own. `latency` is in seconds, over all attempts.
     """
 
     output_ids: IdArray
@@ -504,7 +505,5 @@ class Agent(Protocol):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env` to its end. Raise only `CancelledError`, `UsageError` and
-        `EngineUnreachableError`.
-        """
+        """Play one episode. Raise only `CancelledError`, `UsageError`, `EngineUnreachableError`."""
         ...

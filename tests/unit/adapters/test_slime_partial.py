@@ -177,7 +177,7 @@ async def test_an_episode_is_what_it_would_have_been_without_the_aborts(
             sample = await generate(args, sample, dict(SAMPLING))
             aborts += 1
         [made] = sample
-        assert player(args).parked.metrics("") == {"parked": 0.0}
+        assert await player(args).parked_metrics() == {"toolroll/parked": 0.0}
     prompt = len(plain.tokens) - plain.response_length
     assert (made.tokens, made.reward) == (plain.tokens, plain.reward)
     assert made.rollout_log_probs == plain.rollout_log_probs
@@ -220,11 +220,11 @@ async def test_a_limit_starts_an_episode_again(
             await asyncio.sleep(0)
         turns = len(engine.log)
         again = [await generate(args, sample, dict(SAMPLING)) for sample in reversed(parked)]
-        metrics = player(args).parked.metrics("")
+        metrics = await player(args).parked_metrics()
     dropped = {"max_parked": 1, "parked_timeout": 2, "max_weight_versions": 2}
     lost = sum(dropped[name] for name in setting)
-    assert metrics == {"parked": 0.0} | {
-        f"parked_dropped/{name}": dropped[name] for name in setting
+    assert metrics == {"toolroll/parked": 0.0} | {
+        f"toolroll/parked_dropped/{name}": dropped[name] for name in setting
     }
     episodes = [made.metadata["toolroll"]["metrics"] for [made] in again]
     assert [(one["resumes"], one["restarts"]) for one in episodes] == [
@@ -626,7 +626,7 @@ async def test_slime_s_partial_rollout_loses_nothing(
             groups += output.samples
             rollout += 1
             args.over_sampling_batch_size = 2 if rollout == 3 else 3
-        assert player(args).parked.metrics("") == {"parked": 0.0}
+        assert await player(args).parked_metrics() == {"toolroll/parked": 0.0}
         await http._http_client.aclose()
     samples = flattened(groups)
     assert sum(made.metadata["toolroll"]["metrics"]["resumes"] for made in samples) == len(held)

@@ -10,8 +10,6 @@ import pytest
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import find_environment, load_environment
-from toolroll.rollout.runs.run_config import RunConfig
-from toolroll.rollout.runs.setup import worker_settings
 from toolroll.rollout.types import EnvironmentOptions, Task
 
 ENV = '''
@@ -160,8 +158,6 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
     assert absolute_target("a/b.py:NAME") == "/a/b.py:NAME"
     assert absolute_target("a.b:NAME") == "a.b:NAME"
     assert absolute_target("desk") == "desk"
-    config = RunConfig(env="a/b.py:NAME", model="embedded")
-    assert worker_settings(config, 2)["env"] == "/a/b.py:NAME", "what a worker gets"
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,8 @@ class _Loop:
             tracker.turn(turn, len(conversation.messages) - 1)
             if turn.finish_reason == "abort":
                 return StopReason.ENGINE_ABORT
+            if turn.finish_reason == "placeholder":
+                return StopReason.PLACEHOLDER
             if turn.finish_reason == "length" and rules.on_length == "stop":
                 return StopReason.LENGTH
             decision = rules.policy.decide(turn.parsed, invalid_before=tracker.invalid_in_a_row)

@@ -36,7 +36,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout and in the fully asynchronous rollout",
-        ("yes", "no", "one", "no", "yes"),
+        ("yes", "no", "several", "-", "yes"),
     ),
     Framework(
         "miles",
@@ -45,7 +45,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout",
-        ("yes", "no", "one", "no", "yes"),
+        ("yes", "-", "several", "yes", "yes"),
     ),
     Framework(
         "TRL",

@@ -99,6 +99,8 @@ class RunDisplay:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         aborted = summary.statuses["aborted"]
         errors = f"  errors {aborted}" if aborted else ""
+        if held := summary.totals["held_turns"]:
+            errors = f"  {held:,.0f} turns held{errors}"
         left = (
             ""
             if self._console.is_terminal

@@ -287,8 +287,12 @@ class Engine(EngineClient):
             outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
-            running = isinstance(outcome, Failure) and outcome.running
-            if running and self._closings == closings:
+            if isinstance(outcome, Failure) and outcome.running and self._closings == closings:
+                if not outcome.lost:  # otherwise the outage is logged
+                    logger.warning(
+                        "%s: request %s of session %s is aborted: %s",
+                        self.url, rid, request.session_id, outcome.message,
+                    )  # fmt: skip
                 # Without the abort, the engine would sample both the request and its retry.
                 with not_counted():
                     await self.abort(rid)

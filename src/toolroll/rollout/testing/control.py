@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from aiohttp import web
 
 from toolroll.rollout.testing.core import EngineCore
@@ -94,6 +96,18 @@ class _Control:
             }
         )
 
+    async def loads(self, request: web.Request) -> web.StreamResponse:
+        """Return the load of this engine, or a 404 if the size of its cache is not limited."""
+        cache = self._engine.cache
+        if cache.size == inf:
+            return web.Response(status=404)
+        load = {
+            "max_total_num_tokens": cache.size,
+            "total_prefill_uncached_tokens": cache.computed,
+            "total_prefill_busy_us": 0,
+        }
+        return json_response({"version": VERSION, "loads": [load]})
+
     async def models(self, request: web.Request) -> web.StreamResponse:
         card = {
             "id": self._engine.model_name,
@@ -115,6 +129,7 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         web.get("/server_info", control.server_info),
         web.get("/get_server_info", control.server_info),
         web.get("/v1/models", control.models),
+        web.get("/v1/loads", control.loads),
         web.get("/workers", control.workers),
         web.post("/tokenize", control.tokenize),
         web.post("/v1/tokenize", control.tokenize),

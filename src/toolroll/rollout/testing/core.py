@@ -25,6 +25,7 @@ from toolroll.rollout.testing.generation import Generation, GenerationAborted
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.model_source import ModelSource
 from toolroll.rollout.testing.policy import LoggedRequest, Policy, PolicyRequest, echo
+from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.response import answer_body, queue_abort_body, without_beginning
 from toolroll.rollout.testing.sampler import Sampler
 from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource
@@ -45,6 +46,7 @@ class EngineCore:
         context_length: int = 32768,
         latency: Latency = 0.0,
         token_latency: float = 0.0,
+        pool: float = inf,
         faults: FaultPlan | None = None,
         split: Literal["canonical", "random"] = "canonical",
         stop_token_ids: Sequence[int] | None = None,
@@ -82,6 +84,7 @@ class EngineCore:
         self._running: dict[str, Generation] = {}
         self._queue: deque[Generation] = deque()
         self._waiters: list[asyncio.Future[None]] = []
+        self.cache = PrefixCache()
         if isinstance(policy, LanguageModel):
             if latency or token_latency or split != "canonical":
                 raise ValueError(
@@ -89,8 +92,9 @@ class EngineCore:
                 )
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
-            script = Script(policy, latency, token_latency, seed)
-            self._source = ScriptedSource(script, self.sampler, self)
+            script = Script(policy, latency, token_latency, pool, seed)
+            source = ScriptedSource(script, self.sampler, self)
+            self._source, self.cache = source, source.cache
 
     @property
     def model_name(self) -> str:

@@ -63,6 +63,7 @@ class EmbeddedEngine(EngineCore):
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
         latency: Seconds per request, or a function that returns them for a `PolicyRequest`.
         token_latency: Seconds per token, in addition to `latency`.
+        pool: The size of the prefix cache in tokens. Default: no limit.
         split: "canonical" encodes a reply with the tokenizer. "random" also uses other token splits
             of its text, which depend only on `seed`, the routing key and `PolicyRequest.call`.
         faults: A function that returns the fault to inject into a request, or None (see

@@ -438,6 +438,7 @@ class EndpointServer:
                     "Requests that are not answered yet.",
                     sum(live.pending.in_flight for live in lives),
                 ),
+                "requests_held": ("Requests held back.", self.endpoint.model.admission.held),
             }
         )
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

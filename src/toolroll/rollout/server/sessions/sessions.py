@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from toolroll.rollout.server.conversation.completions import CompletionIndex
@@ -57,10 +57,17 @@ class Store(Protocol):
 
 class Sessions:
     """All sessions of an endpoint, the least recently used first. `store` keeps them on disk; if it
-    is None, they are kept in memory only.
+    is None, they are kept in memory only. `ended` is called with the id of each session that is
+    dropped.
     """
 
-    def __init__(self, settings: EndpointSettings, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        store: Store | None = None,
+        ended: Callable[[str], object] = str,
+    ) -> None:
+        self._ended = ended
         self._settings = settings
         self._store = store
         self._sessions: OrderedDict[str, LiveSession] = OrderedDict()
@@ -196,6 +203,7 @@ class Sessions:
             return
         live = self._sessions.pop(session_id, None)
         if live is not None:
+            self._ended(session_id)
             live.pending.cancel()
             if self._store is not None:
                 self._store.finish(live)
@@ -206,6 +214,7 @@ class Sessions:
         """
         live = self.find(session_id)
         del self._sessions[session_id]
+        self._ended(session_id)
         if self._store is not None:
             return await asyncio.shield(self._store.finish(live))
         await live.end()
