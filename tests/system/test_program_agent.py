@@ -22,6 +22,7 @@ from support.program_trials import (
 )
 from support.toy_environment import Pond
 
+from toolroll.agents.environments.harbor import HarborTask
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.programs.sandbox import Exit, Sandbox
 from toolroll.rollout.errors import UsageError
@@ -30,7 +31,6 @@ from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.testing import Fault, PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import (
     Action,
-    EnvironmentOptions,
     Episode,
     Observation,
     Status,
@@ -249,7 +249,7 @@ async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
     dockerfile.write_text("FROM ubuntu:24.04\nRUN apt-get install gcc\n")
     tasks = factory(tmp_path)
     with pytest.raises(UsageError, match="needs an image"):
-        await tasks.make(EnvironmentOptions()).reset(tasks.tasks("test")[0], 0)  # type: ignore[misc]
+        await HarborTask(str(tmp_path)).reset(tasks.tasks("test")[0], 0)
     episode = await played(tmp_path, replies(), options={"image": "ignore"})
     assert episode.result.reward == 1.0
 

@@ -465,8 +465,7 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     problem = error.text or error.reason
     path = request.rel_url.raw_path
     if request.headers.get("Upgrade", "").lower() == "websocket":
-        # with this status, Codex goes on over HTTP at once
-        return ApiError(426, "upgrade_required", "WebSockets are not served: use HTTP")
+        return ApiError(426, "upgrade_required", "use HTTP")  # then Codex does so at once
     # a wrong path may match the route of another method, such as /v1/responses/ID
     if error.status == 404 or (error.status == 405 and hint_for(path) is not None):
         return ApiError(404, "not_found", instead_of(path))
