@@ -159,7 +159,8 @@ async def test_logprobs_are_of_the_logits_over_the_temperature(
 
 async def test_a_ban_changes_the_logprobs_of_all_other_tokens(float32: Wire) -> None:
     """They are those of the distribution without the banned token: higher by -log(1 - p)."""
-    prompt, greedy = fresh_prompt(30), {"temperature": 0.0, "max_new_tokens": 1}
+    prompt = fresh_prompt(30)
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 1}
     top = {"top_logprobs_num": 2}
     plain = await float32.generate(prompt, fields=top, **greedy)
     (likeliest, first, _), (second, other, _) = plain.meta["output_top_logprobs"][0]

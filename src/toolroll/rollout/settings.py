@@ -214,6 +214,11 @@ class EngineSettings(Settings):
     allow_model_mismatch: bool = Field(
         default=False, description="Only warn if the engine serves a model with another tokenizer."
     )
+    session_cache: bool = Field(
+        default=True,
+        description="Let SGLang keep the prefixes of running episodes and sessions, if it was "
+        "started with --enable-session-radix-cache.",
+    )
 
 
 class ModelSettings(EngineSettings):

@@ -159,6 +159,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
         lambda report: _tokens(report, "trained") if report["trainable"] else "not trainable",
     ),
     ("prompt tokens cached", lambda report: f"{report['tokens']['cached_share']:.0%}"),
+    ("computed again (mean)", lambda report: _tokens(report, "recomputed")),
     ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -85,6 +86,7 @@ async def play(
         sync=plan.config.sync,
         provenance=now,
     ) as folder:
+        await _close_left(plan, out)
         read_summary(out)  # a damaged file is an error before the episodes, not after them
         if folder.done:
             print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
@@ -101,12 +103,20 @@ async def play(
         outcome = await _play(
             plan, console, folder.summary, folder.append, folder.done, folder.provenance
         )
+        await _close_left(plan, out)  # of worker processes that died
         try:
             write_summary(out, {env: outcome.report})
         except UsageError:
             if outcome.error is None:  # otherwise the disk has probably ended the run
                 raise
         return outcome
+
+
+async def _close_left(plan: Plan, out: Path) -> None:
+    """Close the sessions that killed processes of the run left open at the engine."""
+    if plan.served is not None:
+        await plan.served.engine.close_left_sessions(out)
+        plan.served.engine.keep_sessions(out)
 
 
 def _has_others(done: Collection[EpisodeKey], plan: Plan) -> bool:
@@ -248,9 +258,18 @@ async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool
     health = await served.engine.wait_until_healthy()
     if not health.ok:
         raise UsageError(health.why)
-    await served.engine.model_info()  # raises an error if this is not an engine's address
+    info = await served.engine.model_info()  # raises an error if this is not an engine's address
+    if info.session_cache is not None:
+        print_line(console, _SESSION_CACHE[info.session_cache])
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         print_line(console, f"WARNING: {line}")
+
+
+_SESSION_CACHE = {
+    True: "SGLang's cache keeps the prefixes of running episodes.",
+    False: "SGLang's cache may drop the prefixes of running episodes "
+    "(--enable-session-radix-cache keeps them, but not behind sglang-router 0.3.2).",
+}
 
 
 async def _check_template(served: Model, console: Console) -> None:

@@ -63,6 +63,7 @@ async def provenance(
         "sglang": facts.sglang_version,
         "engine_model_path": facts.model_path,
         "weight_version": facts.weight_version,
+        "session_cache": facts.session_cache,
         **hashes,
     }
 

@@ -104,7 +104,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         "turns": _total(summary, "turns"),
         "tokens": {
             name: _total(summary, f"{name}_tokens")
-            for name in ("prompt", "completion", "trained")
+            for name in ("prompt", "completion", "trained", "recomputed")
             if f"{name}_tokens" in totals
         }
         | {

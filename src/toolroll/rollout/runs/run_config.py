@@ -154,7 +154,8 @@ _SAMPLING = (
 PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
     "Model and engine": "model engine parser chat_template chat_template_kwargs context_length "
-    "engine_timeout max_resumes allow_model_mismatch return_routed_experts ban_placeholders",
+    "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts "
+    "ban_placeholders",
     "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",
     "Sampling": f"{_SAMPLING} sampling_params sampling_seed",
     "Simulated user": "user_model user_url user_strategy user_api_key_env",
@@ -170,7 +171,7 @@ FREE = frozenset(
     "engine tasks samples concurrency cache_share user_url user_api_key_env baseline_url "
     "api_key_env episode_timeout step_timeout reruns rerun_pause max_resumes "
     "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray do_nothing "
-    "pace_gc allow_unequal allow_model_mismatch out sync".split()
+    "pace_gc allow_unequal allow_model_mismatch session_cache out sync".split()
 )
 """The settings that may differ when a run is continued, such as addresses, the number of episodes,
 concurrency, time limits and the handling of failures.

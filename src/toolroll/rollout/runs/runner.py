@@ -29,6 +29,7 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
+from toolroll.rollout.runs.totals import recomputed_tokens
 from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
@@ -274,7 +275,11 @@ class Runner:
                     seed=seed,
                     session_id=session_id(name, task.id, sample),
                 )
-                return checked_result(result)
+                checked = checked_result(result)
+                if checked.trajectories:
+                    again = recomputed_tokens(checked.trajectories)
+                    checked.metrics["recomputed_tokens"] = float(again)
+                return checked
         except EngineUnreachableError as error:  # not a failure of this episode
             raise RunStoppedError(
                 f"{error}. Finished episodes are kept; once that server is back, the same command "

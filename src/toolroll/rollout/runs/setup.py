@@ -72,6 +72,8 @@ async def open_runner(
     cache_share = config.cache_share * share / config.concurrency
     config = config.model_copy(update={"concurrency": share, "cache_share": cache_share})
     plan = await prepare(config, stack)
+    if config.out is not None and plan.served is not None:
+        plan.served.engine.keep_sessions(config.out)
     return Runner(plan.factory, plan.make_agent, config, plan.options), plan.tasks
 
 

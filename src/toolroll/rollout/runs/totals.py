@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from toolroll.rollout.runs.pass_at_k import passed
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Episode, Status, Trajectory
 
 _DIGITS = re.compile(r"\d+")
 
@@ -122,6 +123,19 @@ class Summary:
     def mismatches(self) -> dict[str, float]:
         """Return the number of token mismatches by kind."""
         return self.named("token_mismatches")
+
+
+def recomputed_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """Return the number of tokens that the engine computed again, because its cache had dropped
+    them since the turn before. The last token of a turn does not count: the engine computes it only
+    with the next turn.
+    """
+    return sum(
+        max(0, before.stop - 1 - turn.cached_tokens)
+        for trajectory in trajectories
+        for before, turn in pairwise(trajectory.turns)
+        if turn.excluded != "context" and turn.prompt_tokens
+    )
 
 
 def whole(value: float) -> float:

@@ -68,7 +68,7 @@ class Serving:
         self.settings = settings
         self.store = store
         self.metrics = Metrics()
-        self.sessions = Sessions(settings, store, model.admission.end)
+        self.sessions = Sessions(settings, model.engine.open_session, store, model.admission.end)
         self.capabilities = EngineCapabilities()
         self.templates = TemplateCache(model.template)
 
@@ -297,7 +297,7 @@ class ChatReply(Reply):
             self.parsed.tools,
             self.model.parser.name,
             self.params,
-            routed=endpoint.capabilities.behind_router,
+            dropped=endpoint.capabilities.dropped,
         )
         if request.continue_final_message:
             check_continued(request, self.use)

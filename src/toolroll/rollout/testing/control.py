@@ -25,6 +25,10 @@ class _Control:
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
         return web.Response()
 
+    async def close_session(self, request: web.Request) -> web.StreamResponse:
+        self._engine.close_session(str((await read_json(request)).get("session_id")))
+        return web.Response()
+
     async def update_weights_from_disk(self, request: web.Request) -> web.StreamResponse:
         """Load weights. Unlike SGLang, this does not wait for the running requests. They continue
         with the new weights.
@@ -93,6 +97,7 @@ class _Control:
                 "max_req_input_len": engine.limits.prompt,
                 "weight_version": engine.weight_version,
                 "incremental_streaming_output": engine.incremental_streaming_output,
+                **({"enable_session_radix_cache": True} if engine.session_cache else {}),
             }
         )
 
@@ -134,5 +139,6 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         web.post("/tokenize", control.tokenize),
         web.post("/v1/tokenize", control.tokenize),
         web.post("/abort_request", control.abort_request),
+        web.post("/close_session", control.close_session),
         web.post("/update_weights_from_disk", control.update_weights_from_disk),
     ]

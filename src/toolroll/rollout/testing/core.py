@@ -56,6 +56,7 @@ class EngineCore:
         max_queued: int | None = None,
         keep_log: bool = True,
         incremental_streaming_output: bool = False,
+        session_cache: bool = False,
         lora_paths: Collection[str] = (),
         seed: int = 0,
         host: str = "127.0.0.1",
@@ -73,6 +74,9 @@ class EngineCore:
         self.log: list[LoggedRequest] = []
         self.model_path = self.model_name
         self.incremental_streaming_output = incremental_streaming_output
+        self.session_cache = session_cache
+        self.open_sessions: set[str] = set()
+        self._closed_sessions: set[str] = set()
         self.lora_paths = lora_paths
         self.url = ""
         self.address = (host, port)
@@ -135,6 +139,11 @@ class EngineCore:
             if every or (rid and name.startswith(rid)):
                 generation.abort()
 
+    def close_session(self, session_id: str) -> None:
+        """Close a session as `/close_session` does: requests that end later do not open it."""
+        self.open_sessions.discard(session_id)
+        self._closed_sessions.add(session_id)
+
     async def update_weights(self, folder: str, version: str | None = None) -> None:
         """Load the weights in `folder`, and use them from the next token on, as
         `/update_weights_from_disk` does.
@@ -168,15 +177,19 @@ class EngineCore:
             request.params,
             headers=request.headers,
             arrival=self._arrivals,
+            session_id=request.session_id,
             lora_path=request.lora_path,
         )
         self._arrivals += 1
         if self._keep_log:
             self.log.append(entry)
+        self._closed_sessions.discard(request.session_id or "")  # as in SGLang, it opens again
         self.notify()
         try:
             body = await self._admitted(entry, request, http, send)
             entry.status = 200
+            if request.session_id and not entry.aborted:
+                self.open_sessions |= {request.session_id} - self._closed_sessions
             return body
         except (asyncio.CancelledError, ClientConnectionResetError):  # the client disconnected
             entry.aborted = True

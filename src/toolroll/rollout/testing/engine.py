@@ -73,6 +73,8 @@ class EmbeddedEngine(EngineCore):
             --max-queued-requests. None means no limit.
         incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
             and text, as with SGLang's --incremental-streaming-output.
+        session_cache: If True, the engine says that it was started with
+            --enable-session-radix-cache.
         lora_paths: The names of LoRA adapters that a request may name. All give the same answers.
         keep_log: If False, `log` stays empty, for long benchmarks.
         seed: Determines the random splits, and the samples of a language model.

@@ -429,7 +429,7 @@ class EndpointServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
-        lives = self.endpoint.sessions.all()
+        lives, kept = self.endpoint.sessions.all(), self.endpoint.capabilities.session_cache
         text = self.endpoint.metrics.text(
             {
                 "sessions": ("Live sessions.", len(lives)),
@@ -438,6 +438,7 @@ class EndpointServer:
                     "Requests that are not answered yet.",
                     sum(live.pending.in_flight for live in lives),
                 ),
+                "session_cache": ("1 if the engine keeps the prefixes of sessions.", int(kept)),
                 "requests_held": ("Requests held back.", self.endpoint.model.admission.held),
             }
         )

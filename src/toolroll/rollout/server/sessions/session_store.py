@@ -30,6 +30,7 @@ from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line
 from toolroll.rollout.runs.provenance import Provenance, template_hashes
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.runs.totals import recomputed_tokens
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.disk.journal import Journal, Keep, read_lines
 from toolroll.rollout.server.disk.session_log import SessionLog, session_of
@@ -330,6 +331,7 @@ def session_result(
 
 def _metrics(live: LiveSession) -> dict[str, float]:
     answers = [node.completion for node, _ in live.trace]
+    trajectories = live.session.trajectories()
     counted: dict[str, Any] = {
         "turns": len(answers),
         "prompt_tokens": sum(answer.prompt_tokens for answer in answers if answer is not None),
@@ -337,7 +339,8 @@ def _metrics(live: LiveSession) -> dict[str, float]:
             len(answer.output_ids) for answer in answers if answer is not None
         ),
         "cached_tokens": sum(answer.cached_tokens for answer in answers if answer is not None),
-        "trained_tokens": sum(part.trained_tokens for part in live.session.trajectories()),
+        "trained_tokens": sum(part.trained_tokens for part in trajectories),
+        "recomputed_tokens": recomputed_tokens(trajectories),
         "forks": len(live.tree.forks),
         "seconds": sum(answer.latency for answer in answers if answer is not None),
         **{f"token_mismatches/{kind}": count for kind, count in live.mismatches.items()},
