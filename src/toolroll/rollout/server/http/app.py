@@ -289,9 +289,8 @@ class EndpointServer:
         return _json(await answer(Query(self.endpoint, body, "".join(names), live)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """Return the session that the path, header, key or body names. If it does not exist, return
-        a new one, which other requests cannot find yet. If no session is named, return one that is
-        dropped when the request ends.
+        """Return the session that the path, header, key or body names, or a new one that others
+        cannot find yet. If none is named, return one that is dropped when the request ends.
         """
         named = self._named(request)
         in_body = body.get("session_id") if isinstance(body, dict) else None
