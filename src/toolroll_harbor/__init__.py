@@ -127,7 +127,8 @@ async def main(arguments: dict[str, Any]) -> None:
     result = await trial.run()
     failure, graded = result.exception_info, result.verifier_result
     outcome = {
-        "rewards": graded.rewards if graded is not None and result.reward_valid else None,
+        # also after an error of the agent: the caller knows whether the model failed
+        "rewards": graded.rewards if graded is not None else None,
         "exception": failure.exception_type if failure is not None else None,
         "message": failure.exception_message if failure is not None else None,
     }
