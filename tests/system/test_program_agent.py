@@ -28,6 +28,7 @@ from toolroll.agents.programs.sandbox import Exit, Sandbox
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.testing import Fault, PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import (
     Action,
@@ -183,6 +184,13 @@ async def test_an_environment_may_grade_with_a_function(tmp_path: Path) -> None:
         assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)
         with pytest.raises(UsageError, match="a program cannot play Pond"):
             await program(model).asolve(Pond(), None, {}, 0)
+
+
+def test_a_task_is_another_one_if_a_file_changes(tmp_path: Path) -> None:
+    task = write_task(tmp_path)
+    first, second = (task_hash("harbor", factory(tmp_path).tasks("test")[0]) for _ in range(2))
+    (task / "tests" / "test.sh").write_text("exit 1\n")
+    assert first == second != task_hash("harbor", factory(tmp_path).tasks("test")[0])
 
 
 async def test_the_environment_keeps_its_contract_and_the_solution_earns_1(tmp_path: Path) -> None:

@@ -239,9 +239,7 @@ ParallelCalls = Literal["all", "first", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of an environment. `id` does not change between versions of the library. `index` is
-    the task's position in the split.
-    """
+    """One task. Versions of the library do not change its `id`. `index`: its place in the split."""
 
     id: str
     index: int
@@ -479,7 +477,7 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played sample of a task, with its result."""
+    """One played sample of a task. `task_hash` is "" if there is no task."""
 
     env: str
     task_id: str
@@ -488,6 +486,7 @@ class Episode:
     seed: int
     result: InteractionResult
     model: str = ""
+    task_hash: str = ""
 
 
 class Agent(Protocol):

@@ -13,6 +13,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from os.path import expandvars
 from pathlib import Path
 from typing import Any, Literal
@@ -76,11 +77,11 @@ class HarborTask(SandboxEnvironment):
     @staticmethod
     def tasks(path: str = ".") -> list[Task]:
         """Return the folders in `path` that have a `task.toml`, or `path` itself."""
-        parent = Path(path).absolute()
+        parent = Path(path)
         found = [parent, *sorted(parent.iterdir())] if parent.is_dir() else []
         folders = [folder for folder in found if (folder / "task.toml").is_file()]
         return [
-            Task(folder.name, index, SPLIT, {"folder": str(folder)})
+            Task(folder.name, index, SPLIT, {"folder": str(folder), "content": _digest(folder)})
             for index, folder in enumerate(folders)
         ]
 
@@ -184,6 +185,15 @@ class HarborTask(SandboxEnvironment):
             )
 
 
+def _digest(folder: Path) -> str:
+    """Return a hash of the names and the contents of the files in `folder`."""
+    digest = blake2b(digest_size=16)
+    for file in sorted(filter(Path.is_file, folder.rglob("*"))):
+        digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def _command(call: ToolCall) -> str:
     command = (call.arguments or {}).get("command")
     if call.name != "bash" or not isinstance(command, str):
@@ -193,7 +203,7 @@ def _command(call: ToolCall) -> str:
 
 def _read(task: Task) -> tuple[Path, dict[str, Any]]:
     """Return the folder of `task`, and the content of its `task.toml`."""
-    folder = Path(str(task.data["folder"]))
+    folder = Path(str(task.data["folder"])).absolute()
     try:
         return folder, tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

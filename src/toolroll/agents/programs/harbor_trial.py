@@ -43,7 +43,9 @@ class HarborTrial(SandboxEnvironment):
         env = self._env
         if self._back_end == "local":
             env.check_image(task)
-        await env.start(task, folders=[Path(str(task.data["folder"])), self._script.parent])
+        await env.start(
+            task, folders=[Path(str(task.data["folder"])).absolute(), self._script.parent]
+        )
         self.sandbox = env.sandbox
         self._limit = (env.timeout or 3600.0) + env.grading_timeout + _PREPARING
         return Observation([{"role": "user", "content": env.instruction}])

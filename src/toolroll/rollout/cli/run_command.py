@@ -24,6 +24,7 @@ from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
+from toolroll.rollout.runs.recorded_run import RecordedRun
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
 from toolroll.rollout.runs.run_config import RunConfig
@@ -55,19 +56,25 @@ class Outcome:
     error: Exception | None = None
 
 
-async def run(config: RunConfig, console: Console) -> Outcome:
-    """Check the servers and the template, then play `config.env`."""
+async def run(config: RunConfig, console: Console, recorded: RecordedRun | None = None) -> Outcome:
+    """Check the servers and the template, then play `config.env`. If the run repeats a `recorded`
+    one, print what differs.
+    """
     async with AsyncExitStack() as stack:
         plan = await prepare(config, stack)
         await _check_addresses(config)
         if plan.served is not None:
             await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
             await _check_template(plan.served, console)
-        return await play(plan, console)
+        return await play(plan, console, recorded=recorded)
 
 
 async def play(
-    plan: Plan, console: Console, *, produced_by: Mapping[str, Any] | None = None
+    plan: Plan,
+    console: Console,
+    *,
+    produced_by: Mapping[str, Any] | None = None,
+    recorded: RecordedRun | None = None,
 ) -> Outcome:
     """Play the episodes of `plan` that are not yet in the folder `config.out`, and show the
     progress. `produced_by` is added to the provenance in `run.json`.
@@ -76,6 +83,10 @@ async def play(
     """
     env, out = plan.factory.name, plan.config.out
     now = await provenance(plan.served, plan.factory) | dict(produced_by or {})
+    now["options"] = plan.config.options
+    if recorded is not None:
+        for line in recorded.differences(plan.identity, now) or ["nothing"]:
+            print_line(console, f"{env}: different from the recorded run: {line}")
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset(), [now])

@@ -13,6 +13,8 @@ import yaml
 from pydantic import Field, model_validator
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_file import absolute_target
+from toolroll.rollout.runs.provenance import without_secrets
 from toolroll.rollout.settings import (
     AgentSettings,
     EngineTimeout,
@@ -146,6 +148,15 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
         """
         return self.model_dump(mode="json", exclude=set(FREE))
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The other settings that are needed to play the run again, without secrets. `env` says
+        where the environment's file is.
+        """
+        free = self.model_dump(mode="json", include=set(FREE - {"out", "sync"}))
+        hidden = {name: without_secrets(free[name]) for name in free if isinstance(free[name], str)}
+        return free | hidden | {"env": absolute_target(self.env)}
+
 
 _SAMPLING = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
@@ -178,9 +189,12 @@ concurrency, time limits and the handling of failures.
 """
 
 
-def load_config(path: Path | None, options: dict[str, Any]) -> RunConfig:
-    """Return the settings in the YAML file `path`, if there is one. `options`, from the command
-    line, override them, except for values that are None.
+def load_config(
+    path: Path | None, options: dict[str, Any], recorded: Mapping[str, Any] = {}
+) -> RunConfig:
+    """Return the settings in the YAML file `path`, if there is one. They override those of a
+    `recorded` run. `options`, from the command line, override both, except for values that are
+    None.
 
     Raise `UsageError` if a setting is unknown, missing or not valid.
     """
@@ -190,6 +204,7 @@ def load_config(path: Path | None, options: dict[str, Any]) -> RunConfig:
             f"--config {path}: env is {values['env']!r}, but the command plays {options['env']!r}: "
             "name the environment only in the command"
         )
+    values = {**recorded, **values}
     values |= {name: value for name, value in options.items() if value is not None}
     return RunConfig.read(values, name_of=lambda name: f"--{name.replace('_', '-')}")
 
