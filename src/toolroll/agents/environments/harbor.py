@@ -88,7 +88,7 @@ class HarborTask(SandboxEnvironment):
     @staticmethod
     def reference(task: Task) -> Sequence[Action] | None:
         """Return `solution/solve.sh` as one command, or None if the solution has other files."""
-        solution = Path(str(task.data["folder"])) / "solution"
+        solution = folder_of(task) / "solution"
         if [path.name for path in solution.glob("*")] != ["solve.sh"]:
             return None
         command = (solution / "solve.sh").read_text(encoding="utf-8")
@@ -185,6 +185,11 @@ class HarborTask(SandboxEnvironment):
             )
 
 
+def folder_of(task: Task) -> Path:
+    """Return the absolute path of the folder of `task`."""
+    return Path(str(task.data["folder"])).absolute()
+
+
 def _digest(folder: Path) -> str:
     """Return a hash of the names and the contents of the files in `folder`."""
     digest = blake2b(digest_size=16)
@@ -203,7 +208,7 @@ def _command(call: ToolCall) -> str:
 
 def _read(task: Task) -> tuple[Path, dict[str, Any]]:
     """Return the folder of `task`, and the content of its `task.toml`."""
-    folder = Path(str(task.data["folder"])).absolute()
+    folder = folder_of(task)
     try:
         return folder, tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from toolroll.agents.environments.harbor import HarborTask, the_reward
+from toolroll.agents.environments.harbor import HarborTask, folder_of, the_reward
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
@@ -43,9 +43,7 @@ class HarborTrial(SandboxEnvironment):
         env = self._env
         if self._back_end == "local":
             env.check_image(task)
-        await env.start(
-            task, folders=[Path(str(task.data["folder"])).absolute(), self._script.parent]
-        )
+        await env.start(task, folders=[folder_of(task), self._script.parent])
         self.sandbox = env.sandbox
         self._limit = (env.timeout or 3600.0) + env.grading_timeout + _PREPARING
         return Observation([{"role": "user", "content": env.instruction}])
