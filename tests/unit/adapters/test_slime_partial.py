@@ -448,6 +448,22 @@ async def test_generate_rollout_parks_what_is_left_and_continues_it(
     train_data(flattened(second.samples))
 
 
+@pytest.mark.parametrize("partial", [None, "restart"])
+async def test_groups_that_are_finished_beyond_the_batch_are_put_back(
+    sample_type: Any, closing: None, partial: str | None
+) -> None:
+    """The finished groups of an earlier rollout are all over at once."""
+    async with serving() as (_, args):
+        vars(args).update(partial_rollout=True, toolroll_partial=partial)
+        args.rollout_batch_size = args.over_sampling_batch_size = 3
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        source.add_samples((await asyncio.to_thread(generate_rollout, args, 0, source)).samples)
+        args.rollout_batch_size = 1
+        [made] = (await asyncio.to_thread(generate_rollout, args, 1, source)).samples
+    assert sorted(group[0].group_index for group in [made, *source.buffer]) == [0, 1, 2]
+    train_data(flattened([made, *source.buffer]))
+
+
 async def test_generate_rollout_continues_what_the_engine_aborts(
     sample_type: Any, closing: None, environments: Environments
 ) -> None:
