@@ -71,7 +71,7 @@ class RayPlayer:
     async def close_parked(self, samples: Iterable[Any]) -> None:
         """Close the parked episodes of `samples`, which `play` returned."""
         for sample in filter(is_parked, samples):
-            await self._worker_of(sample).call("close_parked", [sample])
+            await _call(self._worker_of(sample), "close_parked", [sample])
 
     async def parked_metrics(self) -> dict[str, float]:
         """Return the number of parked episodes, and of dropped ones by limit."""
@@ -117,9 +117,12 @@ class RayPlayer:
 
 
 async def _call(worker: RayWorker, method: str, *args: Any) -> Any:
+    """Call `method`. Return None if the process died: its parked episodes are gone, and the others
+    are played again, with the stops that hold by then.
+    """
     try:
         return await worker.call(method, *args)
-    except WorkerDiedError:  # its episodes are played again, with the stops that hold by then
+    except WorkerDiedError:
         return None
 
 
