@@ -257,6 +257,8 @@ class ParkedEpisodes:
             parked.cancel()
         if episode.task.done():
             return False
+        if key in self._parked:  # the sample was played twice at once
+            self._expire(key, "")
         self._parked[key] = episode
         episode.timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, key)
         while len(self._parked) > self._most:

@@ -50,23 +50,25 @@ class RayPlayer:
         mask: bool = False,
     ) -> list[Any]:
         """Play the sample's episode, as `Player.play` does, in the process of its group."""
-        call, worker = uuid.uuid4().hex, self._worker_of(sample)
-        self._running[call] = worker, stopped
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
-        try:
-            samples, deaths = await play_until_survived(
-                lambda: worker.call(
+        worker = self._worker_of(sample)
+
+        async def play() -> list[Any]:
+            call = uuid.uuid4().hex  # a process that was only unreachable goes on with the last one
+            self._running[call] = worker, stopped
+            if self._watching is None or self._watching.done():
+                self._watching = asyncio.create_task(self._watch())
+            try:
+                samples: list[Any] = await worker.call(
                     "play", call, sample, sampling_params, stopped=stopped(), park=park, mask=mask
-                ),
-                f"sample {sample.index}",
-            )
-        finally:
-            del self._running[call]
+                )
+                return samples
+            finally:
+                del self._running[call]
+
+        samples, deaths = await play_until_survived(play, f"sample {sample.index}")
         for played in samples:
             played.metadata[KEY]["metrics"]["worker_deaths"] = deaths
-        played_samples: list[Any] = samples
-        return played_samples
+        return samples
 
     async def close_parked(self, samples: Iterable[Any]) -> None:
         """Close the parked episodes of `samples`, which `play` returned."""
