@@ -317,6 +317,23 @@ async def test_a_cancelled_call_closes_its_episode(
         assert environments.closed == environments.opened and len(environments.closed) == 1
 
 
+async def test_a_cancelled_call_closes_all_parked_episodes(
+    sample_type: Any, environments: Environments
+) -> None:
+    async with serving(faults=cut_once()) as (_, args):
+        args.partial_rollout = True
+        parked = [
+            await generate(args, sample_type(prompt=0, index=at, session_id=f"s{at}"), SAMPLING)
+            for at in range(2)
+        ]
+        closing = asyncio.create_task(player(args).close_parked(training.leaves(parked)))
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert len(environments.opened) == len(environments.closed) == 2
+
+
 async def test_an_evaluation_does_not_park(sample_type: Any, environments: Environments) -> None:
     async with serving(faults=cut_once()) as (_, args):
         args.partial_rollout = True

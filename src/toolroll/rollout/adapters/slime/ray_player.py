@@ -71,9 +71,10 @@ class RayPlayer:
         return samples
 
     async def close_parked(self, samples: Iterable[Any]) -> None:
-        """Close the parked episodes of `samples`, which `play` returned."""
-        for sample in filter(is_parked, samples):
-            await _call(self._worker_of(sample), "close_parked", [sample])
+        """Close the parked episodes of `samples`, which `play` returned for one group."""
+        parked = list(filter(is_parked, samples))
+        if parked:
+            await _call(self._worker_of(parked[0]), "close_parked", parked)
 
     async def parked_metrics(self) -> dict[str, float]:
         """Return the number of parked episodes, and of dropped ones by limit."""
